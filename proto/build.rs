@@ -1,0 +1,8 @@
+//! Compiles the protocol's messages without an installed protoc.
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let files = protox::compile(["proto/tunnel.proto", "proto/extension.proto"], ["proto"])?;
+    tonic_prost_build::configure().build_client(false).build_server(false).bytes(".").compile_fds(files)?;
+    Ok(())
+}

@@ -1,0 +1,3 @@
+//! Command line, logging, runtime; alone sets exit codes.
+
+fn main() {}

@@ -1,0 +1,20 @@
+//! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+
+/// A byte stream with two halves that hands bytes over without copying them.
+///
+/// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `splice::splice` joins any two.
+pub trait Duplex: Unpin + Send {
+    /// Takes bytes that have arrived; empty means that the far end has finished its direction.
+    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;
+
+    /// Gives bytes to send, from the front of `bytes`, which is advanced past what was taken; ready once some were.
+    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
+
+    /// Finishes the sending direction, once all that was given is on its way. Reading stays open.
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+}

@@ -1,0 +1,179 @@
+//! The neutral frames: what two ends of a link say to each other, whatever the dialect.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::names::{Instance, NodeName, SessionId, Target};
+
+/// One message on a link. `protocol.md` calls the table of them section 2.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Which node it is for, or from: the edge at the end of the link, or the acceptor on a link between pods.
+    pub node: NodeName,
+    /// What is said.
+    pub body: Body,
+}
+
+/// What a [`Frame`] says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// Something about one session.
+    Session(SessionId, Category, Word),
+    /// Are you there? Answered by [`Body::Pong`] with the same number; plain peers send no number.
+    Ping(Option<u64>),
+    /// Everything before that ping has arrived.
+    Pong(Option<u64>),
+}
+
+/// What is said about a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Word {
+    /// Dial `target`; first of a session. The sender takes bytes below `limit`.
+    Open { target: Target, limit: u64, epoch: u64, client: String },
+    /// The target answered; before data of that direction.
+    Opened { limit: u64, epoch: u64, instance: Option<Instance> },
+    /// The target cannot be reached; instead of [`Word::Opened`].
+    Refused { epoch: u64, refusal: Refusal },
+    /// Bytes, in order.
+    Data(Bytes),
+    /// End of this direction, which had `total` bytes, its end counted as one.
+    Finish { total: u64 },
+    /// The session is over, in both directions.
+    Reset { epoch: u64, refusal: Refusal },
+    /// `received` bytes are stored here; send below `limit`.
+    Credit { received: u64, limit: u64 },
+    /// From the opener, first on a new path.
+    Resume { received: u64, limit: u64, epoch: u64, instance: Option<Instance> },
+    /// The acceptor's answer, before data of that direction.
+    Resumed { received: u64, limit: u64, epoch: u64 },
+    /// This path is gone beyond here.
+    Lost { epoch: u64 },
+}
+
+/// Which front end opened a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    /// The CONNECT front end.
+    Ssh,
+    /// CONNECT behind TLS, for kube-apiserver's egress selector.
+    Egress,
+    /// The HTTP proxy.
+    HttpProxy,
+    /// A mapped TCP port.
+    Tcp,
+    /// An HTTPS listener; the acceptor speaks TLS to the target.
+    Https,
+}
+
+/// Why a session was refused or reset: a code for programs, a sentence for people.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refusal {
+    /// For programs.
+    pub code: Code,
+    /// For people; at most 200 bytes, printable.
+    pub reason: String,
+}
+
+/// The codes of `protocol.md` 6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Code {
+    /// All was said and heard.
+    Over = 0,
+    /// The target refused the connection.
+    TargetRefused = 1,
+    /// The target did not answer in time.
+    TargetTimeout = 2,
+    /// The target cannot be reached or resolved.
+    TargetUnreachable = 3,
+    /// Policy at the acceptor forbids the target.
+    NotAllowed = 4,
+    /// The node is not here.
+    NotHere = 5,
+    /// Draining, or at a limit.
+    Busy = 6,
+    /// No such session here.
+    Unknown = 7,
+    /// The protocol was violated.
+    Violation = 8,
+    /// Given up by its owner.
+    GivenUp = 9,
+    /// Our own fault.
+    Internal = 10,
+}
+
+impl Refusal {
+    /// A refusal whose reason is made printable and cut to 200 bytes.
+    pub fn new(code: Code, reason: impl fmt::Display) -> Self {
+        let mut text: String =
+            reason.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let mut end = text.len().min(REASON_BYTES);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        Self { code, reason: text }
+    }
+}
+
+impl Code {
+    /// The code of a number from the wire; one we do not know is [`Code::Internal`].
+    pub fn from_wire(number: u32) -> Self {
+        const ALL: [Code; 11] = [
+            Code::Over,
+            Code::TargetRefused,
+            Code::TargetTimeout,
+            Code::TargetUnreachable,
+            Code::NotAllowed,
+            Code::NotHere,
+            Code::Busy,
+            Code::Unknown,
+            Code::Violation,
+            Code::GivenUp,
+            Code::Internal,
+        ];
+        usize::try_from(number).ok().and_then(|at| ALL.get(at).copied()).unwrap_or(Self::Internal)
+    }
+
+    /// A short, stable name, for metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Over => "over",
+            Self::TargetRefused => "target_refused",
+            Self::TargetTimeout => "target_timeout",
+            Self::TargetUnreachable => "target_unreachable",
+            Self::NotAllowed => "not_allowed",
+            Self::NotHere => "not_here",
+            Self::Busy => "busy",
+            Self::Unknown => "unknown",
+            Self::Violation => "violation",
+            Self::GivenUp => "given_up",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+impl Category {
+    /// As it stands on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ssh => "ssh",
+            Self::Egress => "egress",
+            Self::HttpProxy => "httpProxy",
+            Self::Tcp => "tcp",
+            Self::Https => "https",
+        }
+    }
+
+    /// From the wire.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Ssh, Self::Egress, Self::HttpProxy, Self::Tcp, Self::Https]
+            .into_iter()
+            .find(|c| c.name() == name)
+    }
+}
+
+/// Longest reason on the wire, in bytes: a sentence, not a flood.
+const REASON_BYTES: usize = 200;
