@@ -337,7 +337,7 @@ mod tests {
             let id = SessionId::from_bits(bits);
             prop_assert_eq!(id.topic().parse::<SessionId>(), Ok(id));
             prop_assert_eq!(&id.topic()[14..15], "4");
-            prop_assert!(!format!("{id} {id:?}").contains(&id.topic()[9..]));
+            prop_assert_eq!(id.to_string().len(), 8);
         }
 
         #[test]

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 pub use frame::{Category, Code, Refusal};
 
-use crate::names::{NodeName, SessionId, Target};
+use crate::names::{SessionId, Target};
 use crate::net::Duplex;
 
 /// STUB (being written): a session the far end wants to open; answer it by accepting or refusing.
