@@ -3,5 +3,4 @@
 pub mod drain;
 pub mod names;
 pub mod net;
-pub mod route;
 pub mod tunnel;
