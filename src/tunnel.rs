@@ -2,7 +2,9 @@
 
 pub mod budget;
 pub mod frame;
+pub mod pace;
 pub mod recv;
+pub mod schedule;
 pub mod send;
 
 pub use frame::{Category, Code, Refusal};
