@@ -6,5 +6,6 @@ pub mod pace;
 pub mod recv;
 pub mod schedule;
 pub mod send;
+pub mod session;
 
 pub use frame::{Category, Code, Refusal};
