@@ -4,4 +4,5 @@ pub mod drain;
 pub mod names;
 pub mod net;
 pub mod route;
+pub mod telemetry;
 pub mod tunnel;
