@@ -3,4 +3,5 @@
 pub mod drain;
 pub mod names;
 pub mod net;
+pub mod telemetry;
 pub mod tunnel;
