@@ -1,11 +1,17 @@
 //! The protocol: links, and sessions that outlive them. This page is what upper layers may use.
 
 pub mod budget;
+pub mod codec;
+pub mod extension;
 pub mod frame;
+pub mod outbox;
 pub mod pace;
 pub mod recv;
 pub mod schedule;
 pub mod send;
 pub mod session;
+pub mod table;
 
 pub use frame::{Category, Code, Refusal};
+pub use session::{Account, Answer, Offer, Opening, Parked, Session};
+pub use table::{Event, Full, Limits, Table};

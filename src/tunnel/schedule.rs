@@ -67,6 +67,11 @@ impl<K> Schedule<K> {
 }
 
 impl<K> Turn<K> {
+    /// The speaker's account before this turn.
+    pub fn starts(&self) -> u64 {
+        self.starts
+    }
+
     /// The speaker's account once it has said `len` bytes in this turn.
     pub fn account_after(&self, len: usize) -> u64 {
         self.starts + cost(len)
