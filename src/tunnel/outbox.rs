@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::frame::{Body, Category, Code, Frame, Refusal, Word};
 use super::pace::Pace;
@@ -28,6 +30,9 @@ pub struct Outbox {
     pub node: NodeName,
     /// Whether the peer can take sessions up again on another link.
     pub resumes: bool,
+    /// Told when a reader of a plain link's session has taken something.
+    pub(super) read: Notify,
+    closed: CancellationToken,
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
     members: Mutex<Option<HashMap<SessionId, Weak<Shared>>>>,
@@ -72,6 +77,8 @@ impl Outbox {
             id,
             node,
             resumes,
+            read: Notify::new(),
+            closed: CancellationToken::new(),
             waiting: Mutex::new(Waiting {
                 closed: false,
                 pong: None,
@@ -175,6 +182,18 @@ impl Outbox {
         (waiting.control, waiting.turns) = (VecDeque::new(), Schedule::new());
         waiting.replies.clear();
         waiting.wake();
+        drop(waiting);
+        self.closed.cancel();
+    }
+
+    /// Waits until the link is closed. Cancel safe.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    /// Makes the puller look again, for what a dialect has to say by itself.
+    pub(super) fn rouse(&self) {
+        self.lock().wake();
     }
 
     /// Whether the link was closed.
@@ -210,10 +229,19 @@ impl Outbox {
         members.into_iter().flatten().filter_map(|(_, session)| session.upgrade()).collect()
     }
 
-    /// The session with most unread bytes, and how many those are.
-    pub(super) fn fullest(&self) -> Option<(usize, Arc<Shared>)> {
+    /// Unread bytes of a session that runs here.
+    pub(super) fn queued(&self, id: SessionId) -> usize {
+        let session = lock(&self.members).as_ref().and_then(|m| m.get(&id)).and_then(Weak::upgrade);
+        session.map_or(0, |s| s.queued())
+    }
+
+    /// Resets the session with most unread bytes.
+    pub(super) fn reset_fullest(&self) {
         let members: Vec<_> = lock(&self.members).iter().flatten().filter_map(|(_, s)| s.upgrade()).collect();
-        members.into_iter().map(|s| (s.queued(), s)).max_by_key(|(queued, _)| *queued)
+        if let Some(session) = members.into_iter().max_by_key(|s| s.queued()) {
+            session
+                .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
+        }
     }
 
     fn poll_next(&self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {

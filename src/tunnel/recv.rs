@@ -166,6 +166,12 @@ impl RecvHalf {
         self.limit
     }
 
+    /// Drops what was stored and not taken.
+    pub fn discard(&mut self) {
+        self.queue.clear();
+        self.queued = 0;
+    }
+
     /// Bytes stored and not yet taken.
     pub fn queued(&self) -> usize {
         self.queued

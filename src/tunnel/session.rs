@@ -143,6 +143,14 @@ impl Shared {
         self.act(|inner| inner.end.abandon(why));
     }
 
+    /// Resets the session and drops what was not read: nobody can wait for its reader.
+    pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
+        self.act(|inner| {
+            inner.end.recv.discard();
+            inner.end.abandon(why)
+        });
+    }
+
     /// Bytes that have arrived and were not read.
     pub(super) fn queued(&self) -> usize {
         self.lock().end.recv.queued()

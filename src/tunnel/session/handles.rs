@@ -242,6 +242,9 @@ impl Duplex for Session {
         let mut inner = shared.lock();
         let trip = inner.outbox.as_ref().map_or(Duration::ZERO, |o| o.round_trip());
         if let Some(bytes) = inner.end.recv.take(Instant::now(), trip) {
+            if let Some(outbox) = inner.outbox.as_ref().filter(|o| !o.resumes) {
+                outbox.read.notify_one();
+            }
             shared.settle(inner, Default::default());
             return Poll::Ready(Ok(bytes));
         }
