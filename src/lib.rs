@@ -3,5 +3,6 @@
 pub mod drain;
 pub mod names;
 pub mod net;
+pub mod policy;
 pub mod route;
 pub mod tunnel;
