@@ -1,5 +1,6 @@
 //! `tunnel`: reach edge nodes behind NAT by name, through HTTP CONNECT.
 
+pub mod config;
 pub mod drain;
 pub mod names;
 pub mod net;
