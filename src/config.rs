@@ -15,6 +15,7 @@ pub mod cloud;
 pub mod edge;
 mod fold;
 mod listen;
+mod nearest;
 mod unserved;
 mod value;
 

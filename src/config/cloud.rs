@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{Concern, Environment, Faults, Listen, Warning, listen, unserved, value};
-use crate::policy::{self, Glob, Networks, Rule, Rules};
+use crate::policy::{Networks, Rules};
+
+mod ssh;
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,7 +133,7 @@ impl Cloud {
         let settings = Self {
             server,
             tls: tls(&mut cloud, report),
-            ssh: ssh(&mut cloud, report),
+            ssh: ssh::read(&mut cloud, report),
             session: session(&mut cloud, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
@@ -188,103 +190,6 @@ fn tls(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
     tls
 }
 
-fn ssh(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
-    let mut table = cloud.table("ssh", report);
-    let found = listen::read(&mut table, "listen", "port", report);
-    let listen = found.unwrap_or(Listen { implicit: true, ..Listen::everywhere(SSH_PORT) });
-    let rules: Rules = table
-        .tables("rules", report)
-        .into_iter()
-        .map(|mut table| {
-            let rule = rule(&mut table, report);
-            table.finish(report);
-            rule
-        })
-        .collect();
-    let auth = auth(&mut table, &rules, report);
-    let allow_from = networks(&mut table, "allow_from", report);
-    let ssh = Ssh { listen, auth, allow_from, rules };
-    let fenced = ssh.allow_from.as_ref().is_some_and(|nets| !nets.holds_everyone());
-    if ssh.auth == Auth::None && !ssh.listen.is_local() && !fenced {
-        let implicit = if table.is_present() { "" } else { "there is no such table, so as in SuperEdge " };
-        let text = format!(
-            "{implicit}whoever reaches {} reaches every node, unasked; auth = \"basic\" or allow_from closes it",
-            ssh.listen.at
-        );
-        report.warn(table.key("auth"), Concern::OpenDoor, text);
-    }
-    table.finish(report);
-    ssh
-}
-
-fn auth(table: &mut Table<'_>, rules: &Rules, report: &mut Report) -> Auth {
-    let users = table.read("users", value::path, report);
-    let basic = table.read(
-        "auth",
-        |value| match value::text(value)?.as_str() {
-            "basic" => Ok(true),
-            "none" => Ok(false),
-            _ => Err(value::wrong(value, "want \"none\" or \"basic\"")),
-        },
-        report,
-    );
-    let silent = |found: &str| Some(found.to_owned());
-    match (basic, users) {
-        (Some(true), Some(users)) => return Auth::Basic { users },
-        (Some(true), None) if !table.has("users") => {
-            table.complain("users", None, "auth is \"basic\": name the htpasswd file", report);
-        }
-        (Some(false), Some(_)) => {
-            table.complain("users", silent("given, but auth is \"none\""), "say auth = \"basic\"", report);
-        }
-        (None, Some(_)) if !table.has("auth") => {
-            table.complain("users", silent("given, but auth is not"), "say auth = \"basic\"", report);
-        }
-        _ => {}
-    }
-    if rules.name_users() && basic != Some(true) && (basic.is_some() || !table.has("auth")) {
-        let wanted = "without auth = \"basic\" nobody is a user, and such a rule lets nobody in";
-        table.complain("rules", silent("a rule asks for users"), wanted, report);
-    }
-    Auth::None
-}
-
-fn rule(table: &mut Table<'_>, report: &mut Report) -> Rule {
-    let user = |value: &_| match value::word(value)? {
-        name if name.contains([':', '*']) => Err(value::wrong(
-            value,
-            "want a user's name without ':' and '*'; for all users leave the list out",
-        )),
-        name => Ok(name),
-    };
-    Rule {
-        users: filled(table, "users", user, report),
-        from: networks(table, "from", report),
-        nodes: filled(table, "nodes", value::parsed::<Glob>, report),
-        ports: filled(table, "ports", value::target_port, report),
-    }
-}
-
-fn networks(table: &mut Table<'_>, key: &'static str, report: &mut Report) -> Option<Networks> {
-    let one = |value: &_| policy::network(&value::text(value)?).map_err(|error| value::wrong(value, error));
-    filled(table, key, one, report).map(Networks::from_iter)
-}
-
-/// A list that may be absent, which lets everybody in, but not empty, which would let nobody in and looks the same.
-fn filled<'t, T>(
-    table: &mut Table<'t>,
-    key: &'static str,
-    reader: impl Fn(&toml::de::DeValue<'t>) -> Result<T, value::Wrong>,
-    report: &mut Report,
-) -> Option<Vec<T>> {
-    let (before, list) = (report.fault_count(), table.list(key, reader, report));
-    if list.as_ref().is_some_and(Vec::is_empty) && report.fault_count() == before {
-        let wanted = "nothing would match: leave the key out to match everything, or fill the list";
-        table.complain(key, Some("an empty list".to_owned()), wanted, report);
-    }
-    list
-}
-
 fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
@@ -301,9 +206,6 @@ fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
 
 /// What SuperEdge's manifests open for edges.
 const GRPC_PORT: u16 = 9000;
-
-/// What SuperEdge opens for ssh, whether its file says so or not.
-const SSH_PORT: u16 = 22;
 
 /// Two seconds more than an edge takes to give up a target, so that its reason arrives.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);

@@ -177,7 +177,11 @@ fn server(table: &mut Table<'_>, report: &mut Report) -> Option<Target> {
         }
         text.parse().map(|target| (target, false)).map_err(|_| value::wrong(value, wanted))
     };
-    let (target, unfilled) = table.read("server_name", read, report)?;
+    let found = table.read("server_name", read, report);
+    if !table.has("server_name") {
+        table.complain("server_name", None, "say where the cloud is, as host:port", report);
+    }
+    let (target, unfilled) = found?;
     if unfilled {
         warn_template(table, "server_name", report);
     }

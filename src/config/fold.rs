@@ -1,11 +1,12 @@
 //! Tables as written become tables that are asked for one key after the other, and know what nobody asked for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::nearest::edits;
 use super::value::{self, Wrong};
 use super::{Concern, Fault, Faults, Warning};
 
@@ -17,8 +18,6 @@ pub(super) struct Report {
     warnings: Vec<Warning>,
     /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
     pub(super) known: Vec<String>,
-    /// The text is not TOML in some place, so what is missing may only be unreadable.
-    broken: bool,
 }
 
 /// A table whose keys are folded. Keys are asked for by the spelling we document; [`Table::finish`] makes a fault of
@@ -63,12 +62,26 @@ impl Report {
         if let (Some(settings), true) = (settings, self.faults.is_empty()) {
             return Ok((settings, self.warnings));
         }
-        let broken = self.broken;
-        self.faults.retain(|(_, fault)| !broken || fault.found.is_some());
         self.faults.sort_by_key(|(place, _)| *place);
         let line = |place: usize| text.bytes().take(place).filter(|b| *b == b'\n').count() + 1;
-        let numbered = |(place, fault)| Fault { line: (place != NOWHERE).then(|| line(place)), ..fault };
-        Err(Faults(self.faults.into_iter().map(numbered).collect()))
+        let mut broken = BTreeSet::new();
+        let mut faults = Vec::new();
+        // A line that is not TOML is told once, and what was read there in spite of it was never meant.
+        for (place, fault) in &self.faults {
+            let line = (*place != NOWHERE).then(|| line(*place));
+            if fault.key.is_empty() && broken.insert(line) {
+                faults.push(Fault { line, ..fault.clone() });
+            }
+        }
+        for (place, fault) in self.faults {
+            let line = (place != NOWHERE).then(|| line(place));
+            let unread = fault.found.is_none() && !broken.is_empty();
+            if !fault.key.is_empty() && !unread && !broken.contains(&line) {
+                faults.push(Fault { line, ..fault });
+            }
+        }
+        faults.sort_by_key(|fault| fault.line.unwrap_or(NOWHERE));
+        Err(Faults(faults))
     }
 
     fn place_fault(
@@ -89,7 +102,6 @@ impl<'t> Table<'t> {
         let (table, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             // The error's own Display shows the line it stands in, which may hold a secret; its message does not.
-            report.broken = true;
             let place = error.span().map(|span| span.start);
             report.place_fault(place, "", Some("not TOML".to_owned()), error.message());
         }
@@ -268,28 +280,6 @@ fn fold(key: &str) -> String {
     key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(KEY).collect()
 }
 
-/// How many letters to put in, take out, change or swap to get from one text to the other.
-fn edits(from: &str, to: &str) -> usize {
-    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
-    let mut before: Vec<usize> = Vec::new();
-    let mut above: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, b) in to.iter().enumerate() {
-            let at = |row: &[usize], j: usize| row.get(j).copied().unwrap_or(usize::MAX - 1);
-            let changed = at(&above, j) + usize::from(a != b);
-            let mut least = changed.min(at(&above, j + 1) + 1).min(at(&row, j) + 1);
-            let crossed = i > 0 && j > 0 && from.get(i - 1) == Some(b) && to.get(j - 1) == Some(a);
-            if crossed {
-                least = least.min(at(&before, j - 1) + 1);
-            }
-            row.push(least);
-        }
-        before = std::mem::replace(&mut above, row);
-    }
-    above.last().copied().unwrap_or_default()
-}
-
 /// Place of what stands nowhere in the file: it is reported last.
 const NOWHERE: usize = usize::MAX;
 
@@ -299,21 +289,6 @@ const KEY: usize = 64;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn distance_counts_a_swap_as_one_slip() {
-        for (a, b, distance) in [
-            ("", "", 0),
-            ("port", "port", 0),
-            ("prot", "port", 1),
-            ("por", "port", 1),
-            ("", "abc", 3),
-            ("log", "dog", 1),
-        ] {
-            assert_eq!(edits(a, b), distance, "{a} {b}");
-            assert_eq!(edits(b, a), distance, "{b} {a}");
-        }
-    }
 
     #[test]
     fn two_spellings_of_one_key_are_one_if_they_agree() {
