@@ -3,6 +3,7 @@
 pub mod drain;
 pub mod names;
 pub mod net;
+pub mod policy;
 pub mod route;
 pub mod telemetry;
 pub mod tunnel;

@@ -1,5 +1,8 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
+pub mod pool;
+pub mod socket;
+
 use std::io;
 use std::task::{Context, Poll};
 
@@ -14,6 +17,12 @@ pub trait Duplex: Unpin + Send {
 
     /// Gives bytes to send, from the front of `bytes`, which is advanced past what was taken; ready once some were.
     fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
+
+    /// Pushes on what was taken by [`Self::poll_give`] and is held back here (TLS does so while its socket is full).
+    /// To be called when there is nothing more to give for now. Streams that hold nothing back need not implement it.
+    fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
 
     /// Finishes the sending direction, once all that was given is on its way. Reading stays open.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
