@@ -95,9 +95,15 @@ impl Denial {
     fn row(&self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
         match self {
-            Self::BadTarget(_) => (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22"),
+            Self::BadTarget(_) => {
+                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
+            }
             Self::Forbidden(_) => (S::FORBIDDEN, "forbidden", "ask the operator; see allow_from and rules"),
-            Self::Method => (S::METHOD_NOT_ALLOWED, "method", "use this port as a proxy for CONNECT, as ssh and curl -p do"),
+            Self::Method => (
+                S::METHOD_NOT_ALLOWED,
+                "method",
+                "use this port as a proxy for CONNECT, as ssh and curl -p do",
+            ),
             Self::Credentials => {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
@@ -121,9 +127,13 @@ impl Denial {
 /// The table's part for what the far end said, `protocol.md` 6.
 fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
     let (status, next) = match refusal.code {
-        Code::TargetRefused => (StatusCode::BAD_GATEWAY, "see whether the service listens on that port of the node"),
+        Code::TargetRefused => {
+            (StatusCode::BAD_GATEWAY, "see whether the service listens on that port of the node")
+        }
         Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "see whether the node can reach the target"),
-        Code::TargetUnreachable => (StatusCode::BAD_GATEWAY, "see whether the node can resolve and reach the target"),
+        Code::TargetUnreachable => {
+            (StatusCode::BAD_GATEWAY, "see whether the node can resolve and reach the target")
+        }
         Code::NotAllowed => (StatusCode::FORBIDDEN, "see [mode.edge.allow] in that node's config"),
         Code::Busy => (StatusCode::SERVICE_UNAVAILABLE, "try again in a moment"),
         Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
@@ -215,7 +225,10 @@ mod tests {
         assert_eq!(answer.headers()["traceid"], "1a2b3c4d");
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         let body = std::str::from_utf8(&body).unwrap();
-        assert!(body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nnext: see "), "{body}");
+        assert!(
+            body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nnext: see "),
+            "{body}"
+        );
     }
 
     #[test]

@@ -117,10 +117,10 @@ mod tests {
     fn lines_of(work: impl FnOnce()) -> Vec<serde_json::Value> {
         let lines = Lines::default();
         let writer = lines.clone();
-        let log = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || writer.clone());
+        let log = tracing_subscriber::fmt().json().with_writer(move || writer.clone());
         tracing::subscriber::with_default(log.finish(), work);
         let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+        text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["fields"].take()).collect()
     }
 
     #[test]
@@ -134,7 +134,10 @@ mod tests {
             access.end("over", "both ends finished");
         });
         let [line] = lines.try_into().unwrap();
-        assert_eq!((&line["id"], &line["up"], &line["result"]), (&id.to_string().into(), &7.into(), &"over".into()));
+        assert_eq!(
+            (&line["id"], &line["up"], &line["result"]),
+            (&id.to_string().into(), &7.into(), &"over".into())
+        );
         assert_eq!(line["target"], "node1:22");
         assert!(line.get("user").is_none(), "{line}");
         assert!(!line.to_string().contains(&id.topic()));
