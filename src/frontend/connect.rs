@@ -1,1 +1,3 @@
-//! x
+//! The CONNECT front end.
+
+mod head;
