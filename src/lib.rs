@@ -1,5 +1,6 @@
 //! `tunnel`: reach edge nodes behind NAT by name, through HTTP CONNECT.
 
+pub mod admin;
 pub mod drain;
 pub mod frontend;
 pub mod names;
