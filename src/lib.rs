@@ -1,6 +1,7 @@
 //! `tunnel`: reach edge nodes behind NAT by name, through HTTP CONNECT.
 
 pub mod admin;
+pub mod backend;
 pub mod drain;
 pub mod frontend;
 pub mod names;

@@ -1,0 +1,196 @@
+//! From a target to a connection: resolved once, each address checked, the very address dialled that was checked.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use crate::names::{Host, NodeName, Target};
+use crate::policy::plain;
+use crate::policy::targets::Targets;
+use crate::tunnel::{Code, Refusal};
+
+/// This machine's own addresses, as of now: they change with its networks.
+#[derive(Clone)]
+pub struct Own(Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>);
+
+/// Where this edge stands, and what it may dial from there.
+#[derive(Debug)]
+pub struct Place {
+    /// Its own name: a target of that name is on this machine.
+    pub node: NodeName,
+    /// Its own addresses, tried after loopback for a target of its own name.
+    pub own: Own,
+    /// What it may dial.
+    pub targets: Targets,
+    /// Names looked up at once: each keeps a thread for as long as the system's resolver takes.
+    lookups: Semaphore,
+}
+
+impl Own {
+    /// Asks for the addresses each time they are needed; must be quick.
+    pub fn new(addresses: impl Fn() -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(addresses))
+    }
+}
+
+impl Place {
+    /// A place of that name.
+    pub fn new(node: NodeName, own: Own, targets: Targets) -> Self {
+        Self { node, own, targets, lookups: Semaphore::new(LOOKUPS) }
+    }
+
+    /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words for the client.
+    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, Refusal> {
+        let deadline = Instant::now() + patience;
+        let own = (self.own.0)();
+        let found = self.addresses(target, &own, lookup, deadline).await?;
+        let mut failed: Option<Refusal> = None;
+        for (tried, at) in found.iter().enumerate() {
+            let others = u32::try_from(found.len() - tried).unwrap_or(u32::MAX);
+            let now = Instant::now();
+            let share = now + deadline.saturating_duration_since(now) / others;
+            let why = match timeout_at(share, TcpStream::connect(at)).await {
+                Ok(Ok(socket)) => {
+                    tune(&socket);
+                    return Ok(socket);
+                }
+                Ok(Err(cause)) => refusal(*at, &cause),
+                Err(_) => Refusal::new(Code::TargetTimeout, format_args!("{at} did not answer in time")),
+            };
+            // What tells most is told: a refusal, then silence, then no way; of equals the first.
+            if failed.as_ref().is_none_or(|f| why.code < f.code) {
+                failed = Some(why);
+            }
+        }
+        let nothing = || Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address"));
+        Err(failed.unwrap_or_else(nothing))
+    }
+
+    /// The addresses to try, all of them allowed, in their order.
+    async fn addresses<L, F>(
+        &self,
+        target: &Target,
+        own: &[IpAddr],
+        lookup: L,
+        deadline: Instant,
+    ) -> Result<Vec<SocketAddr>, Refusal>
+    where
+        L: FnOnce(Arc<str>, u16) -> F,
+        F: Future<Output = io::Result<Vec<SocketAddr>>>,
+    {
+        let all = match &target.host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) if self.is_here(name) => {
+                let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+                loopback.into_iter().chain(own.iter().copied()).collect()
+            }
+            Host::Name(name) => self.resolve(target, lookup(Arc::clone(name), target.port), deadline).await?,
+        };
+        let mut found: Vec<SocketAddr> = Vec::new();
+        for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
+            let at = SocketAddr::new(ip, target.port);
+            if self.targets.allows(at, own) && !found.contains(&at) {
+                found.push(at);
+            }
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        Err(match (all.first(), &target.host) {
+            (None, _) => Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address")),
+            (Some(ip), Host::Name(name)) if !self.is_here(name) => Refusal::new(
+                Code::NotAllowed,
+                format_args!("{target} is {}, which this edge may not dial", plain(*ip)),
+            ),
+            _ => Refusal::new(Code::NotAllowed, format_args!("this edge may not dial {target}")),
+        })
+    }
+
+    async fn resolve(
+        &self,
+        target: &Target,
+        lookup: impl Future<Output = io::Result<Vec<SocketAddr>>>,
+        deadline: Instant,
+    ) -> Result<Vec<IpAddr>, Refusal> {
+        let asked = timeout_at(deadline, async {
+            let _turn = self.lookups.acquire().await;
+            lookup.await
+        });
+        match asked.await {
+            Ok(Ok(all)) => Ok(all.iter().map(SocketAddr::ip).collect()),
+            Ok(Err(cause)) => {
+                Err(Refusal::new(Code::TargetUnreachable, format_args!("cannot resolve {target}: {cause}")))
+            }
+            Err(_) => {
+                Err(Refusal::new(Code::TargetUnreachable, format_args!("{target} was not resolved in time")))
+            }
+        }
+    }
+
+    /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
+    fn is_here(&self, name: &str) -> bool {
+        name.eq_ignore_ascii_case(self.node.as_str()) || name == "localhost"
+    }
+}
+
+impl fmt::Debug for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries((self.0)()).finish()
+    }
+}
+
+/// Asks the system's resolver, which knows this machine's hosts file and its order of sources.
+async fn lookup(name: Arc<str>, port: u16) -> io::Result<Vec<SocketAddr>> {
+    Ok(tokio::net::lookup_host((&*name, port)).await?.collect())
+}
+
+fn refusal(at: SocketAddr, cause: &io::Error) -> Refusal {
+    match cause.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            Refusal::new(Code::TargetRefused, format_args!("{at} refused the connection"))
+        }
+        io::ErrorKind::TimedOut => {
+            Refusal::new(Code::TargetTimeout, format_args!("{at} did not answer in time"))
+        }
+        _ => Refusal::new(Code::TargetUnreachable, format_args!("{at} cannot be reached: {cause}")),
+    }
+}
+
+/// Keystrokes leave at once, and a target that vanished is noticed. Failing to set either is no reason to refuse it.
+fn tune(socket: &TcpStream) {
+    let alive =
+        TcpKeepalive::new().with_time(ALIVE_AFTER).with_interval(ALIVE_EVERY).with_retries(ALIVE_TRIES);
+    let socket = SockRef::from(socket);
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_tcp_keepalive(&alive);
+}
+
+/// `protocol.md` 7: a target is asked whether it is there after this much silence,
+const ALIVE_AFTER: Duration = Duration::from_secs(30);
+
+/// then as often as this,
+const ALIVE_EVERY: Duration = Duration::from_secs(10);
+
+/// and is given up after so many questions.
+const ALIVE_TRIES: u32 = 3;
+
+/// Names looked up at once; beyond, sessions wait within their patience.
+const LOOKUPS: usize = 16;
+
+/// Addresses of one target that are looked at: a name with more would only use up the patience of the first.
+const ADDRESSES: usize = 16;
+
+#[cfg(test)]
+mod tests;
