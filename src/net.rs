@@ -1,7 +1,10 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
+pub mod pem;
 pub mod pool;
+pub mod reload;
 pub mod socket;
+pub mod tls;
 
 use std::io;
 use std::task::{Context, Poll};
