@@ -4,6 +4,7 @@ pub mod pem;
 pub mod pool;
 pub mod reload;
 pub mod socket;
+pub mod splice;
 pub mod tls;
 
 use std::io;
