@@ -1,5 +1,8 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
+pub mod backoff;
+pub mod dial;
+pub mod listen;
 pub mod pem;
 pub mod pool;
 pub mod reload;
