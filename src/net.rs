@@ -1,7 +1,14 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
+pub mod backoff;
+pub mod dial;
+pub mod listen;
+pub mod pem;
 pub mod pool;
+pub mod reload;
 pub mod socket;
+pub mod splice;
+pub mod tls;
 
 use std::io;
 use std::task::{Context, Poll};
