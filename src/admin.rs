@@ -15,12 +15,13 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
-use tracing::{debug, info, info_span, warn};
+use tracing::{debug, info, info_span};
 
 use crate::drain::Drain;
 use crate::names::NodeName;
+use crate::net::listen::Listener;
 use crate::policy::plain;
 use crate::telemetry::log::Level;
 use crate::telemetry::metrics::{self, Metrics};
@@ -91,31 +92,23 @@ impl Readiness {
 /// Answers on an admin port until `drain` begins.
 ///
 /// Give it a drain of its own, begun last: then `/readyz` and `/metrics` still answer while sessions are drained.
-pub async fn serve(listener: TcpListener, admin: Admin, port: Port, drain: Drain) {
+pub async fn serve(listener: Listener, admin: Admin, port: Port, drain: Drain) {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let accepted = tokio::select! {
+        let (socket, peer) = tokio::select! {
             biased;
             () = drain.draining() => return,
             accepted = listener.accept() => accepted,
         };
-        match accepted {
-            Ok((socket, peer)) => {
-                let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-                    debug!(%peer, "too many admin connections, closed");
-                    continue;
-                };
-                let (admin, stop) = (admin.clone(), drain.clone());
-                drain.spawn(info_span!("admin", %peer), async move {
-                    connection(socket, peer.ip(), &admin, port, &stop).await;
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                warn!(%error, "cannot accept on an admin port; trying again");
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
+        let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+            debug!(%peer, "too many admin connections, closed");
+            continue;
+        };
+        let (admin, stop) = (admin.clone(), drain.clone());
+        drain.spawn(info_span!("admin", %peer), async move {
+            connection(socket, peer.ip(), &admin, port, &stop).await;
+            drop(place);
+        });
     }
 }
 
@@ -260,9 +253,6 @@ const BODY_TIME: Duration = Duration::from_secs(5);
 
 /// Longest body in bytes: any 32-bit number, with room for a slip.
 const BODY_BYTES: usize = 64;
-
-/// Wait after a failed accept: usually descriptors are used up, which does not pass at once.
-const PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests;

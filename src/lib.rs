@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod backend;
+pub mod config;
 pub mod drain;
 pub mod frontend;
 pub mod names;

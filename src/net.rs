@@ -1,6 +1,7 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
 pub mod backoff;
+pub mod counted;
 pub mod dial;
 pub mod listen;
 pub mod pem;

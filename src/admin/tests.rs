@@ -19,8 +19,8 @@ fn admin(side: Side) -> Admin {
 
 /// Asks one thing over a real connection; gives status and body.
 async fn ask(admin: &Admin, port: Port, request: &str) -> (u16, String) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let at = listener.local_addr().unwrap();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = listener.at();
     let drain = Drain::new();
     let client = async {
         let mut socket = TcpStream::connect(at).await.unwrap();
@@ -115,8 +115,8 @@ async fn the_level_is_set_in_superedges_words() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_ends_the_port_and_idle_connections() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let at = listener.local_addr().unwrap();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = listener.at();
     let drain = Drain::new();
     let admin = cloud(&[]);
     let client = async {
@@ -146,12 +146,12 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         (&near, "::ffff:127.0.0.1", "HTTP/1.1 200"),
         (&far, "192.0.2.1", "HTTP/1.1 200"),
     ] {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut client = TcpStream::connect(listener.at()).await.unwrap();
         let request =
             b"PUT /debug/flags/v HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
         client.write_all(request).await.unwrap();
-        let socket = listener.accept().await.unwrap().0;
+        let socket = listener.accept().await.0;
         connection(socket, peer.parse().unwrap(), admin, Port::Log, &Drain::new()).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();

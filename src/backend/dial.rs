@@ -7,12 +7,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Host, NodeName, Target};
+use crate::net::dial::{DialError, dial};
 use crate::policy::plain;
 use crate::policy::targets::Targets;
 use crate::tunnel::{Code, Refusal};
@@ -56,26 +56,7 @@ impl Place {
         let deadline = Instant::now() + patience;
         let own = (self.own.0)();
         let found = self.addresses(target, &own, lookup, deadline).await?;
-        let mut failed: Option<Refusal> = None;
-        for (tried, at) in found.iter().enumerate() {
-            let others = u32::try_from(found.len() - tried).unwrap_or(u32::MAX);
-            let now = Instant::now();
-            let share = now + deadline.saturating_duration_since(now) / others;
-            let why = match timeout_at(share, TcpStream::connect(at)).await {
-                Ok(Ok(socket)) => {
-                    tune(&socket);
-                    return Ok(socket);
-                }
-                Ok(Err(cause)) => refusal(*at, &cause),
-                Err(_) => Refusal::new(Code::TargetTimeout, format_args!("{at} did not answer in time")),
-            };
-            // What tells most is told: a refusal, then silence, then no way; of equals the first.
-            if failed.as_ref().is_none_or(|f| why.code < f.code) {
-                failed = Some(why);
-            }
-        }
-        let nothing = || Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address"));
-        Err(failed.unwrap_or_else(nothing))
+        dial(&found, deadline.saturating_duration_since(Instant::now())).await.map_err(|why| refusal(&why))
     }
 
     /// The addresses to try, all of them allowed, in their order.
@@ -156,35 +137,18 @@ async fn lookup(name: Arc<str>, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok(tokio::net::lookup_host((&*name, port)).await?.collect())
 }
 
-fn refusal(at: SocketAddr, cause: &io::Error) -> Refusal {
-    match cause.kind() {
-        io::ErrorKind::ConnectionRefused => {
+fn refusal(why: &DialError) -> Refusal {
+    match why {
+        DialError::Refused(at) => {
             Refusal::new(Code::TargetRefused, format_args!("{at} refused the connection"))
         }
-        io::ErrorKind::TimedOut => {
+        DialError::Timeout { at, .. } => {
             Refusal::new(Code::TargetTimeout, format_args!("{at} did not answer in time"))
         }
-        _ => Refusal::new(Code::TargetUnreachable, format_args!("{at} cannot be reached: {cause}")),
+        DialError::Local { .. } => Refusal::new(Code::Internal, why),
+        DialError::Unreachable { .. } | DialError::NoAddress => Refusal::new(Code::TargetUnreachable, why),
     }
 }
-
-/// Keystrokes leave at once, and a target that vanished is noticed. Failing to set either is no reason to refuse it.
-fn tune(socket: &TcpStream) {
-    let alive =
-        TcpKeepalive::new().with_time(ALIVE_AFTER).with_interval(ALIVE_EVERY).with_retries(ALIVE_TRIES);
-    let socket = SockRef::from(socket);
-    let _ = socket.set_tcp_nodelay(true);
-    let _ = socket.set_tcp_keepalive(&alive);
-}
-
-/// `protocol.md` 7: a target is asked whether it is there after this much silence,
-const ALIVE_AFTER: Duration = Duration::from_secs(30);
-
-/// then as often as this,
-const ALIVE_EVERY: Duration = Duration::from_secs(10);
-
-/// and is given up after so many questions.
-const ALIVE_TRIES: u32 = 3;
 
 /// Names looked up at once; beyond, sessions wait within their patience.
 const LOOKUPS: usize = 16;

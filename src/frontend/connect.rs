@@ -10,17 +10,18 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method, Response};
 use http_body_util::Full;
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpListener, TcpStream};
+use socket2::SockRef;
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
-use tracing::{Span, debug, field, info_span, warn};
+use tracing::{Span, debug, field, info_span};
 
 use super::auth::Gate;
 use super::{Denial, TRACE};
 use crate::drain::Drain;
 use crate::names::{Host, NameError, NodeName, Target};
 use crate::net::counted::{Counted, Tally};
+use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::net::splice::{Ended, How, Side, linger, splice};
@@ -44,30 +45,21 @@ pub struct Settings {
 }
 
 /// Serves clients until draining begins; those that are connected by then are the drain's to wait for.
-pub async fn serve(listener: TcpListener, settings: Settings, route: Route, metrics: Metrics, drain: Drain) {
+pub async fn serve(listener: Listener, settings: Settings, route: Route, metrics: Metrics, drain: Drain) {
     let front = Arc::new(Front { settings, route, metrics, drain: drain.clone() });
     let heads = Arc::new(Semaphore::new(HEADS));
     loop {
-        let accepted = tokio::select! {
+        let (socket, peer) = tokio::select! {
             biased;
             () = drain.draining() => return,
             accepted = listener.accept() => accepted,
         };
-        match accepted {
-            Ok((socket, peer)) => {
-                tune(&socket);
-                let Ok(place) = Arc::clone(&heads).try_acquire_owned() else {
-                    front.metrics.connections_refused.count("too_many");
-                    continue;
-                };
-                let span = info_span!("connect", client = %peer, session = field::Empty);
-                drain.spawn(span, Arc::clone(&front).client(socket, peer, place));
-            }
-            Err(error) => {
-                warn!(%error, "cannot accept clients; trying again");
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
+        let Ok(place) = Arc::clone(&heads).try_acquire_owned() else {
+            front.metrics.connections_refused.count("too_many");
+            continue;
+        };
+        let span = info_span!("connect", client = %peer, session = field::Empty);
+        drain.spawn(span, Arc::clone(&front).client(socket, peer, place));
     }
 }
 
@@ -243,24 +235,6 @@ fn trace(head: &HeaderMap) -> String {
     }
 }
 
-/// Keystrokes leave at once, and a client that vanished is noticed. Failing to set either is no reason to refuse it.
-fn tune(socket: &TcpStream) {
-    let alive =
-        TcpKeepalive::new().with_time(ALIVE_AFTER).with_interval(ALIVE_EVERY).with_retries(ALIVE_TRIES);
-    let socket = SockRef::from(socket);
-    let _ = socket.set_tcp_nodelay(true);
-    let _ = socket.set_tcp_keepalive(&alive);
-}
-
-/// `protocol.md` 7: a client is asked whether it is there after this much silence,
-const ALIVE_AFTER: Duration = Duration::from_secs(30);
-
-/// then as often as this,
-const ALIVE_EVERY: Duration = Duration::from_secs(10);
-
-/// and is given up after so many questions.
-const ALIVE_TRIES: u32 = 3;
-
 /// This front end's name in metrics and logs: SuperEdge's module.
 const FRONT: &str = "ssh";
 
@@ -272,9 +246,6 @@ const TRACE_BYTES: usize = 64;
 
 /// Characters of a bad target that its error repeats.
 const EXCERPT: usize = 64;
-
-/// Wait after a failed accept: usually descriptors are used up, which does not pass at once.
-const PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests;
