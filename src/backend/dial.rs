@@ -3,10 +3,11 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -28,10 +29,10 @@ pub struct Place {
     pub node: NodeName,
     /// Its own addresses, tried after loopback for a target of its own name.
     pub own: Own,
-    /// What it may dial.
-    pub targets: Targets,
+    /// What it may dial; swap it when the config changes, for the sessions to come.
+    pub targets: Arc<ArcSwap<Targets>>,
     /// Names looked up at once: each keeps a thread for as long as the system's resolver takes.
-    lookups: Semaphore,
+    lookups: Arc<Semaphore>,
 }
 
 impl Own {
@@ -43,8 +44,8 @@ impl Own {
 
 impl Place {
     /// A place of that name.
-    pub fn new(node: NodeName, own: Own, targets: Targets) -> Self {
-        Self { node, own, targets, lookups: Semaphore::new(LOOKUPS) }
+    pub fn new(node: NodeName, own: Own, targets: Arc<ArcSwap<Targets>>) -> Self {
+        Self { node, own, targets, lookups: Arc::new(Semaphore::new(LOOKUPS)) }
     }
 
     /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
@@ -55,7 +56,8 @@ impl Place {
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, Refusal> {
         let deadline = Instant::now() + patience;
         let own = (self.own.0)();
-        let found = self.addresses(target, &own, lookup, deadline).await?;
+        let ask = |name, port| lookup(Arc::clone(&self.lookups), name, port);
+        let found = self.addresses(target, &own, ask, deadline).await?;
         dial(&found, deadline.saturating_duration_since(Instant::now())).await.map_err(|why| refusal(&why))
     }
 
@@ -77,12 +79,15 @@ impl Place {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
                 loopback.into_iter().chain(own.iter().copied()).collect()
             }
-            Host::Name(name) => self.resolve(target, lookup(Arc::clone(name), target.port), deadline).await?,
+            Host::Name(name) => {
+                Self::resolve(target, lookup(Arc::clone(name), target.port), deadline).await?
+            }
         };
+        let targets = self.targets.load_full();
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
-            if self.targets.allows(at, own) && !found.contains(&at) {
+            if targets.allows(at, own) && !found.contains(&at) {
                 found.push(at);
             }
         }
@@ -100,16 +105,11 @@ impl Place {
     }
 
     async fn resolve(
-        &self,
         target: &Target,
         lookup: impl Future<Output = io::Result<Vec<SocketAddr>>>,
         deadline: Instant,
     ) -> Result<Vec<IpAddr>, Refusal> {
-        let asked = timeout_at(deadline, async {
-            let _turn = self.lookups.acquire().await;
-            lookup.await
-        });
-        match asked.await {
+        match timeout_at(deadline, lookup).await {
             Ok(Ok(all)) => Ok(all.iter().map(SocketAddr::ip).collect()),
             Ok(Err(cause)) => {
                 Err(Refusal::new(Code::TargetUnreachable, format_args!("cannot resolve {target}: {cause}")))
@@ -133,8 +133,14 @@ impl fmt::Debug for Own {
 }
 
 /// Asks the system's resolver, which knows this machine's hosts file and its order of sources.
-async fn lookup(name: Arc<str>, port: u16) -> io::Result<Vec<SocketAddr>> {
-    Ok(tokio::net::lookup_host((&*name, port)).await?.collect())
+async fn lookup(turns: Arc<Semaphore>, name: Arc<str>, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let turn = turns.acquire_owned().await.map_err(io::Error::other)?;
+    let asked = tokio::task::spawn_blocking(move || {
+        // The turn goes along: a session that is given up does not stop the question, nor make room for another.
+        let _turn = turn;
+        Ok((&*name, port).to_socket_addrs()?.collect())
+    });
+    asked.await.map_err(io::Error::other)?
 }
 
 fn refusal(why: &DialError) -> Refusal {

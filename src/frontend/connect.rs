@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method, Response};
@@ -36,8 +37,8 @@ use head::Head;
 /// What a CONNECT front end needs besides its listener.
 #[derive(Debug)]
 pub struct Settings {
-    /// Who may come in, and what for.
-    pub gate: Gate,
+    /// Who may come in, and what for; swap it when the config changes, for whoever comes next.
+    pub gate: Arc<ArcSwap<Gate>>,
     /// Sessions at once, of all front ends of this process together.
     pub sessions: Arc<Semaphore>,
     /// Buffers to read clients with.
@@ -83,9 +84,11 @@ impl Front {
     async fn client(self: Arc<Self>, socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
         let peer = SocketAddr::new(plain(peer.ip()), peer.port());
         let head = Box::pin(head::converse(socket, |parts| self.open(parts, peer))).await;
-        drop(place);
         match head {
-            Head::Opened { session, socket, early } => self.carry(session, socket, early).await,
+            Head::Opened { session, socket, early } => {
+                drop(place);
+                self.carry(session, socket, early).await;
+            }
             Head::Denied(socket) => self.close(socket).await,
             Head::Failed { cause, socket } => {
                 debug!(cause, "no session");
@@ -122,7 +125,8 @@ impl Front {
         peer: SocketAddr,
         access: &mut Access,
     ) -> Result<(Session, OwnedSemaphorePermit), Denial> {
-        let (node, target) = self.settings.gate.check(head, peer.ip(), &self.drain, access).await?;
+        let gate = self.settings.gate.load_full();
+        let (node, target) = gate.check(head, peer.ip(), &self.drain, access).await?;
         let sessions = Arc::clone(&self.settings.sessions);
         let place = sessions.try_acquire_owned().map_err(|_| Denial::Busy("this pod is full"))?;
         let client = match &access.user {

@@ -1,9 +1,13 @@
 use super::*;
 use tokio::net::TcpListener;
 
+fn at(node: &str, own: &'static [&'static str], targets: Targets) -> Place {
+    let own = Own::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
+    Place::new(node.parse().unwrap(), own, Arc::new(ArcSwap::from_pointee(targets)))
+}
+
 fn place(allowed: &[&str]) -> Place {
-    let targets = allowed.iter().map(|t| t.parse().unwrap()).collect();
-    Place::new("edge-1".parse().unwrap(), Own::new(Vec::new), targets)
+    at("edge-1", &[], allowed.iter().map(|t| t.parse().unwrap()).collect())
 }
 
 async fn found(place: &Place, target: &str, own: &[&str], names: &[&str]) -> Result<Vec<String>, Refusal> {
@@ -17,7 +21,7 @@ async fn found(place: &Place, target: &str, own: &[&str], names: &[&str]) -> Res
 
 #[tokio::test]
 async fn the_node_itself_is_loopback_first_and_then_its_own_addresses() {
-    let place = Place::new("Edge-1".parse().unwrap(), Own::new(Vec::new), Targets::default());
+    let place = at("Edge-1", &[], Targets::default());
     let own = ["10.0.0.5", "::ffff:10.0.0.5", "fd00::5", "127.0.0.1"];
     let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22", "[fd00::5]:22"];
     assert_eq!(found(&place, "edge-1:22", &own, &[]).await.unwrap(), all);
@@ -48,11 +52,7 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
 
 #[tokio::test]
 async fn a_target_that_listens_is_connected_on_whichever_address_it_listens() {
-    let place = Place::new(
-        "edge-1".parse().unwrap(),
-        Own::new(|| vec!["127.0.0.2".parse().unwrap()]),
-        Targets::default(),
-    );
+    let place = at("edge-1", &["127.0.0.2"], Targets::default());
     let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
     let target = format!("edge-1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
     let socket = place.dial(&target, Duration::from_secs(5)).await.unwrap();
@@ -64,7 +64,7 @@ async fn a_target_that_listens_is_connected_on_whichever_address_it_listens() {
 async fn a_target_that_does_not_listen_refuses_in_plain_words() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let target = format!("edge-1:{port}").parse().unwrap();
-    let place = Place::new("edge-1".parse().unwrap(), Own::new(Vec::new), Targets::default());
+    let place = at("edge-1", &[], Targets::default());
     let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err();
     let says = format!("127.0.0.1:{port} refused the connection");
     assert_eq!((refused.code, refused.reason), (Code::TargetRefused, says));
@@ -79,4 +79,17 @@ async fn a_name_that_is_never_answered_ends_with_the_patience() {
     let refused = place.addresses(&"web:80".parse().unwrap(), &[], never, deadline).await.unwrap_err();
     assert_eq!(refused.reason, "web:80 was not resolved in time");
     assert_eq!(begun.elapsed(), Duration::from_secs(4));
+}
+
+#[tokio::test]
+async fn a_name_is_asked_of_the_system_and_the_number_of_questions_is_bounded() {
+    let turns = Arc::new(Semaphore::new(1));
+    let found = lookup(Arc::clone(&turns), "localhost".into(), 22).await.unwrap();
+    assert!(
+        found.iter().all(|at| at.ip().is_loopback() && at.port() == 22) && !found.is_empty(),
+        "{found:?}"
+    );
+    let _turn = turns.acquire().await.unwrap();
+    let second = lookup(Arc::clone(&turns), "localhost".into(), 22);
+    assert!(futures_util::FutureExt::now_or_never(second).is_none(), "waits for its turn");
 }
