@@ -1,7 +1,10 @@
 //! `tunnel`: reach edge nodes behind NAT by name, through HTTP CONNECT.
 
+pub mod admin;
+pub mod backend;
 pub mod config;
 pub mod drain;
+pub mod frontend;
 pub mod names;
 pub mod net;
 pub mod policy;

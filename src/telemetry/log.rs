@@ -152,7 +152,7 @@ type Filter = reload::Layer<Targets, Registry>;
 
 fn output(to: NonBlocking, json: bool) -> Output {
     let layer = lines::layer().with_writer(to).with_ansi(false);
-    if json { layer.json().flatten_event(true).boxed() } else { layer.boxed() }
+    if json { layer.json().boxed() } else { layer.boxed() }
 }
 
 /// The target of the one line that every session ends with.
