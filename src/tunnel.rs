@@ -18,5 +18,7 @@ pub mod table;
 
 pub use frame::{Category, Code, Refusal};
 pub use link::{Link, LinkEnded};
+pub use outbox::Outbox;
+pub use recv::Windows;
 pub use session::{Account, Answer, Offer, Opening, Parked, Session};
 pub use table::{Event, Full, Limits, Table};

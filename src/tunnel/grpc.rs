@@ -16,7 +16,8 @@ use http_body::Frame;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use tracing::Span;
@@ -58,6 +59,15 @@ pub struct Call {
     ground: Ground,
 }
 
+/// A connection that was not let in yet.
+#[derive(Debug)]
+pub struct Waiting {
+    /// When it is closed if it still has no accepted call.
+    pub until: Instant,
+    /// Its place among those that wait; given back once it is let in.
+    pub place: OwnedSemaphorePermit,
+}
+
 /// Why a cloud could not be made a link to.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
@@ -77,8 +87,7 @@ pub enum DialError {
     Timeout,
 }
 
-/// Serves one encrypted connection until it ends: its calls go to `calls`. A connection that has no accepted call after
-/// `deadline` is closed.
+/// Serves one encrypted connection until it ends: its calls go to `calls`.
 pub async fn serve<IO>(
     io: IO,
     from: SocketAddr,
@@ -110,7 +119,8 @@ pub async fn serve<IO>(
         .keep_alive_timeout(PING_TIMEOUT);
     let mut serving = std::pin::pin!(http.serve_connection(TokioIo::new(io), service));
     let let_in = async {
-        if tokio::time::timeout(deadline, accepted.cancelled()).await.is_ok() {
+        if tokio::time::timeout_at(waiting.until, accepted.cancelled()).await.is_ok() {
+            drop(waiting.place);
             std::future::pending::<()>().await;
         }
     };

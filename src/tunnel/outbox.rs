@@ -32,6 +32,8 @@ pub struct Outbox {
     pub resumes: bool,
     /// Told when a reader of a plain link's session has taken something.
     pub(super) read: Notify,
+    /// Told at each answer to a ping.
+    answered: Notify,
     closed: CancellationToken,
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
@@ -78,6 +80,7 @@ impl Outbox {
             node,
             resumes,
             read: Notify::new(),
+            answered: Notify::new(),
             closed: CancellationToken::new(),
             waiting: Mutex::new(Waiting {
                 closed: false,
@@ -151,6 +154,14 @@ impl Outbox {
         waiting.wake();
     }
 
+    /// Whether the peer answers a ping within so long. Cancel safe.
+    pub async fn answers_within(&self, patience: Duration) -> bool {
+        let mut answered = std::pin::pin!(self.answered.notified());
+        answered.as_mut().enable();
+        self.ping();
+        tokio::time::timeout(patience, answered).await.is_ok()
+    }
+
     /// Answers a ping; a newer one takes a waiting one's place.
     pub(super) fn pong(&self, number: Option<u64>) {
         let mut waiting = self.lock();
@@ -160,6 +171,7 @@ impl Outbox {
 
     /// The peer answered ping `number`. Returns the round trip.
     pub(super) fn ponged(&self, number: u64, now: Instant) -> Duration {
+        self.answered.notify_waiters();
         let mut waiting = self.lock();
         let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
         pace.pong(number, now);

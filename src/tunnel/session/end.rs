@@ -159,6 +159,11 @@ impl End {
         self.resumed
     }
 
+    /// Opener: the process that holds the acceptor, once it is known.
+    pub fn instance(&self) -> Option<Instance> {
+        self.instance
+    }
+
     /// Whether this end asked for the session.
     pub fn is_opener(&self) -> bool {
         matches!(self.role, Role::Opener { .. })

@@ -13,7 +13,7 @@ use super::super::frame::{Category, Code, Refusal};
 use super::super::outbox::Outbox;
 use super::Shared;
 use super::end::{End, Phase};
-use crate::names::{NodeName, SessionId, Target};
+use crate::names::{Instance, NodeName, SessionId, Target};
 use crate::net::Duplex;
 
 /// A session that is asked for and not open yet. Dropping it takes the request back.
@@ -213,6 +213,11 @@ impl Parked {
     /// Its name.
     pub fn id(&self) -> SessionId {
         self.0.id
+    }
+
+    /// Whether `instance` is the process that holds its other end.
+    pub fn belongs_to(&self, instance: Option<Instance>) -> bool {
+        instance.is_some() && self.0.lock().end.instance() == instance
     }
 
     /// Whether it still needs a path.
