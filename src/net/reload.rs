@@ -59,6 +59,13 @@ impl<T: Send + Sync + 'static> Reload<T> {
         Self::new(vec![path.into()], move |contents| parse(contents.first().map_or(&[], Vec::as_slice)))
     }
 
+    /// A value that no file changes.
+    pub fn fixed(value: T) -> Self {
+        let value = ArcSwap::from_pointee(value);
+        let parse = Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned()));
+        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse }))
+    }
+
     /// The value as last read. Take it for each use; who keeps it keeps the old one.
     pub fn load(&self) -> Arc<T> {
         self.0.value.load_full()
@@ -68,6 +75,9 @@ impl<T: Send + Sync + 'static> Reload<T> {
     ///
     /// When reading or parsing fails, the old value stays and one warning is logged for each new trouble. Cancel safe.
     pub async fn watch(self, drain: Drain) {
+        if self.0.paths.is_empty() {
+            return;
+        }
         let mut seen = Seen { content: self.0.first, trouble: None };
         loop {
             tokio::select! {

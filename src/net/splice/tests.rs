@@ -3,6 +3,7 @@ use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use bytes::Buf;
 use proptest::prelude::*;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};

@@ -7,6 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::drain::Drain;
+use crate::net::pool::Pool;
+use crate::net::socket::{Buffered, Socket};
+use crate::net::splice::splice;
 
 /// A CA, and files issued by it, in a directory of its own.
 struct Authority {
@@ -52,7 +55,7 @@ fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
 async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
-        let mut tls = TlsAcceptor::from(server.load()).accept(far).await?;
+        let mut tls = TlsAcceptor::from(server.load()).accept(Buffered::new(far, Pool::new())).await?;
         tls.write_all(b"x").await?;
         tls.shutdown().await
     };
@@ -126,6 +129,33 @@ async fn changed_files_are_used_for_the_next_handshake() {
     }
     meet(&served, &trust, "a.b").await.unwrap();
     assert!(meet(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(), "it is the new one's");
+}
+
+/// The pipe below TLS is far smaller than what is sent, so TLS holds ciphertext back; nobody finishes meanwhile.
+#[tokio::test]
+async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
+    let ca = Authority::new("one");
+    let served = server(ca.issue("s", "a.b"), Clients::Anonymous);
+    let trust = client(Trust::Ca(ca.ca()), None);
+    let (near, far) = duplex(1000);
+    let (accepted, connected) = tokio::join!(
+        TlsAcceptor::from(served.load()).accept(Buffered::new(far, Pool::new())),
+        TlsConnector::from(trust.load()).connect(server_name("a.b").unwrap(), near)
+    );
+    let (mut writer, plain) = duplex(1000);
+    let mut reader = connected.unwrap();
+    let (mut a, mut b) = (Socket::new(plain, Pool::new()), Socket::new(accepted.unwrap(), Pool::new()));
+    let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
+    let mut got = vec![0; sent.len()];
+    tokio::select! {
+        outcome = splice(&mut a, &mut b) => panic!("nobody finished: {outcome:?}"),
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("bytes are stuck"),
+        (wrote, read) = async { tokio::join!(writer.write_all(&sent), reader.read_exact(&mut got)) } => {
+            wrote.unwrap();
+            read.unwrap();
+        }
+    }
+    assert!(got == sent);
 }
 
 #[test]
