@@ -14,7 +14,8 @@ step 'checks' scripts/check.sh
 step 'build of the tests' cargo test --quiet --no-run
 # Here a test that lacks a program fails instead of being skipped.
 TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
-export TUNNEL_PLAINPEER TUNNEL_TESTS_REQUIRE=1
+# Most tests wait for other processes, so more of them than cores may run at once.
+export TUNNEL_PLAINPEER TUNNEL_TESTS_REQUIRE=1 RUST_TEST_THREADS=4
 step 'tests' cargo test --quiet
 step 'fuzzing' scripts/fuzz.sh "${TUNNEL_FUZZ_SECONDS:-60}"
 echo "all passed in $SECONDS s"

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::parts::{free_port, have, plain_peer};
 use crate::process::{PATIENCE, Running, run};
-use crate::ssh::nc;
+use crate::ssh::helper;
 use crate::sshd::Sshd;
 use crate::tunnel::{Cloud, Edge, Place, SERVER_NAME, TOKEN};
 
@@ -18,7 +18,7 @@ fn a_plain_edge_is_served_by_our_cloud() {
     let mut cloud = Cloud::start(&place);
     let _edge = plain_edge(program, &place, cloud.grpc);
     cloud.has("node1");
-    sshd.works_through(&nc(cloud.connect, ""));
+    sshd.works_through(&helper("nc.openbsd", cloud.connect));
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_plain_cloud_is_served_by_our_edge() {
     let _edge = Edge::start(&place, &cloud.grpc.to_string());
     cloud.process.says("attached node1");
     cloud.process.says("heartbeat node1");
-    sshd.works_through(&nc(cloud.connect.port(), ""));
+    sshd.works_through(&helper("nc.openbsd", cloud.connect.port()));
 }
 
 /// Without our program: whatever fails here is no fault of it.
@@ -52,7 +52,11 @@ fn the_plain_peers_serve_each_other() {
     let mut cloud = PlainCloud::start(program, &place);
     let _edge = plain_edge(program, &place, cloud.grpc.port());
     cloud.process.says("attached node1");
-    sshd.works_through(&nc(cloud.connect.port(), ""));
+    for program in ["nc.openbsd", "ncat", "corkscrew", "socat", "connect-proxy"] {
+        if have(&[program]) {
+            sshd.works_through(&helper(program, cloud.connect.port()));
+        }
+    }
 }
 
 #[test]

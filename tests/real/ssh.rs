@@ -1,4 +1,4 @@
-//! ssh and scp through every helper that people put in front of them.
+//! ssh and scp through every helper that people put between ssh and a CONNECT proxy.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,27 +12,27 @@ use crate::tunnel::Pair;
 
 #[test]
 fn ssh_works_through_nc() {
-    works_through("nc.openbsd", |port| nc(port, ""));
+    works_through("nc.openbsd");
 }
 
 #[test]
 fn ssh_works_through_ncat() {
-    works_through("ncat", |port| format!("ncat --proxy-type http --proxy 127.0.0.1:{port} %h %p"));
+    works_through("ncat");
 }
 
 #[test]
 fn ssh_works_through_corkscrew() {
-    works_through("corkscrew", |port| format!("corkscrew 127.0.0.1 {port} %h %p"));
+    works_through("corkscrew");
 }
 
 #[test]
 fn ssh_works_through_socat() {
-    works_through("socat", |port| format!("socat - PROXY:127.0.0.1:%h:%p,proxyport={port}"));
+    works_through("socat");
 }
 
 #[test]
 fn ssh_works_through_connect_proxy() {
-    works_through("connect-proxy", |port| format!("connect-proxy -H 127.0.0.1:{port} %h %p"));
+    works_through("connect-proxy");
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_hundred_megabytes_go_up_and_come_back_unchanged() {
         return;
     }
     let (sshd, pair) = (Sshd::start(), Pair::start());
-    let options = sshd.options(&nc(pair.cloud.connect, ""));
+    let options = sshd.options(&helper("nc.openbsd", pair.cloud.connect));
     let dir = sshd.dir.path();
     let (original, there, back) = (dir.join("original"), dir.join("there"), dir.join("back"));
     // Random, so that no piece of it can stand for another.
@@ -54,9 +54,16 @@ fn a_hundred_megabytes_go_up_and_come_back_unchanged() {
     assert_eq!(sha256(&original), sha256(&back), "on the way back");
 }
 
-/// How OpenBSD's nc is called as a helper, with more options of its own.
-pub(crate) fn nc(port: u16, more: &str) -> String {
-    format!("nc.openbsd {more} -X connect -x 127.0.0.1:{port} %h %p")
+/// What ssh calls as its `ProxyCommand`.
+pub(crate) fn helper(program: &str, proxy: u16) -> String {
+    match program {
+        "nc.openbsd" => format!("nc.openbsd -X connect -x 127.0.0.1:{proxy} %h %p"),
+        "ncat" => format!("ncat --proxy-type http --proxy 127.0.0.1:{proxy} %h %p"),
+        "corkscrew" => format!("corkscrew 127.0.0.1 {proxy} %h %p"),
+        "socat" => format!("socat - PROXY:127.0.0.1:%h:%p,proxyport={proxy}"),
+        "connect-proxy" => format!("connect-proxy -H 127.0.0.1:{proxy} %h %p"),
+        other => panic!("{other} is no helper"),
+    }
 }
 
 /// The hash of a file, by a program that is not ours.
@@ -65,12 +72,12 @@ pub(crate) fn sha256(file: &Path) -> String {
     said.stdout.split_whitespace().next().unwrap().to_owned()
 }
 
-fn works_through(program: &str, helper: impl Fn(u16) -> String) {
+fn works_through(program: &str) {
     if !have(&["sshd", "ssh", "ssh-keygen", program]) {
         return;
     }
     let (sshd, pair) = (Sshd::start(), Pair::start());
-    sshd.works_through(&helper(pair.cloud.connect));
+    sshd.works_through(&helper(program, pair.cloud.connect));
 }
 
 fn scp(options: &[String], from: &str, to: &str) {
