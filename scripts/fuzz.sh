@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes every target in tests/fuzz/targets, as many at a time as there are cores.
+# Fuzzes every target named in tests/fuzz/Cargo.toml, as many at a time as there are cores.
 #
 #   scripts/fuzz.sh [SECONDS for each, default 60] [TARGET...]
 set -euo pipefail
@@ -9,7 +9,7 @@ seconds=${1:-60}
 shift || true
 targets=("$@")
 if ((${#targets[@]} == 0)); then
-  for file in tests/fuzz/targets/*.rs; do targets+=("$(basename "$file" .rs)"); done
+  mapfile -t targets < <(sed -n 's/^name = "fuzz-\(.*\)"$/\1/p' tests/fuzz/Cargo.toml)
 fi
 
 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/fuzz-rustc.sh cargo build --quiet -p tunnel-fuzz
@@ -23,6 +23,8 @@ fuzz() {
     -artifact_prefix="$artifacts/" "$corpus")
   # Inputs to begin with: what people wrote by hand.
   if [[ -d tests/fuzz/seeds/$target ]]; then command+=("tests/fuzz/seeds/$target"); fi
+  # Words that chance alone would not spell.
+  if [[ -f tests/fuzz/$target.dict ]]; then command+=(-dict="tests/fuzz/$target.dict"); fi
   if ! "${command[@]}" >"$log" 2>&1; then
     tail -n 60 "$log"
     echo "$target: failed; the input is in $artifacts"

@@ -111,6 +111,8 @@ fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
         };
         faults.push(fault(file, import.line, rule));
     }
+    // Of a group, several words may break one rule on one line.
+    faults.dedup();
     faults
 }
 
@@ -333,10 +335,7 @@ fn groups_are_followed_however_deep() {
     assert_eq!(arrow_faults("cloud.rs", "use crate::{names as n, net::{tls as t, dial}};"), []);
     let text = "use crate::{\n  names::{NodeName, Target},\n  net::{\n    tls as t,\n  },\n  admin::{self, Page},\n};";
     let faults = arrow_faults("tunnel/link.rs", text);
-    assert_eq!(
-        lines_of(&faults),
-        [(6, "tunnel imports admin, which is above it"), (6, "tunnel imports admin, which is above it")]
-    );
+    assert_eq!(lines_of(&faults), [(6, "tunnel imports admin, which is above it")]);
 }
 
 #[test]
