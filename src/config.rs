@@ -1,0 +1,212 @@
+//! Configuration: a TOML text becomes checked settings, or a list of every fault in it.
+//!
+//! SuperEdge's files load unchanged, old spelling and new. A table is folded (upper case, `_`), then read leaf by leaf,
+//! so that all faults are found in one go. Keys of SuperEdge that are not served yet are named in a warning; any other
+//! unknown key is a fault, for a slip of the pen must never leave a door open. What every key means stands in
+//! `conf/cloud.toml` and `conf/edge.toml`.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use fold::{Report, Table};
+
+pub mod cloud;
+pub mod edge;
+mod fold;
+mod listen;
+mod nearest;
+mod unserved;
+mod value;
+
+/// What the environment says, as plain text; empty means absent. `main` alone fills it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Environment {
+    /// `NODE_NAME`: the edge's node, where the file does not name it.
+    pub node_name: Option<String>,
+    /// `NODE_IP`: an address of this machine.
+    pub node_ip: Option<String>,
+    /// `POD_IP`: an address of this machine or pod.
+    pub pod_ip: Option<String>,
+    /// `POD_NAME`: a label of the metrics.
+    pub pod_name: Option<String>,
+    /// `POD_NAMESPACE`: a label of the metrics.
+    pub pod_namespace: Option<String>,
+    /// `HTTPS_PROXY` or `https_proxy`: through which HTTP proxy an edge dials its cloud. May hold a password.
+    pub https_proxy: Option<Secret>,
+    /// `NO_PROXY` or `no_proxy`: hosts that are dialled without it.
+    pub no_proxy: Option<String>,
+}
+
+/// A text that no log may show; prints as `***`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+/// Where to listen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listen {
+    /// Port 0 takes any free port.
+    pub at: SocketAddr,
+    /// Nobody asked for this port, it is a default: if it cannot be had, say so loudly and go on without. A port that
+    /// was asked for and cannot be had ends the program.
+    pub implicit: bool,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The whole key, as `mode.cloud.ssh.port`, or what else is wrong (`NODE_IP`); empty for a text that is not TOML.
+    pub key: String,
+    /// The line in the file, from 1, where there is one.
+    pub line: Option<usize>,
+    /// What stands there; never a secret. `None`: nothing does.
+    pub found: Option<String>,
+    /// What is allowed, or what to do.
+    pub wanted: String,
+}
+
+/// All that is wrong, in the order of the file; never empty. Displays as one line each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faults(Vec<Fault>);
+
+/// Something the operator should know of a file that loads nevertheless.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// The whole key, or the table.
+    pub key: String,
+    /// Why it matters.
+    pub kind: Concern,
+    /// What is the matter and what to do about it; does not repeat the key.
+    pub text: String,
+}
+
+/// Why a [`Warning`] matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Concern {
+    /// A door stands open to whoever can reach it: say it loudly.
+    OpenDoor,
+    /// SuperEdge's key is understood, but what it asks for is not served yet.
+    NotServed,
+    /// It works, though perhaps not as meant.
+    Surprise,
+}
+
+impl Secret {
+    /// Wraps a text, from now on hidden.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text itself, for the one place that must send or compare it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Faults {
+    /// Each of them.
+    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
+        self.0.iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Faults {
+    type Item = &'a Fault;
+    type IntoIter = std::slice::Iter<'a, Fault>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl fmt::Display for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        match &self.found {
+            Some(found) => write!(f, "{found}: {}", self.wanted),
+            None => write!(f, "missing: {}", self.wanted),
+        }
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, fault) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            fault.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.text)
+    }
+}
+
+/// Two modes may share a file: the other one's table is left alone. Alone it is the wrong file.
+fn other_mode(mode: &mut Table<'_>, ours: &Table<'_>, other: &'static str, report: &mut Report) {
+    if !mode.skip(other, report) {
+        return;
+    }
+    if ours.is_present() {
+        report.warn(mode.key(other), Concern::Surprise, "this table is for the other mode and is not read");
+    } else {
+        let found = Some("the only mode in this file".to_owned());
+        mode.complain(other, found, format!("start with --m={other}, or give the other file"), report);
+    }
+}
+
+/// An address from the environment; empty is absent.
+fn address(key: &str, text: Option<&str>, report: &mut Report) -> Option<IpAddr> {
+    let text = text.filter(|text| !text.is_empty())?;
+    text.parse().map_err(|_| report.fault(key, Some(value::excerpt(text)), "want an address")).ok()
+}
+
+fn grace(table: &mut Table<'_>, report: &mut Report) -> Duration {
+    table.read("grace", value::duration(Duration::ZERO..=DAY), report).unwrap_or(GRACE)
+}
+
+fn drain(table: &mut Table<'_>, report: &mut Report) -> Duration {
+    table.read("drain", value::duration(Duration::ZERO..=DAY), report).unwrap_or(DRAIN)
+}
+
+/// kubectl gives an exec up after 60 s of silence: to keep its session longer is of no use to it.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// Kubernetes kills 30 s after it asked to stop: this leaves time to say good-bye.
+const DRAIN: Duration = Duration::from_secs(25);
+
+/// The longest that waiting can be meant.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Below this not even a few sessions have their windows.
+const LEAST_MEMORY: usize = 1 << 20;
+
+/// SuperEdge's fixed path of the certificate authority.
+const CA: &str = "/etc/tunnel/certs/ca.crt";
+
+#[cfg(test)]
+mod tests;

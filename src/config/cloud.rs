@@ -1,0 +1,226 @@
+//! Settings of a pod, as read from the table `mode.cloud`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::fold::{Report, Table};
+use super::{Concern, Environment, Faults, Listen, Warning, listen, unserved, value};
+use crate::policy::{Networks, Rules};
+
+mod ssh;
+
+/// All settings of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cloud {
+    /// Where edges link, and who may.
+    pub server: Server,
+    /// What TLS speaks on that port.
+    pub tls: Tls,
+    /// Where clients come in with CONNECT, and who may.
+    pub ssh: Ssh,
+    /// Limits of sessions.
+    pub session: Session,
+    /// `POD_NAME`, a label of the metrics; may be empty.
+    pub pod_name: String,
+    /// `POD_NAMESPACE`, a label of the metrics; may be empty.
+    pub pod_namespace: String,
+    /// `POD_IP`: where other pods reach this one.
+    pub pod_ip: Option<IpAddr>,
+}
+
+/// `[mode.cloud.stream.server]`: the port edges dial, and those for operators.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// gRPC, always TLS.
+    pub listen: Listen,
+    /// Health, log level, metrics.
+    pub log_listen: Listen,
+    /// Metrics alone; `None`: only on the log port.
+    pub metrics_listen: Option<Listen>,
+    /// PEM file of the server's private key.
+    pub key: PathBuf,
+    /// PEM file of the server's certificates.
+    pub cert: PathBuf,
+    /// File of lines `node:token`.
+    pub tokenfile: PathBuf,
+    /// PEM file of the authority that signs pods' certificates. Need not exist while pods have no siblings.
+    pub ca: PathBuf,
+}
+
+/// `[mode.cloud.tls]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// The oldest version spoken.
+    pub min_version: TlsVersion,
+    /// Go's names of cipher suites for TLS 1.2; empty: all that are sound.
+    pub cipher_suites: Vec<String>,
+}
+
+/// A version of TLS that we speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsVersion {
+    /// TLS 1.2.
+    V12,
+    /// TLS 1.3.
+    V13,
+}
+
+/// `[mode.cloud.ssh]`: the CONNECT front end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ssh {
+    /// Where clients come in.
+    pub listen: Listen,
+    /// How they prove who they are.
+    pub auth: Auth,
+    /// Where they may come from; `None`: from anywhere.
+    pub allow_from: Option<Networks>,
+    /// What they may reach; none: everything.
+    pub rules: Rules,
+}
+
+/// How a client proves who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Auth {
+    /// Not at all.
+    None,
+    /// Name and password, checked against an htpasswd file (bcrypt).
+    Basic {
+        /// The htpasswd file.
+        users: PathBuf,
+    },
+}
+
+/// `[mode.cloud.session]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    /// How long a session without a path is kept.
+    pub grace: Duration,
+    /// How long a client waits for its target.
+    pub open_timeout: Duration,
+    /// How many sessions at once.
+    pub max: usize,
+    /// How long sessions may go on once the pod is told to stop.
+    pub drain: Duration,
+    /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
+    pub memory: Option<usize>,
+}
+
+/// Bytes that sessions may promise at most, where the file does not say.
+pub const MEMORY: usize = 256 << 20;
+
+impl Cloud {
+    /// Reads a pod's settings.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the text, at once.
+    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), Faults> {
+        let mut report = Report::default();
+        let cloud = Self::gather(text, env, &mut report);
+        report.finish(text, Some(cloud))
+    }
+
+    pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
+        let mut file = Table::parse(text, report);
+        let mut mode = file.table("mode", report);
+        let mut cloud = mode.table("cloud", report);
+        super::other_mode(&mut mode, &cloud, "edge", report);
+        let mut stream = cloud.table("stream", report);
+        let server = server(&mut stream, report);
+        unserved::table(&mut stream, "dns", &["configmap", "hosts", "service", "debug"], report);
+        unserved::table(&mut stream, "register", &["service"], report);
+        stream.finish(report);
+        let settings = Self {
+            server,
+            tls: tls(&mut cloud, report),
+            ssh: ssh::read(&mut cloud, report),
+            session: session(&mut cloud, report),
+            pod_name: env.pod_name.clone().unwrap_or_default(),
+            pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
+            pod_ip: super::address("POD_IP", env.pod_ip.as_deref(), report),
+        };
+        unserved::cloud_modules(&mut cloud, report);
+        for table in [cloud, mode, file] {
+            table.finish(report);
+        }
+        settings
+    }
+}
+
+fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
+    let mut table = stream.table("server", report);
+    let grpc = listen::read(&mut table, "listen", "grpc_port", report);
+    let server = Server {
+        listen: grpc.unwrap_or(Listen { implicit: true, ..Listen::everywhere(GRPC_PORT) }),
+        log_listen: listen::log(&mut table, report),
+        metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
+        key: table.read("key", value::path, report).unwrap_or_else(|| KEY.into()),
+        cert: table.read("cert", value::path, report).unwrap_or_else(|| CERT.into()),
+        tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),
+        ca: table.read("ca", value::path, report).unwrap_or_else(|| super::CA.into()),
+    };
+    unserved::channelz(&mut table, report);
+    table.finish(report);
+    server
+}
+
+fn tls(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
+    let mut table = cloud.table("tls", report);
+    let min_version = table.read(
+        "tls_min_version",
+        |value| match value::text(value)?.as_str() {
+            "" | "VersionTLS12" => Ok((TlsVersion::V12, None)),
+            "VersionTLS13" => Ok((TlsVersion::V13, None)),
+            old @ ("VersionTLS10" | "VersionTLS11") => Ok((TlsVersion::V12, Some(old.to_owned()))),
+            _ => Err(value::wrong(value, "want VersionTLS12 or VersionTLS13")),
+        },
+        report,
+    );
+    if let Some((_, Some(old))) = &min_version {
+        let text = format!("{old} is broken and not spoken: the oldest version is TLS 1.2");
+        report.warn(table.key("tls_min_version"), Concern::Surprise, text);
+    }
+    let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();
+    let names = suites.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let tls = Tls {
+        min_version: min_version.map_or(TlsVersion::V12, |(version, _)| version),
+        cipher_suites: names.map(str::to_owned).collect(),
+    };
+    table.finish(report);
+    tls
+}
+
+fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
+    let mut table = cloud.table("session", report);
+    let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
+    let session = Session {
+        grace: super::grace(&mut table, report),
+        open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
+        max: table.read("max", value::count(1..=MOST_SESSIONS), report).unwrap_or(MAX),
+        drain: super::drain(&mut table, report),
+        memory: table.read("memory", value::size(super::LEAST_MEMORY), report),
+    };
+    table.finish(report);
+    session
+}
+
+/// What SuperEdge's manifests open for edges.
+const GRPC_PORT: u16 = 9000;
+
+/// Two seconds more than an edge takes to give up a target, so that its reason arrives.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// Sessions at once: a pod's memory limit is met long before.
+const MAX: usize = 100_000;
+
+/// More sessions than a process can have sockets for.
+const MOST_SESSIONS: usize = 10_000_000;
+
+/// SuperEdge's fixed path of the server's key.
+const KEY: &str = "/etc/tunnel/certs/cloud.key";
+
+/// SuperEdge's fixed path of the server's certificate.
+const CERT: &str = "/etc/tunnel/certs/cloud.crt";
+
+/// SuperEdge's fixed path of the token file.
+const TOKENFILE: &str = "/etc/tunnel/token/token";

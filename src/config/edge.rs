@@ -1,0 +1,232 @@
+//! Settings of an edge, as read from the table `mode.edge`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fold::{Report, Table};
+use super::{Concern, Environment, Faults, Listen, Secret, Warning, listen, unserved, value};
+use crate::names::{Host, NodeName, Target};
+use crate::policy::targets::{Entry, Targets};
+
+/// All settings of an edge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    /// Whom to dial, and as whom.
+    pub client: Client,
+    /// Limits of sessions.
+    pub session: Session,
+    /// What it may dial for others.
+    pub targets: Targets,
+    /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
+    pub own: Vec<IpAddr>,
+}
+
+/// `[mode.edge.stream.client]`: the link to the cloud.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Client {
+    /// This node's name.
+    pub node: NodeName,
+    /// What proves it.
+    pub token: Token,
+    /// PEM file of the authorities that may sign the cloud's certificate.
+    pub ca: PathBuf,
+    /// The name or address in the cloud's certificate, also `:authority`.
+    pub dns: Host,
+    /// Where the cloud is.
+    pub server: Target,
+    /// Health, log level, metrics.
+    pub log_listen: Listen,
+    /// `HTTPS_PROXY`: through which proxy to dial, a URL.
+    pub https_proxy: Option<Secret>,
+    /// `NO_PROXY`: for which hosts not.
+    pub no_proxy: Option<String>,
+}
+
+/// What proves an edge's name to the cloud.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Token {
+    /// Written in the file.
+    Text(Secret),
+    /// In a file of its own, which holds nothing else.
+    File(PathBuf),
+}
+
+/// `[mode.edge.session]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    /// How long a session without a path is kept.
+    pub grace: Duration,
+    /// How long sessions may go on once the edge is told to stop.
+    pub drain: Duration,
+    /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
+    pub memory: Option<usize>,
+}
+
+/// Bytes that sessions may promise at most, where the file does not say: edges are small machines.
+pub const MEMORY: usize = 6 << 20;
+
+impl Edge {
+    /// Reads an edge's settings.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the text and the environment, at once.
+    pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), Faults> {
+        let mut report = Report::default();
+        let edge = Self::gather(text, env, &mut report);
+        report.finish(text, edge)
+    }
+
+    pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Option<Self> {
+        let mut file = Table::parse(text, report);
+        let mut mode = file.table("mode", report);
+        let mut edge = mode.table("edge", report);
+        super::other_mode(&mut mode, &edge, "cloud", report);
+        let mut stream = edge.table("stream", report);
+        let client = client(&mut stream, env, report);
+        stream.finish(report);
+        let session = session(&mut edge, report);
+        let targets = targets(&mut edge, report);
+        let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
+        let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
+        unserved::table(&mut edge, "https", &["cert", "key"], report);
+        unserved::table(&mut edge, "http_proxy", &["ip", "port", "proxyip", "proxyport"], report);
+        for table in [edge, mode, file] {
+            table.finish(report);
+        }
+        Some(Self { client: client?, session, targets, own: node_ip.into_iter().chain(pod_ip).collect() })
+    }
+}
+
+fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option<Client> {
+    let mut table = stream.table("client", report);
+    let server = server(&mut table, report);
+    let dns = dns(&mut table, report);
+    let node = node(&mut table, env, report);
+    let token = token(&mut table, report);
+    let ca = table.read("cert", value::path, report).unwrap_or_else(|| super::CA.into());
+    let log_listen = listen::log(&mut table, report);
+    unserved::channelz(&mut table, report);
+    table.finish(report);
+    let server = server?;
+    Some(Client {
+        node: node?,
+        token: token?,
+        ca,
+        dns: dns.unwrap_or_else(|| server.host.clone()),
+        server,
+        log_listen,
+        https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
+        no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
+    })
+}
+
+fn node(table: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option<NodeName> {
+    let written = table.read("node", value::parsed::<NodeName>, report);
+    if table.has("node") {
+        return written;
+    }
+    let Some(name) = env.node_name.as_deref().filter(|name| !name.is_empty()) else {
+        table.complain("node", None, "name this node, here or by NODE_NAME in the environment", report);
+        return None;
+    };
+    name.parse()
+        .map_err(|error| report.fault("NODE_NAME", Some(value::excerpt(name)), format!("{error}")))
+        .ok()
+}
+
+fn token(table: &mut Table<'_>, report: &mut Report) -> Option<Token> {
+    let text = table.read("token", value::secret, report);
+    let file = table.read("token_file", value::path, report);
+    match (table.has("token"), table.has("token_file")) {
+        (true, true) => {
+            let wanted = "both say which token: keep token_file";
+            table.complain("token", Some("token_file is given as well".to_owned()), wanted, report);
+        }
+        (false, false) => {
+            let wanted =
+                "give the token that the cloud's token file has for this node, here or by token_file";
+            table.complain("token", None, wanted, report);
+        }
+        _ => {}
+    }
+    let text = text.inspect(|text| {
+        let key = table.key("token");
+        if text.reveal().is_empty() {
+            report.warn(
+                key,
+                Concern::OpenDoor,
+                "it is empty: only a cloud that asks nobody takes it, ours never does",
+            );
+        } else if text.reveal().contains([' ', ':']) {
+            let text = "it holds ' ' or ':', which no token file can: the cloud will refuse it";
+            report.warn(key, Concern::Surprise, text);
+        }
+    });
+    text.map(Token::Text).or(file.map(Token::File))
+}
+
+fn server(table: &mut Table<'_>, report: &mut Report) -> Option<Target> {
+    let read = |value: &_| {
+        let text = value::word(value)?;
+        let wanted = "want the cloud's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
+        let (host, port) = text.rsplit_once(':').ok_or_else(|| value::wrong(value, wanted))?;
+        if let (Some(host), Ok(port)) = (template(host), port.parse()) {
+            return Ok((Target { host, port }, true));
+        }
+        text.parse().map(|target| (target, false)).map_err(|_| value::wrong(value, wanted))
+    };
+    let found = table.read("server_name", read, report);
+    if !table.has("server_name") {
+        table.complain("server_name", None, "say where the cloud is, as host:port", report);
+    }
+    let (target, unfilled) = found?;
+    if unfilled {
+        warn_template(table, "server_name", report);
+    }
+    Some(target)
+}
+
+fn dns(table: &mut Table<'_>, report: &mut Report) -> Option<Host> {
+    let read = |value: &_| match value::text(value)?.as_str() {
+        "" => Ok(None),
+        text => match template(text) {
+            Some(host) => Ok(Some((host, true))),
+            None => value::parsed::<Host>(value).map(|host| Some((host, false))),
+        },
+    };
+    let (host, unfilled) = table.read("dns", read, report)??;
+    if unfilled {
+        warn_template(table, "dns", report);
+    }
+    Some(host)
+}
+
+/// A place that a manifest's template should have filled. It loads, as in SuperEdge, and will resolve to nothing.
+fn template(text: &str) -> Option<Host> {
+    (text.starts_with("{{") && text.ends_with("}}")).then(|| Host::Name(Arc::from(text)))
+}
+
+fn warn_template(table: &Table<'_>, key: &'static str, report: &mut Report) {
+    let text = "it still holds the {{…}} of a template: the cloud cannot be reached until it is filled in";
+    report.warn(table.key(key), Concern::Surprise, text);
+}
+
+fn session(edge: &mut Table<'_>, report: &mut Report) -> Session {
+    let mut table = edge.table("session", report);
+    let session = Session {
+        grace: super::grace(&mut table, report),
+        drain: super::drain(&mut table, report),
+        memory: table.read("memory", value::size(super::LEAST_MEMORY), report),
+    };
+    table.finish(report);
+    session
+}
+
+fn targets(edge: &mut Table<'_>, report: &mut Report) -> Targets {
+    let mut table = edge.table("allow", report);
+    let targets = table.list("targets", value::parsed::<Entry>, report);
+    table.finish(report);
+    targets.map_or_else(Targets::default, Targets::from_iter)
+}

@@ -1,0 +1,301 @@
+//! Tables as written become tables that are asked for one key after the other, and know what nobody asked for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::nearest::edits;
+use super::value::{self, Wrong};
+use super::{Concern, Fault, Faults, Warning};
+
+/// What reading has found out so far.
+#[derive(Debug, Default)]
+pub(super) struct Report {
+    /// Each with its place, in bytes from the start of the file; the line follows in [`Report::finish`].
+    faults: Vec<(usize, Fault)>,
+    warnings: Vec<Warning>,
+    /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
+    pub(super) known: Vec<String>,
+}
+
+/// A table whose keys are folded. Keys are asked for by the spelling we document; [`Table::finish`] makes a fault of
+/// each one that was never asked for.
+#[derive(Debug, Default)]
+pub(super) struct Table<'t> {
+    /// The whole key of the table itself; empty for the file.
+    path: String,
+    /// Its place in the file, if it stands there.
+    place: Option<usize>,
+    entries: BTreeMap<String, Entry<'t>>,
+    /// The keys that were asked for, and where they stand if they do.
+    asked: BTreeMap<&'static str, Option<usize>>,
+}
+
+#[derive(Debug)]
+struct Entry<'t> {
+    /// As written.
+    name: String,
+    place: usize,
+    value: DeValue<'t>,
+}
+
+impl Report {
+    /// Notes what is wrong outside the file, or missing in it.
+    pub(super) fn fault(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
+        self.place_fault(None, key, found, wanted);
+    }
+
+    /// Notes what the operator should know.
+    pub(super) fn warn(&mut self, key: impl Into<String>, kind: Concern, text: impl Into<String>) {
+        self.warnings.push(Warning { key: key.into(), kind, text: text.into() });
+    }
+
+    /// How many faults there are so far.
+    pub(super) fn fault_count(&self) -> usize {
+        self.faults.len()
+    }
+
+    /// The settings and all warnings, or else all faults. `settings` is only absent where a fault says why.
+    pub(super) fn finish<T>(mut self, text: &str, settings: Option<T>) -> Result<(T, Vec<Warning>), Faults> {
+        if let (Some(settings), true) = (settings, self.faults.is_empty()) {
+            return Ok((settings, self.warnings));
+        }
+        self.faults.sort_by_key(|(place, _)| *place);
+        let line = |place: usize| text.bytes().take(place).filter(|b| *b == b'\n').count() + 1;
+        let mut broken = BTreeSet::new();
+        let mut faults = Vec::new();
+        // A line that is not TOML is told once, and what was read there in spite of it was never meant.
+        for (place, fault) in &self.faults {
+            let line = (*place != NOWHERE).then(|| line(*place));
+            if fault.key.is_empty() && broken.insert(line) {
+                faults.push(Fault { line, ..fault.clone() });
+            }
+        }
+        for (place, fault) in self.faults {
+            let line = (place != NOWHERE).then(|| line(place));
+            let unread = fault.found.is_none() && !broken.is_empty();
+            if !fault.key.is_empty() && !unread && !broken.contains(&line) {
+                faults.push(Fault { line, ..fault });
+            }
+        }
+        faults.sort_by_key(|fault| fault.line.unwrap_or(NOWHERE));
+        Err(Faults(faults))
+    }
+
+    fn place_fault(
+        &mut self,
+        place: Option<usize>,
+        key: &str,
+        found: Option<String>,
+        wanted: impl Into<String>,
+    ) {
+        let fault = Fault { key: key.to_owned(), line: None, found, wanted: wanted.into() };
+        self.faults.push((place.unwrap_or(NOWHERE), fault));
+    }
+}
+
+impl<'t> Table<'t> {
+    /// Parses a file. Its syntax errors are faults like others, and what could be read in spite of them is read on.
+    pub(super) fn parse(text: &'t str, report: &mut Report) -> Self {
+        let (table, errors) = DeTable::parse_recoverable(text);
+        for error in errors {
+            // The error's own Display shows the line it stands in, which may hold a secret; its message does not.
+            let place = error.span().map(|span| span.start);
+            report.place_fault(place, "", Some("not TOML".to_owned()), error.message());
+        }
+        Self::fold(String::new(), 0, table.into_inner(), report)
+    }
+
+    /// Does it stand in the file?
+    pub(super) fn is_present(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// Does this key, already asked for, stand in the file?
+    pub(super) fn has(&self, key: &'static str) -> bool {
+        self.asked.get(key).is_some_and(Option::is_some)
+    }
+
+    /// The whole key.
+    pub(super) fn key(&self, key: impl fmt::Display) -> String {
+        if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// Reads one leaf. `None`: it is absent, or wrong and noted.
+    pub(super) fn read<T>(
+        &mut self,
+        key: &'static str,
+        reader: impl FnOnce(&DeValue<'t>) -> Result<T, Wrong>,
+        report: &mut Report,
+    ) -> Option<T> {
+        let entry = self.take(key, report)?;
+        reader(&entry.value)
+            .map_err(|wrong| {
+                report.place_fault(
+                    Some(entry.place),
+                    &self.key(&entry.name),
+                    Some(wrong.found),
+                    wrong.wanted,
+                );
+            })
+            .ok()
+    }
+
+    /// Reads a list, each item by itself. `None`: it is absent, or no list and noted; wrong items are noted.
+    pub(super) fn list<T>(
+        &mut self,
+        key: &'static str,
+        reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
+        report: &mut Report,
+    ) -> Option<Vec<T>> {
+        let entry = self.take(key, report)?;
+        let name = self.key(&entry.name);
+        let DeValue::Array(items) = &entry.value else {
+            report.place_fault(
+                Some(entry.place),
+                &name,
+                Some(value::shown(&entry.value)),
+                "want a list: [\"…\"]",
+            );
+            return None;
+        };
+        let mut good = Vec::new();
+        for (i, item) in items.iter().enumerate() {
+            match reader(item.get_ref()) {
+                Ok(item) => good.push(item),
+                Err(wrong) => {
+                    let (place, name) = (item.span().start, format!("{name}[{i}]"));
+                    report.place_fault(Some(place), &name, Some(wrong.found), wrong.wanted);
+                }
+            }
+        }
+        Some(good)
+    }
+
+    /// A table below this one; empty if it is absent, or no table and noted.
+    pub(super) fn table(&mut self, key: &'static str, report: &mut Report) -> Self {
+        let path = self.key(key);
+        let Some(entry) = self.take(key, report) else {
+            return Self { path, ..Self::default() };
+        };
+        match entry.value {
+            DeValue::Table(table) => Self::fold(path, entry.place, table, report),
+            other => {
+                report.place_fault(Some(entry.place), &path, Some(value::shown(&other)), "want a table");
+                Self { path, place: Some(entry.place), ..Self::default() }
+            }
+        }
+    }
+
+    /// The tables of a list, in order. Empty if it is absent, or no list of tables and noted.
+    pub(super) fn tables(&mut self, key: &'static str, report: &mut Report) -> Vec<Self> {
+        let path = self.key(key);
+        let Some(entry) = self.take(key, report) else { return Vec::new() };
+        let DeValue::Array(items) = entry.value else {
+            let found = value::shown(&entry.value);
+            report.place_fault(Some(entry.place), &path, Some(found), "want a list of tables: [{ … }]");
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for (i, item) in items.iter().enumerate() {
+            let (place, path) = (item.span().start, format!("{path}[{i}]"));
+            match item.get_ref() {
+                DeValue::Table(table) => tables.push(Self::fold(path, place, table.clone(), report)),
+                other => {
+                    report.place_fault(Some(place), &path, Some(value::shown(other)), "want a table: { … }")
+                }
+            }
+        }
+        tables
+    }
+
+    /// Takes a key whose value is not looked at. Is it there?
+    pub(super) fn skip(&mut self, key: &'static str, report: &mut Report) -> bool {
+        self.take(key, report).is_some()
+    }
+
+    /// Notes a fault of this key, already asked for, or of the table where the key does not stand in the file.
+    pub(super) fn complain(
+        &self,
+        key: &'static str,
+        found: Option<String>,
+        wanted: impl Into<String>,
+        report: &mut Report,
+    ) {
+        let place = self.asked.get(key).copied().flatten();
+        report.place_fault(place.or(self.place), &self.key(key), found, wanted);
+    }
+
+    /// Makes a fault of every key that nobody asked for, with the known key that comes nearest.
+    pub(super) fn finish(self, report: &mut Report) {
+        for entry in self.entries.values() {
+            let distance = |known: &&&str| edits(&fold(&entry.name), &fold(known));
+            let wanted = match self.asked.keys().min_by_key(distance) {
+                Some(nearest) => format!("did you mean {nearest}?"),
+                None => "nothing is known here: take it out".to_owned(),
+            };
+            let found = Some("not a key that is known".to_owned());
+            report.place_fault(Some(entry.place), &self.key(value::excerpt(&entry.name)), found, wanted);
+        }
+    }
+
+    fn fold(path: String, place: usize, table: DeTable<'t>, report: &mut Report) -> Self {
+        let mut folded = Self { path, place: Some(place), ..Self::default() };
+        for (name, value) in table {
+            let entry = new_entry(&name, value);
+            match folded.entries.get(&fold(&entry.name)) {
+                None => {
+                    folded.entries.insert(fold(&entry.name), entry);
+                }
+                Some(twin) if value::same(&twin.value, &entry.value) => {}
+                Some(twin) => {
+                    let found = format!("{} says something else", twin.name);
+                    let wanted = "two spellings of one key: keep one of them";
+                    report.place_fault(Some(entry.place), &folded.key(&entry.name), Some(found), wanted);
+                }
+            }
+        }
+        folded
+    }
+
+    fn take(&mut self, key: &'static str, report: &mut Report) -> Option<Entry<'t>> {
+        let whole = self.key(key);
+        if !report.known.contains(&whole) {
+            report.known.push(whole);
+        }
+        let entry = self.entries.remove(&fold(key));
+        self.asked.insert(key, entry.as_ref().map(|entry| entry.place));
+        entry
+    }
+}
+
+fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeValue<'t>>) -> Entry<'t> {
+    Entry { name: name.get_ref().to_string(), place: name.span().start, value: value.into_inner() }
+}
+
+/// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.
+fn fold(key: &str) -> String {
+    key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(KEY).collect()
+}
+
+/// Place of what stands nowhere in the file: it is reported last.
+const NOWHERE: usize = usize::MAX;
+
+/// Characters of a key that count. Ours are shorter by far, and the search for the nearest one is quadratic.
+const KEY: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_spellings_of_one_key_are_one_if_they_agree() {
+        let mut report = Report::default();
+        Table::parse("grpc_port = 1\ngrpcport = 1\nGRPCPort = \"1\"", &mut report);
+        assert!(report.faults.is_empty());
+        Table::parse("grpc_port = 1\ngrpcport = 2", &mut report);
+        assert_eq!(report.faults.len(), 1);
+    }
+}

@@ -1,0 +1,57 @@
+//! Where to listen, written as an address (ours) or as a port on all interfaces (SuperEdge's).
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::fold::{Report, Table};
+use super::{Concern, Listen, value};
+
+impl Listen {
+    /// Can only this machine reach it?
+    pub fn is_local(&self) -> bool {
+        self.at.ip().is_loopback()
+    }
+
+    pub(super) fn everywhere(port: u16) -> Self {
+        Self { at: (Ipv4Addr::UNSPECIFIED, port).into(), implicit: false }
+    }
+}
+
+/// Reads `listen` or, instead, `port`. `None`: both are absent.
+pub(super) fn read(
+    table: &mut Table<'_>,
+    listen: &'static str,
+    port: &'static str,
+    report: &mut Report,
+) -> Option<Listen> {
+    let address: Option<SocketAddr> = table.read(listen, value::socket, report);
+    let number: Option<u16> = table.read(port, value::port, report);
+    if table.has(listen) && table.has(port) {
+        let found = format!("{port} is given as well");
+        table.complain(listen, Some(found), format!("both say where to listen: keep {listen}"), report);
+    }
+    if number == Some(0) {
+        let text = "0 takes a free port, another one at each start; the log tells which";
+        report.warn(table.key(port), Concern::Surprise, text);
+    }
+    address.map(|at| Listen { at, implicit: false }).or(number.map(Listen::everywhere))
+}
+
+/// Reads where health, log level and metrics are served. Absent: on loopback, where nobody else can turn the log up.
+pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
+    let found = read(table, "log_listen", "log_port", report);
+    let log =
+        found.unwrap_or(Listen { at: (IpAddr::from(Ipv4Addr::LOCALHOST), LOG_PORT).into(), implicit: true });
+    if !log.is_local() {
+        let key = if table.has("log_listen") { "log_listen" } else { "log_port" };
+        let text = format!(
+            "whoever reaches {} can read health and metrics and change the log level; log_listen = \"127.0.0.1:{}\" closes it",
+            log.at,
+            log.at.port()
+        );
+        report.warn(table.key(key), Concern::OpenDoor, text);
+    }
+    log
+}
+
+/// The port SuperEdge's manifests probe.
+const LOG_PORT: u16 = 51010;

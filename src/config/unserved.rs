@@ -1,0 +1,39 @@
+//! What SuperEdge's files ask for and we do not serve yet: known, so no fault, and named in one warning each.
+
+use super::fold::{Report, Table};
+use super::{Concern, value};
+
+/// A table below `parent` with these keys.
+pub(super) fn table(parent: &mut Table<'_>, name: &'static str, keys: &[&'static str], report: &mut Report) {
+    let mut table = parent.table(name, report);
+    for key in keys {
+        table.skip(key, report);
+    }
+    if table.is_present() {
+        warn(parent, name, report);
+    }
+    table.finish(report);
+}
+
+/// The modules of a SuperEdge cloud.
+pub(super) fn cloud_modules(cloud: &mut Table<'_>, report: &mut Report) {
+    table(cloud, "egress", &["servercert", "serverkey", "egressport", "kubeconfig", "port"], report);
+    table(cloud, "http_proxy", &["port", "proxyport", "proxyip"], report);
+    // Keys of `tcp` and `https.addr` are addresses, so none of them is unknown.
+    table(cloud, "https", &["cert", "key", "addr"], report);
+    if cloud.skip("tcp", report) {
+        warn(cloud, "tcp", report);
+    }
+}
+
+/// The debugging service of gRPC; an empty address turns it off.
+pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) {
+    if table.read("channelz_addr", value::text, report).is_some_and(|addr| !addr.is_empty()) {
+        warn(table, "channelz_addr", report);
+    }
+}
+
+fn warn(parent: &Table<'_>, name: &str, report: &mut Report) {
+    let text = "SuperEdge's key is understood, but what it asks for is not served yet: it is left out";
+    report.warn(parent.key(name), Concern::NotServed, text);
+}

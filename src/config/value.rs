@@ -1,0 +1,276 @@
+//! Single values: what is written, as what it means, or what is wrong with it.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use toml::de::{DeInteger, DeValue};
+
+use super::Secret;
+
+/// Why a value cannot be what it should be.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    /// What is written; never a secret.
+    pub(super) found: String,
+    /// What is allowed.
+    pub(super) wanted: String,
+}
+
+/// A text; empty is a text.
+pub(super) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
+    match value {
+        DeValue::String(text) => Ok(text.to_string()),
+        other => Err(wrong(other, "want a text in quotes")),
+    }
+}
+
+/// A text that is not empty.
+pub(super) fn word(value: &DeValue<'_>) -> Result<String, Wrong> {
+    match text(value)? {
+        empty if empty.trim().is_empty() => {
+            Err(wrong(value, "want a text that is not empty, or leave the key out"))
+        }
+        word => Ok(word),
+    }
+}
+
+/// A text that no message may repeat.
+pub(super) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
+    match value {
+        DeValue::String(text) => Ok(Secret::new(text.as_ref())),
+        other => Err(Wrong { found: kind(other).to_owned(), wanted: "want a text in quotes".to_owned() }),
+    }
+}
+
+/// The name of a file.
+pub(super) fn path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
+    match word(value)? {
+        text if text.contains('\0') => Err(wrong(value, "want the name of a file")),
+        text => Ok(text.into()),
+    }
+}
+
+/// A text that stands for something else: a node's name, a network, a target.
+pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, Wrong> {
+    text(value)?.parse().map_err(|error: T::Err| wrong(value, error))
+}
+
+/// A TCP port, a number or (as SuperEdge writes it in places) a text. 0 is a port: any free one.
+pub(super) fn port(value: &DeValue<'_>) -> Result<u16, Wrong> {
+    let port = match value {
+        DeValue::Integer(number) => integer(number).and_then(|n| u16::try_from(n).ok()),
+        DeValue::String(text) if text.bytes().all(|b| b.is_ascii_digit()) => text.parse().ok(),
+        _ => None,
+    };
+    port.ok_or_else(|| wrong(value, "want a port: a number from 0 to 65535"))
+}
+
+/// A TCP port that somebody can be reached at, so not 0.
+pub(super) fn target_port(value: &DeValue<'_>) -> Result<u16, Wrong> {
+    match port(value) {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err(wrong(value, "want a port: a number from 1 to 65535")),
+    }
+}
+
+/// An address to listen on.
+pub(super) fn socket(value: &DeValue<'_>) -> Result<SocketAddr, Wrong> {
+    let wanted = "want ip:port, for example 127.0.0.1:9000, 0.0.0.0:9000 or [::]:9000";
+    text(value)?.parse().map_err(|_| wrong(value, wanted))
+}
+
+/// A whole number within limits.
+pub(super) fn count(limits: RangeInclusive<usize>) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
+    move |value| {
+        let number = match value {
+            DeValue::Integer(number) => integer(number).and_then(|n| usize::try_from(n).ok()),
+            _ => None,
+        };
+        number.filter(|n| limits.contains(n)).ok_or_else(|| {
+            wrong(value, format_args!("want a whole number from {} to {}", limits.start(), limits.end()))
+        })
+    }
+}
+
+/// A duration within limits: a whole number with `ms`, `s`, `m` or `h`.
+pub(super) fn duration(limits: RangeInclusive<Duration>) -> impl Fn(&DeValue<'_>) -> Result<Duration, Wrong> {
+    move |value| {
+        let millis = measured(value, &DURATIONS).ok_or_else(|| {
+            wrong(value, "want a whole number with its unit (ms, s, m or h) in quotes, for example \"5s\" or \"500ms\"")
+        })?;
+        let duration = Duration::from_millis(millis);
+        if limits.contains(&duration) {
+            Ok(duration)
+        } else {
+            Err(wrong(value, format_args!("want a duration from {:?} to {:?}", limits.start(), limits.end())))
+        }
+    }
+}
+
+/// A size in bytes of at least `least`: a whole number with `B`, `KiB`, `MiB` or `GiB`.
+pub(super) fn size(least: usize) -> impl Fn(&DeValue<'_>) -> Result<usize, Wrong> {
+    move |value| {
+        let bytes =
+            measured(value, &SIZES).and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(|| {
+                wrong(
+                    value,
+                    "want a whole number with its unit (KiB, MiB or GiB) in quotes, for example \"4MiB\"",
+                )
+            })?;
+        if bytes < least {
+            return Err(wrong(value, format_args!("want at least {} KiB", least / KIB)));
+        }
+        Ok(bytes)
+    }
+}
+
+/// What is written, cut short, for a message.
+pub(super) fn shown(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("{:?}", excerpt(text)),
+        DeValue::Integer(number) => excerpt(&number.to_string()),
+        DeValue::Float(number) => excerpt(&number.to_string()),
+        DeValue::Boolean(flag) => flag.to_string(),
+        other => kind(other).to_owned(),
+    }
+}
+
+/// A text as a message may repeat it: short, and without what could upset a terminal.
+pub(super) fn excerpt(text: &str) -> String {
+    let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+    let mut short: String = text.chars().take(EXCERPT).map(clean).collect();
+    if short.len() < text.len() && text.chars().nth(EXCERPT).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+/// Do both say the same? A number may stand in quotes. Tables and lists never do: we do not look into them.
+pub(super) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
+    let scalar = |value: &DeValue<'_>| match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => integer(number).map(|n| n.to_string()),
+        DeValue::Boolean(flag) => Some(flag.to_string()),
+        _ => None,
+    };
+    scalar(a).is_some() && scalar(a) == scalar(b)
+}
+
+/// Something wrong with a value that may be shown.
+pub(super) fn wrong(value: &DeValue<'_>, wanted: impl fmt::Display) -> Wrong {
+    Wrong { found: shown(value), wanted: wanted.to_string() }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a number",
+        DeValue::Float(_) => "a fraction",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+fn integer(number: &DeInteger<'_>) -> Option<i64> {
+    i64::from_str_radix(number.as_str(), number.radix()).ok()
+}
+
+/// A number times its unit, if the unit is there and all of it fits.
+fn measured(value: &DeValue<'_>, units: &[(&str, u64)]) -> Option<u64> {
+    let DeValue::String(text) = value else { return None };
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at_checked(digits)?;
+    let (_, each) = units.iter().find(|(name, _)| *name == unit.trim_start())?;
+    number.parse::<u64>().ok()?.checked_mul(*each)
+}
+
+/// Units of time, in milliseconds: nothing we wait for is shorter.
+const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+
+/// Units of size, in bytes. Powers of two only: a "MB" means two things.
+const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+
+/// Bytes in a KiB, the unit in which least sizes are told.
+const KIB: usize = 1 << 10;
+
+/// Characters of a bad value that a message repeats: enough to recognise it.
+const EXCERPT: usize = 60;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn quoted(text: &str) -> DeValue<'static> {
+        DeValue::String(text.to_owned().into())
+    }
+
+    fn any_duration(value: &DeValue<'_>) -> Result<Duration, Wrong> {
+        duration(Duration::ZERO..=Duration::MAX)(value)
+    }
+
+    #[test]
+    fn a_duration_or_a_size_needs_its_unit() {
+        assert_eq!(any_duration(&quoted("500ms")), Ok(Duration::from_millis(500)));
+        assert_eq!(any_duration(&quoted("2m")), Ok(Duration::from_secs(120)));
+        assert_eq!(size(0)(&quoted("4MiB")), Ok(4 << 20));
+        for bad in [
+            "60",
+            "",
+            "s",
+            "1.5s",
+            "-1s",
+            "1d",
+            "1 s s",
+            "+1s",
+            "99999999999999999999s",
+            "20000000000000000000m",
+        ] {
+            assert!(any_duration(&quoted(bad)).unwrap_err().wanted.contains("unit"), "{bad}");
+        }
+        for bad in ["4", "4MB", "4M", "99999999999GiB", "é"] {
+            assert!(size(0)(&quoted(bad)).unwrap_err().wanted.contains("unit"), "{bad}");
+        }
+        assert!(any_duration(&DeValue::Integer(DeInteger::default())).unwrap_err().wanted.contains("unit"));
+    }
+
+    #[test]
+    fn a_port_may_stand_in_quotes() {
+        assert_eq!(port(&quoted("51009")), Ok(51009));
+        for bad in ["", "+1", "65536", " 1", "1.0", "ssh"] {
+            assert!(port(&quoted(bad)).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_are_told_in_the_message() {
+        let short = duration(Duration::from_secs(1)..=Duration::from_secs(9))(&quoted("10s")).unwrap_err();
+        assert_eq!(
+            (short.found.as_str(), short.wanted.as_str()),
+            ("\"10s\"", "want a duration from 1s to 9s")
+        );
+        assert_eq!(size(1 << 20)(&quoted("1KiB")).unwrap_err().wanted, "want at least 1024 KiB");
+    }
+
+    proptest! {
+        #[test]
+        fn durations_mean_what_they_say(n in 0_u64..1_000_000) {
+            prop_assert_eq!(any_duration(&quoted(&format!("{n}s"))), Ok(Duration::from_secs(n)));
+            prop_assert_eq!(any_duration(&quoted(&format!("{n}h"))), Ok(Duration::from_secs(n * 3600)));
+            prop_assert_eq!(size(0)(&quoted(&format!("{n}KiB"))).ok(), usize::try_from(n << 10).ok());
+        }
+
+        #[test]
+        fn what_a_message_repeats_is_short_and_harmless(text in "\\PC{0,90}|.{0,90}") {
+            let short = excerpt(&text);
+            prop_assert!(short.chars().count() <= EXCERPT + 1 && !short.chars().any(char::is_control));
+        }
+    }
+}

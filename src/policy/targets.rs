@@ -1,0 +1,202 @@
+//! What an edge may dial.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::{PolicyError, network, plain};
+
+/// The addresses and ports that an edge may dial; by default loopback and its own addresses, any port.
+///
+/// A given list stands alone: what it does not hold is forbidden, loopback and own addresses included.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Targets(Vec<Entry>);
+
+/// One entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `own:22` for the edge's own addresses.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Entry {
+    place: Place,
+    /// `None`: any port.
+    port: Option<u16>,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Place {
+    Own,
+    Net(IpNet),
+}
+
+impl Targets {
+    /// May this address be dialled? `own` are the addresses of this machine, as of now.
+    ///
+    /// Compares unwrapped addresses: dial [`plain`]`(at.ip())`, not the dressed one.
+    pub fn allows(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
+        let ip = plain(at.ip());
+        self.0.iter().any(|entry| {
+            entry.port.is_none_or(|port| port == at.port())
+                && match &entry.place {
+                    Place::Own => own.iter().any(|o| plain(*o) == ip),
+                    Place::Net(net) => net.contains(&ip),
+                }
+        })
+    }
+}
+
+impl Default for Targets {
+    fn default() -> Self {
+        let places = [Place::Net(IpNet::V4(LOOPBACK4)), Place::Net(IpNet::V6(LOOPBACK6)), Place::Own];
+        places.into_iter().map(|place| Entry { place, port: None }).collect()
+    }
+}
+
+impl FromIterator<Entry> for Targets {
+    fn from_iter<I: IntoIterator<Item = Entry>>(entries: I) -> Self {
+        Self(entries.into_iter().collect())
+    }
+}
+
+impl FromStr for Entry {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        let (place, port) = text.rsplit_once(':').ok_or(PolicyError::Port)?;
+        let port = match port {
+            "*" => None,
+            digits if digits.bytes().all(|b| b.is_ascii_digit()) => match digits.parse() {
+                Ok(port) if port > 0 => Some(port),
+                _ => return Err(PolicyError::Port),
+            },
+            _ => return Err(PolicyError::Port),
+        };
+        let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
+        let place = match bare {
+            None if place.eq_ignore_ascii_case(OWN) => Place::Own,
+            None if place.contains(':') => return Err(PolicyError::Port),
+            None => Place::Net(network(place)?),
+            Some(bare) => match network(bare)? {
+                net @ IpNet::V6(_) => Place::Net(net),
+                IpNet::V4(_) => return Err(PolicyError::Port),
+            },
+        };
+        Ok(Self { place, port })
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Own => f.write_str(OWN)?,
+            Place::Net(net @ IpNet::V4(_)) => write!(f, "{net}")?,
+            Place::Net(net @ IpNet::V6(_)) => write!(f, "[{net}]")?,
+        }
+        match self.port {
+            None => f.write_str(":*"),
+            Some(port) => write!(f, ":{port}"),
+        }
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Debug for Targets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.0).finish()
+    }
+}
+
+/// The word for the edge's own addresses: no name a resolver would be asked for, and they change with its networks.
+const OWN: &str = "own";
+
+/// All of 127.0.0.0/8 stays on the machine (RFC 1122), so services listen on more than its first address.
+const LOOPBACK4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8);
+
+/// IPv6 has one loopback address only.
+const LOOPBACK6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn targets(texts: &[&str]) -> Targets {
+        texts.iter().map(|text| text.parse::<Entry>().unwrap()).collect()
+    }
+
+    fn allows(targets: &Targets, at: &str, own: &[IpAddr]) -> bool {
+        targets.allows(at.parse().unwrap(), own)
+    }
+
+    #[test]
+    fn by_default_an_edge_dials_itself_and_nobody_else() {
+        let own = ["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()];
+        let targets = Targets::default();
+        for at in ["127.0.0.1:22", "127.9.9.9:1", "[::1]:22", "[::ffff:127.0.0.1]:22", "192.0.2.7:80"] {
+            assert!(allows(&targets, at, &own), "{at}");
+        }
+        assert!(allows(&targets, "[::ffff:192.0.2.7]:80", &own));
+        assert!(allows(&targets, "[2001:db8::7]:80", &own));
+        for at in ["192.0.2.8:80", "[::]:22", "0.0.0.0:22", "[::2]:22", "169.254.169.254:80"] {
+            assert!(!allows(&targets, at, &own), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_given_list_stands_alone() {
+        let own = ["192.0.2.7".parse().unwrap()];
+        let targets = targets(&["10.1.2.3:443", "[fd00::/8]:22", "own:9100", "172.16.0.0/12:*"]);
+        for at in ["10.1.2.3:443", "[fd12::1]:22", "192.0.2.7:9100", "172.31.0.1:5", "[::ffff:10.1.2.3]:443"]
+        {
+            assert!(allows(&targets, at, &own), "{at}");
+        }
+        for at in ["10.1.2.3:444", "10.1.2.4:443", "[fd12::1]:23", "192.0.2.7:22", "127.0.0.1:22"] {
+            assert!(!allows(&targets, at, &own), "{at}");
+        }
+        assert!(!allows(&[].into_iter().collect(), "127.0.0.1:22", &own), "an empty list forbids all");
+    }
+
+    #[test]
+    fn an_entry_that_cannot_be_meant_is_refused() {
+        for text in [
+            "",
+            "10.0.0.1",
+            "10.0.0.1:",
+            "10.0.0.1:0",
+            "10.0.0.1:+1",
+            "10.0.0.1:65536",
+            "10.0.0.1/8:*",
+            "edge1:22",
+            "fd00::/8:22",
+            "[10.0.0.0/8]:22",
+            "[own]:22",
+            "[::ffff:0:0/96]:22",
+        ] {
+            assert!(text.parse::<Entry>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_entry_survives_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
+            let net = Ipv6Net::new(bits.into(), length).unwrap().trunc();
+            let entry = Entry { place: Place::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
+            prop_assume!(length == 0 || plain(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
+            prop_assert_eq!(entry.to_string().parse::<Entry>(), Ok(entry));
+        }
+
+        #[test]
+        fn dress_never_gets_an_address_past_the_list(bits: u32, port: u16) {
+            let ip = Ipv4Addr::from(bits);
+            let targets = targets(&["127.0.0.0/8:*", "10.1.2.3:443"]);
+            let naked = targets.allows((ip, port).into(), &[]);
+            prop_assert_eq!(targets.allows((ip.to_ipv6_mapped(), port).into(), &[]), naked);
+            prop_assert_eq!(naked, ip.is_loopback() || (ip == Ipv4Addr::new(10, 1, 2, 3) && port == 443));
+        }
+    }
+}
