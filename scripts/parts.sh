@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs the programs that the tests drive, as far as they are missing (Debian, as root), and says what is missing
+# otherwise. No daemon is started by their installation.
+set -euo pipefail
+
+# program:package
+programs=(
+  sshd:openssh-server ssh:openssh-client scp:openssh-client ssh-keygen:openssh-client
+  nc.openbsd:netcat-openbsd ncat:ncat corkscrew:corkscrew socat:socat connect-proxy:connect-proxy
+  ip:iproute2 curl:curl shellcheck:shellcheck expect:expect htpasswd:apache2-utils g++:g++
+)
+
+PATH=$PATH:/usr/sbin:/sbin
+
+missing=()
+for entry in "${programs[@]}"; do
+  command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
+done
+command -v go >/dev/null || echo "go is missing: the plain peer needs Go 1.25 or newer from https://go.dev/dl" >&2
+
+if ((${#missing[@]} == 0)); then exit 0; fi
+mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+  echo "missing, and only root on Debian can install them here: ${missing[*]}" >&2
+  exit 1
+fi
+
+echo "installing ${missing[*]}"
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e $policy ]]; then
+  # Debian asks this file before it starts a daemon; 101 means no.
+  trap 'rm -f "$policy"' EXIT
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod 755 "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+if ! { apt-get update && apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+  tail -n 30 "$log" >&2
+  exit 1
+fi
+rm -f "$log"

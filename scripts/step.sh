@@ -1,0 +1,21 @@
+# shellcheck shell=bash
+# To be sourced: `step NAME COMMAND...` runs a command, tells how long it took, and ends the script if it fails.
+
+step() {
+  local name=$1 began=$SECONDS status=0
+  shift
+  echo "-- $name"
+  # In a list `set -e` would not hold inside a function, hence the subshell.
+  set +e
+  (
+    set -e
+    "$@"
+  )
+  status=$?
+  set -e
+  if ((status != 0)); then
+    echo "-- $name FAILED (status $status) after $((SECONDS - began)) s" >&2
+    exit 1
+  fi
+  echo "-- $name: ok, $((SECONDS - began)) s"
+}

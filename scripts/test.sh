@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Installs what the tests need, and runs them all; CI runs the same.
+#
+#   TUNNEL_FUZZ_SECONDS   how long each fuzz target runs, default 60
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/step.sh
+. scripts/step.sh
+PATH=$PATH:/usr/sbin:/sbin
+
+step 'programs for the tests' scripts/parts.sh
+step 'plain peer' scripts/plainpeer.sh
+step 'checks' scripts/check.sh
+step 'build of the tests' cargo test --quiet --no-run
+# Here a test that lacks a program fails instead of being skipped.
+TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
+# Most tests wait for other processes, so more of them than cores may run at once.
+export TUNNEL_PLAINPEER TUNNEL_TESTS_REQUIRE=1 RUST_TEST_THREADS=4
+step 'tests' cargo test --quiet
+step 'fuzzing' scripts/fuzz.sh "${TUNNEL_FUZZ_SECONDS:-60}"
+echo "all passed in $SECONDS s"

@@ -1,0 +1,21 @@
+//! What an operator may write into a config file: settings, or faults that say what is wrong, one line each.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tunnel::config::{Environment, Faults, cloud::Cloud, edge::Edge};
+
+fuzz_target!(|text: &str| {
+    let env = Environment::default();
+    check(Cloud::read(text, &env).err());
+    check(Edge::read(text, &env).err());
+});
+
+fn check(faults: Option<Faults>) {
+    let Some(faults) = faults else { return };
+    let said = faults.to_string();
+    assert!(faults.iter().count() > 0, "refused without a reason");
+    assert_eq!(said.lines().count(), faults.iter().count(), "{said}");
+    // A terminal must not be led astray by what somebody wrote into a file.
+    assert!(!said.contains('\u{1b}'), "{said:?}");
+}

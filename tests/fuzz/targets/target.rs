@@ -1,0 +1,13 @@
+//! What a client may write behind CONNECT: parsed or refused, and the same again once printed.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tunnel::names::Target;
+
+fuzz_target!(|text: &str| {
+    if let Ok(target) = text.parse::<Target>() {
+        assert!(target.port != 0);
+        assert_eq!(target.to_string().parse::<Target>().as_ref(), Ok(&target), "{text:?}");
+    }
+});

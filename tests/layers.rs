@@ -1,0 +1,423 @@
+//! The arrows between modules and the length of files, checked on the sources themselves.
+//!
+//! An import goes to a lower row only: never up, never sideways. Children live in their parent's room.
+
+#![allow(clippy::expect_used)]
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The rows, lowest first. `main` and `lib` stand outside.
+const ROWS: [&[&str]; 8] = [
+    &["names", "drain", "telemetry"],
+    &["config", "policy", "net"],
+    &["tunnel"],
+    &["registry"],
+    &["route"],
+    &["frontend", "backend", "admin"],
+    &["cloud", "edge"],
+    &["command"],
+];
+
+/// A file longer than this, without its tests, is two files.
+const LONGEST_FILE: usize = 300;
+
+/// One broken rule: where, and which.
+#[derive(Debug, PartialEq, Eq)]
+struct Fault {
+    file: String,
+    line: usize,
+    rule: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "src/{}:{}: {}", self.file, self.line, self.rule)
+    }
+}
+
+/// A word or a mark of the source, and the line it stands on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Token {
+    text: String,
+    line: usize,
+}
+
+/// One path from the crate's root, as segments, wherever the source names it.
+#[derive(Debug, PartialEq, Eq)]
+struct Import {
+    path: Vec<String>,
+    line: usize,
+}
+
+#[test]
+fn imports_go_to_lower_rows_only() {
+    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| arrow_faults(file, text)).collect();
+    report(&faults);
+}
+
+#[test]
+fn grpc_config_and_http_statuses_are_known_where_they_belong() {
+    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| knowledge_faults(file, text)).collect();
+    report(&faults);
+}
+
+#[test]
+fn no_file_is_longer_than_one_sitting() {
+    let faults: Vec<_> = sources().iter().filter_map(|(file, text)| length_fault(file, text)).collect();
+    report(&faults);
+}
+
+fn report(faults: &[Fault]) {
+    let lines: Vec<_> = faults.iter().map(Fault::to_string).collect();
+    assert!(faults.is_empty(), "{} broken:\n{}", faults.len(), lines.join("\n"));
+}
+
+/// Every source file with its path below `src`.
+fn sources() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    let mut open: Vec<PathBuf> = vec![root.clone()];
+    while let Some(dir) = open.pop() {
+        for entry in std::fs::read_dir(&dir).expect("src is readable") {
+            let path = entry.expect("src is readable").path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let name = path.strip_prefix(&root).expect("below src").to_string_lossy().into_owned();
+                found.push((name, std::fs::read_to_string(&path).expect("a source is UTF-8")));
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty(), "no sources under {}", root.display());
+    found
+}
+
+fn arrow_faults(file: &str, text: &str) -> Vec<Fault> {
+    let home = module_of(file);
+    let Some(room) = home.first() else { return Vec::new() };
+    let Some(row) = row_of(room) else {
+        return vec![fault(file, 1, format!("module {room} stands in no row of the architecture"))];
+    };
+    let mut faults = Vec::new();
+    for import in imports(&home, &tokens(text)) {
+        let Some(other) = import.path.first().filter(|other| *other != room) else { continue };
+        let rule = match row_of(other) {
+            None => format!("{other} stands in no row of the architecture"),
+            Some(theirs) if theirs > row => format!("{room} imports {other}, which is above it"),
+            Some(theirs) if theirs == row => format!("{room} imports {other}, which is beside it"),
+            Some(_) => continue,
+        };
+        faults.push(fault(file, import.line, rule));
+    }
+    // Of a group, several words may break one rule on one line.
+    faults.dedup();
+    faults
+}
+
+fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
+    let home = module_of(file);
+    let Some(room) = home.first() else { return Vec::new() };
+    let tokens = tokens(text);
+    let below = |i: usize| home.get(i).map_or("", String::as_str);
+    let wire =
+        room == "tunnel" && (matches!(below(1), "codec" | "extension") || below(1).starts_with("grpc"));
+    let wiring = matches!(room.as_str(), "config" | "cloud" | "edge" | "command");
+    let http = matches!(room.as_str(), "frontend" | "admin");
+    let mut faults = Vec::new();
+    for import in imports(&home, &tokens) {
+        if !wire && import.path.iter().any(|s| s == "proto") {
+            faults.push(fault(
+                file,
+                import.line,
+                "only the codec and the gRPC ends use protobuf types".into(),
+            ));
+        }
+        if !wiring && import.path.first().is_some_and(|s| s == "config") {
+            faults.push(fault(file, import.line, "only wiring reads config".into()));
+        }
+    }
+    for token in &tokens {
+        if !wire && matches!(token.text.as_str(), "tonic" | "prost" | "tonic_prost") {
+            faults.push(fault(file, token.line, format!("only the gRPC ends know {}", token.text)));
+        }
+        if !http && token.text == "StatusCode" {
+            faults.push(fault(file, token.line, "only the front end and admin know HTTP statuses".into()));
+        }
+    }
+    faults
+}
+
+fn length_fault(file: &str, text: &str) -> Option<Fault> {
+    if file.ends_with("/tests.rs") {
+        return None;
+    }
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    // Tests with a body close a file; `mod tests;` names another file and cuts nothing.
+    let tests = lines
+        .windows(2)
+        .position(|pair| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{'));
+    let length = tests.unwrap_or(lines.len());
+    (length > LONGEST_FILE)
+        .then(|| fault(file, length, format!("{length} lines without tests, {LONGEST_FILE} are allowed")))
+}
+
+fn fault(file: &str, line: usize, rule: String) -> Fault {
+    Fault { file: file.into(), line, rule }
+}
+
+fn row_of(room: &str) -> Option<usize> {
+    ROWS.iter().position(|row| row.contains(&room))
+}
+
+/// The module path of a file: `net/dial.rs` is `[net, dial]`; `main.rs` and `lib.rs` are the root, `[]`.
+fn module_of(file: &str) -> Vec<String> {
+    let stem = file.trim_end_matches(".rs");
+    if matches!(stem, "main" | "lib") { Vec::new() } else { stem.split('/').map(String::from).collect() }
+}
+
+/// Every path that begins with `crate` or `super`, resolved against the module it stands in.
+fn imports(home: &[String], tokens: &[Token]) -> Vec<Import> {
+    let at = |i: usize| tokens.get(i).map_or("", |t| t.text.as_str());
+    let mut found = Vec::new();
+    let mut depth = 0usize;
+    // Inline modules around the current token, each with the brace depth it opened at.
+    let mut inside: Vec<(String, usize)> = Vec::new();
+    let mut i = 0;
+    while i < tokens.len() {
+        match at(i) {
+            "mod" if at(i + 2) == "{" => inside.push((at(i + 1).into(), depth + 1)),
+            "{" => depth += 1,
+            "}" => {
+                inside.retain(|(_, opened)| *opened < depth);
+                depth = depth.saturating_sub(1);
+            }
+            "crate" | "super" if at(i + 1) == "::" && (i == 0 || !matches!(at(i - 1), "::" | "$")) => {
+                let mut base: Vec<String> = Vec::new();
+                let mut next = i + 2;
+                if at(i) == "super" {
+                    base = home.iter().cloned().chain(inside.iter().map(|(name, _)| name.clone())).collect();
+                    base.pop();
+                    while at(next) == "super" && at(next + 1) == "::" {
+                        base.pop();
+                        next += 2;
+                    }
+                }
+                i = branch(tokens, next, base, &mut found);
+                continue;
+            }
+            _ => {}
+        }
+        i += 1;
+    }
+    found
+}
+
+/// Reads one branch of a path tree from `i` on (`a::b`, `{a, b::{c}}`, `*`); says where it ends.
+fn branch(tokens: &[Token], mut i: usize, mut path: Vec<String>, found: &mut Vec<Import>) -> usize {
+    while let Some(token) = tokens.get(i) {
+        if token.text == "{" {
+            i += 1;
+            while tokens.get(i).is_some_and(|t| t.text != "}") {
+                let before = i;
+                i = branch(tokens, i, path.clone(), found);
+                if tokens.get(i).is_some_and(|t| t.text == "as") {
+                    i += 2;
+                }
+                // What is no path (a comma) is stepped over, so that this always ends.
+                i += usize::from(i == before);
+            }
+            return i + 1;
+        }
+        if token.text != "*" && !token.text.starts_with(is_word) {
+            return i;
+        }
+        path.push(token.text.clone());
+        if tokens.get(i + 1).is_some_and(|t| t.text == "::") {
+            i += 2;
+        } else {
+            found.push(Import { path, line: token.line });
+            return i + 1;
+        }
+    }
+    i
+}
+
+/// The words and marks of a source, without comments and the insides of texts.
+fn tokens(text: &str) -> Vec<Token> {
+    let chars: Vec<char> = text.chars().collect();
+    let at = |i: usize| chars.get(i).copied().unwrap_or('\0');
+    let (mut found, mut line, mut i) = (Vec::new(), 1, 0);
+    while i < chars.len() {
+        let from = i;
+        let c = at(i);
+        i = match c {
+            '/' if at(i + 1) == '/' => until(&chars, i, |j| at(j) == '\n'),
+            '/' if at(i + 1) == '*' => end_of_block_comment(&chars, i),
+            '"' => end_of_text(&chars, i),
+            'r' if at(i + 1) == '"' || at(i + 1) == '#' && matches!(at(i + 2), '"' | '#') => {
+                let hashes = until(&chars, i + 1, |j| at(j) != '#') - i - 1;
+                let close = |j: usize| at(j) == '"' && (1..=hashes).all(|k| at(j + k) == '#');
+                until(&chars, i + hashes + 2, close) + hashes + 1
+            }
+            '\'' if at(i + 1) == '\\' => until(&chars, i + 3, |j| at(j) == '\'') + 1,
+            '\'' if at(i + 2) == '\'' => i + 3,
+            ':' if at(i + 1) == ':' => i + 2,
+            _ if is_word(c) => until(&chars, i, |j| !is_word(at(j))),
+            _ => i + 1,
+        };
+        i = i.min(chars.len());
+        let piece = &chars[from..i];
+        let silent =
+            c.is_whitespace() || c == '"' || piece.starts_with(&['/', '/']) || piece.starts_with(&['/', '*']);
+        if !silent {
+            found.push(Token { text: piece.iter().collect(), line });
+        }
+        line += piece.iter().filter(|c| **c == '\n').count();
+    }
+    found
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn until(chars: &[char], from: usize, stop: impl Fn(usize) -> bool) -> usize {
+    (from..chars.len()).find(|i| stop(*i)).unwrap_or(chars.len())
+}
+
+fn end_of_text(chars: &[char], from: usize) -> usize {
+    let mut i = from + 1;
+    while i < chars.len() && chars[i] != '"' {
+        i += if chars[i] == '\\' { 2 } else { 1 };
+    }
+    i + 1
+}
+
+fn end_of_block_comment(chars: &[char], from: usize) -> usize {
+    let (mut depth, mut i) = (0usize, from);
+    while i < chars.len() {
+        match (chars[i], chars.get(i + 1)) {
+            ('/', Some('*')) => (depth, i) = (depth + 1, i + 2),
+            ('*', Some('/')) => (depth, i) = (depth - 1, i + 2),
+            _ => i += 1,
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    i
+}
+
+// The checker itself, on sources made up to break its rules.
+
+fn lines_of(faults: &[Fault]) -> Vec<(usize, &str)> {
+    faults.iter().map(|f| (f.line, f.rule.as_str())).collect()
+}
+
+#[test]
+fn an_import_that_goes_up_is_found_with_its_line() {
+    let faults =
+        arrow_faults("net/dial.rs", "//! Dials.\n\nuse crate::names::Target;\nuse crate::route::Route;\n");
+    assert_eq!(lines_of(&faults), [(4, "net imports route, which is above it")]);
+    assert_eq!(faults[0].to_string(), "src/net/dial.rs:4: net imports route, which is above it");
+}
+
+#[test]
+fn an_import_that_goes_sideways_is_found() {
+    let faults = arrow_faults("cloud.rs", "use crate::edge::Edge;");
+    assert_eq!(lines_of(&faults), [(1, "cloud imports edge, which is beside it")]);
+}
+
+#[test]
+fn groups_are_followed_however_deep() {
+    assert_eq!(arrow_faults("cloud.rs", "use crate::{names as n, net::{tls as t, dial}};"), []);
+    let text = "use crate::{\n  names::{NodeName, Target},\n  net::{\n    tls as t,\n  },\n  admin::{self, Page},\n};";
+    let faults = arrow_faults("tunnel/link.rs", text);
+    assert_eq!(lines_of(&faults), [(6, "tunnel imports admin, which is above it")]);
+}
+
+#[test]
+fn a_path_in_the_middle_of_code_is_an_import_too() {
+    let faults = arrow_faults("names.rs", "fn f() -> u8 { 1 + crate::net::dial::PATIENCE }");
+    assert_eq!(lines_of(&faults), [(1, "names imports net, which is above it")]);
+}
+
+#[test]
+fn super_is_followed_out_of_inline_modules_and_files() {
+    let text = "use super::frame;\nuse super::super::route::X;\nmod tests {\n use super::super::codec;\n use super::super::super::edge::Y;\n}\nuse super::super::cloud;";
+    let faults = arrow_faults("tunnel/link.rs", text);
+    assert_eq!(
+        lines_of(&faults),
+        [
+            (2, "tunnel imports route, which is above it"),
+            (5, "tunnel imports edge, which is above it"),
+            (7, "tunnel imports cloud, which is above it")
+        ]
+    );
+}
+
+#[test]
+fn comments_texts_and_visibility_are_no_imports() {
+    let text = "// crate::edge\n/* crate::edge /* crate::edge */ */\npub(crate) fn f<'a>(x: &'a str) -> char {\n  \
+                g(\"\\\"crate::edge\", r#\"\"crate::edge\"#, '\"', '\\'');\n  '\"'\n}\n";
+    assert_eq!(arrow_faults("names.rs", text), []);
+    assert_eq!(lines_of(&arrow_faults("names.rs", &format!("{text}use crate::edge;"))).len(), 1);
+}
+
+#[test]
+fn lower_rows_and_the_own_room_may_be_imported() {
+    let text = "use crate::tunnel::frame;\nuse crate::net::Duplex;\nuse crate::names::Target;";
+    assert_eq!(arrow_faults("tunnel/link.rs", text), []);
+    assert_eq!(arrow_faults("main.rs", "use crate::anything;"), []);
+}
+
+#[test]
+fn a_module_without_a_row_is_found() {
+    let faults = arrow_faults("helpers.rs", "");
+    assert_eq!(lines_of(&faults), [(1, "module helpers stands in no row of the architecture")]);
+    let faults = arrow_faults("net.rs", "use crate::helpers::x;");
+    assert_eq!(lines_of(&faults), [(1, "helpers stands in no row of the architecture")]);
+}
+
+#[test]
+fn grpc_is_known_to_the_codec_and_the_grpc_ends_only() {
+    let text = "use tonic::Status;\nuse prost::Message;\nuse crate::tunnel::proto::StreamMsg;";
+    for file in ["tunnel/codec.rs", "tunnel/codec/tests.rs", "tunnel/extension.rs", "tunnel/grpc/accept.rs"] {
+        assert_eq!(knowledge_faults(file, text), [], "{file}");
+    }
+    assert_eq!(knowledge_faults("tunnel/link.rs", text).len(), 3);
+    assert_eq!(knowledge_faults("registry.rs", text).len(), 3);
+}
+
+#[test]
+fn config_is_read_by_wiring_only() {
+    let text = "use crate::config::cloud::Cloud;";
+    for file in ["cloud.rs", "edge/serve.rs", "command/demo.rs", "main.rs", "config/edge.rs"] {
+        assert_eq!(knowledge_faults(file, text), [], "{file}");
+    }
+    assert_eq!(lines_of(&knowledge_faults("frontend.rs", text)), [(1, "only wiring reads config")]);
+}
+
+#[test]
+fn http_statuses_are_known_to_the_front_end_and_admin_only() {
+    let text = "\nuse http::StatusCode;";
+    for file in ["frontend.rs", "frontend/connect.rs", "admin.rs"] {
+        assert_eq!(knowledge_faults(file, text), [], "{file}");
+    }
+    assert_eq!(
+        lines_of(&knowledge_faults("route.rs", text)),
+        [(2, "only the front end and admin know HTTP statuses")]
+    );
+}
+
+#[test]
+fn a_file_over_its_length_is_found_and_its_tests_do_not_count() {
+    let body = "let x = 1;\n".repeat(300);
+    assert_eq!(length_fault("net.rs", &body), None);
+    assert!(length_fault("net.rs", &format!("{body}\n")).is_some());
+    assert_eq!(length_fault("net.rs", &format!("{body}#[cfg(test)]\nmod tests {{\n{body}}}\n")), None);
+    assert!(length_fault("net.rs", &format!("#[cfg(test)]\nmod tests;\n{body}")).is_some());
+    assert_eq!(length_fault("net/tests.rs", &body.repeat(3)), None);
+}

@@ -1,0 +1,65 @@
+//! Half-close end to end: the client says that it has sent all, and still gets its answer.
+
+use std::fs::File;
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::parts::have;
+use crate::process::run;
+use crate::ssh::sha256;
+use crate::tunnel::Pair;
+
+#[test]
+fn nc_sends_its_end_and_reads_the_answer() {
+    answer_comes_after_the_end("nc.openbsd", |proxy, port| {
+        format!("-N -X connect -x 127.0.0.1:{proxy} node1 {port}")
+    });
+}
+
+#[test]
+fn ncat_sends_its_end_and_reads_the_answer() {
+    answer_comes_after_the_end("ncat", |proxy, port| {
+        format!("--proxy-type http --proxy 127.0.0.1:{proxy} node1 {port}")
+    });
+}
+
+#[test]
+fn socat_sends_its_end_and_reads_the_answer() {
+    answer_comes_after_the_end("socat", |proxy, port| {
+        format!("-t 20 - PROXY:127.0.0.1:node1:{port},proxyport={proxy}")
+    });
+}
+
+/// Sends three million bytes to a server that answers with their hash once it has seen the end of them.
+fn answer_comes_after_the_end(program: &str, args: impl Fn(u16, u16) -> String) {
+    if !have(&[program, "sha256sum"]) {
+        return;
+    }
+    let pair = Pair::start();
+    let sent = pair.place.path().join("sent");
+    let mut random = File::open("/dev/urandom").unwrap().take(3_000_000);
+    std::io::copy(&mut random, &mut File::create(&sent).unwrap()).unwrap();
+
+    let args = args(pair.cloud.connect, hash_server());
+    let args: Vec<_> = args.split(' ').collect();
+    let said = run(program, &args, Some(&sent), ANSWER);
+    assert_eq!(said.stdout, format!("{}  -\n", sha256(&sent)), "{program}: {said:?}");
+}
+
+/// A server that is `sha256sum` itself, on one connection. Its thread ends with the test.
+fn hash_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (conn, _) = listener.accept().unwrap();
+        let out = OwnedFd::from(conn.try_clone().unwrap());
+        Command::new("sha256sum").stdin(OwnedFd::from(conn)).stdout(out).status().unwrap();
+    });
+    port
+}
+
+/// Three megabytes and their hash on a busy machine.
+const ANSWER: Duration = Duration::from_secs(30);

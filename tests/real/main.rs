@@ -1,0 +1,19 @@
+//! The built program among real ones: ssh and its helpers, sshd, and a plain peer in another language.
+//!
+//! A test whose programs are missing says so and is skipped; with `TUNNEL_TESTS_REQUIRE=1` it fails instead.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/certificates.rs"]
+mod certificates;
+#[path = "../support/wait.rs"]
+mod wait;
+
+mod halfclose;
+mod parts;
+mod plain;
+mod process;
+mod refusals;
+mod ssh;
+mod sshd;
+mod tunnel;

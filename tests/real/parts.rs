@@ -1,0 +1,69 @@
+//! Programs that tests drive: where they are, and what to do without them.
+
+#![expect(clippy::disallowed_methods, reason = "tests read the environment that the test script sets")]
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// Finds every named program; otherwise tells which is missing, and the test is skipped.
+///
+/// # Panics
+///
+/// If one is missing although `TUNNEL_TESTS_REQUIRE=1` promised that none is.
+pub(crate) fn have(names: &[&str]) -> bool {
+    let missing: Vec<_> = names.iter().copied().filter(|name| find(name).is_none()).collect();
+    missing.is_empty() || skip(&format!("{} not installed", missing.join(", ")))
+}
+
+/// Where a program is. sbin counts too: Debian's sshd is there, and not everybody's PATH has it.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let dirs = path.split(':').chain(["/usr/sbin", "/sbin"]);
+    dirs.map(|dir| Path::new(dir).join(name)).find(|file| file.is_file())
+}
+
+/// The plain peer: the one the test script has built, else built here if there is Go.
+pub(crate) fn plain_peer() -> Option<&'static Path> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        if let Ok(given) = std::env::var("TUNNEL_PLAINPEER") {
+            return Some(given.into());
+        }
+        find("go")?;
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("plainpeer");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/plainpeer");
+        let mut go = Command::new("go");
+        let status = go.arg("build").arg("-o").arg(&program).arg(".").current_dir(sources).status();
+        status.is_ok_and(|s| s.success()).then_some(program)
+    });
+    if built.is_none() {
+        skip("the plain peer cannot be built without Go");
+    }
+    built.as_deref()
+}
+
+/// A loopback port that nothing listens on, and that no other call in this process returns.
+///
+/// Outside the range that the kernel takes ports from for outgoing connections, so that none takes it meanwhile.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let offset = u16::try_from(std::process::id() % 120).unwrap() * 100;
+    loop {
+        let port = 20_000 + (offset + NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn skip(why: &str) -> bool {
+    assert!(std::env::var("TUNNEL_TESTS_REQUIRE").as_deref() != Ok("1"), "{why}");
+    let test = std::thread::current();
+    // Not by a macro: those are caught, and shown for failed tests only.
+    let _ = writeln!(std::io::stderr(), "skipped {}: {why}", test.name().unwrap_or("a test"));
+    false
+}

@@ -1,0 +1,121 @@
+//! A plain peer, in another language on another gRPC, as edge and as cloud.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::parts::{free_port, have, plain_peer};
+use crate::process::{PATIENCE, Running, run};
+use crate::ssh::helper;
+use crate::sshd::Sshd;
+use crate::tunnel::{Cloud, Edge, Place, SERVER_NAME, TOKEN};
+
+#[test]
+fn a_plain_edge_is_served_by_our_cloud() {
+    let Some(program) = ready() else { return };
+    let (sshd, place) = (Sshd::start(), Place::new());
+    let mut cloud = Cloud::start(&place);
+    let _edge = plain_edge(program, &place, cloud.grpc);
+    cloud.has("node1");
+    sshd.works_through(&helper("nc.openbsd", cloud.connect));
+}
+
+#[test]
+fn a_plain_edge_tells_our_client_why_it_could_not_dial() {
+    let Some(program) = ready() else { return };
+    let place = Place::new();
+    let mut cloud = Cloud::start(&place);
+    let _edge = plain_edge(program, &place, cloud.grpc);
+    cloud.has("node1");
+    let args = format!("-X connect -x 127.0.0.1:{} node1 {}", cloud.connect, free_port());
+    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE);
+    assert!(said.stderr.contains("502 ") && said.stderr.contains("refused"), "{said:?}");
+}
+
+#[test]
+fn a_plain_cloud_is_served_by_our_edge() {
+    let Some(program) = ready() else { return };
+    let (sshd, place) = (Sshd::start(), Place::new());
+    let mut cloud = PlainCloud::start(program, &place);
+    let _edge = Edge::start(&place, &cloud.grpc.to_string());
+    cloud.process.says("attached node1");
+    cloud.process.says("heartbeat node1");
+    sshd.works_through(&helper("nc.openbsd", cloud.connect.port()));
+}
+
+/// Without our program: whatever fails here is no fault of it.
+#[test]
+fn the_plain_peers_serve_each_other() {
+    let Some(program) = ready() else { return };
+    let (sshd, place) = (Sshd::start(), Place::new());
+    let mut cloud = PlainCloud::start(program, &place);
+    let _edge = plain_edge(program, &place, cloud.grpc.port());
+    cloud.process.says("attached node1");
+    for program in ["nc.openbsd", "ncat", "corkscrew", "socat", "connect-proxy"] {
+        if have(&[program]) {
+            sshd.works_through(&helper(program, cloud.connect.port()));
+        }
+    }
+}
+
+#[test]
+fn idle_links_with_plain_peers_outlive_their_keepalives() {
+    let Some(program) = ready() else { return };
+    let place = Place::new();
+    let mut cloud = Cloud::start(&place);
+    let mut plain_edge = plain_edge(program, &place, cloud.grpc);
+    cloud.has("node1");
+    let mut plain_cloud = PlainCloud::start(program, &place);
+    let mut edge = Edge::start(&place, &plain_cloud.grpc.to_string());
+    plain_cloud.process.says("attached node1");
+
+    // The one thing that takes its time: their clocks are not ours to wind.
+    std::thread::sleep(KEEPALIVES);
+
+    cloud.process.lives();
+    edge.process.lives();
+    plain_edge.lives();
+    plain_cloud.process.lives();
+    let (edge_log, cloud_log) = (plain_edge.log(), plain_cloud.process.log());
+    assert_eq!(edge_log.matches("call open").count(), 1, "the plain edge called again:\n{edge_log}");
+    assert!(!edge_log.contains("call ended"), "{edge_log}");
+    assert_eq!(cloud_log.matches("attached node1").count(), 1, "our edge called again:\n{cloud_log}");
+    assert!(!cloud_log.contains("detached"), "{cloud_log}");
+}
+
+/// A plain cloud, listening.
+#[derive(Debug)]
+struct PlainCloud {
+    process: Running,
+    grpc: SocketAddr,
+    connect: SocketAddr,
+}
+
+impl PlainCloud {
+    fn start(program: &Path, place: &Place) -> Self {
+        let mut command = Command::new(program);
+        command.args(["cloud", "--token", TOKEN, "--cert"]).arg(&place.files.cert);
+        let mut process =
+            Running::start("plain-cloud", place.path(), command.arg("--key").arg(&place.files.key));
+        let line = process.says("listening ");
+        let mut addresses = line.split(' ').skip(1).map(|text| text.parse().unwrap());
+        let (grpc, connect) = (addresses.next().unwrap(), addresses.next().unwrap());
+        Self { process, grpc, connect }
+    }
+}
+
+fn plain_edge(program: &Path, place: &Place, cloud: u16) -> Running {
+    let mut command = Command::new(program);
+    command.args(["edge", "--node", "node1", "--token", TOKEN, "--name", SERVER_NAME]);
+    command.arg("--cloud").arg(format!("127.0.0.1:{cloud}")).arg("--ca").arg(&place.files.ca);
+    Running::start("plain-edge", place.path(), &mut command)
+}
+
+fn ready() -> Option<&'static Path> {
+    if have(&["sshd", "ssh", "ssh-keygen", "nc.openbsd"]) { plain_peer() } else { None }
+}
+
+/// Longer than a plain peer's patience with silence (6 s and 11 s), and than three pings that come too often take
+/// to be punished (45 s at most, when they come every 15 s).
+const KEEPALIVES: Duration = Duration::from_secs(48);

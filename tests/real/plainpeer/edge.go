@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"os"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+)
+
+// edge is a plain edge: it dials the cloud, and dials what the cloud asks for.
+type edge struct {
+	cloud, ca, name string // address, CA file, and the name to find in the certificate
+	node, token     string
+	heartbeat       time.Duration // between two heartbeats; one unanswered ends the call
+	sessions        *sessions
+}
+
+// login is the token as metadata of the call. Only sent over TLS.
+type login struct{ node, token string }
+
+func (l login) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	text, err := json.Marshal(struct {
+		Node  string `json:"nodename"`
+		Token string `json:"token"`
+	}{l.node, l.token})
+	return map[string]string{"authorization": "Bearer " + string(text)}, err
+}
+
+func (login) RequireTransportSecurity() bool { return true }
+
+var call = grpc.StreamDesc{StreamName: "TunnelStreaming", ServerStreams: true, ClientStreams: true}
+
+// run serves until the context ends; a call that ended is made again after a second.
+func (e *edge) run(ctx context.Context) error {
+	pem, err := os.ReadFile(e.ca)
+	if err != nil {
+		return err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return fmt.Errorf("no certificate in %s", e.ca)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+e.cloud,
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: e.name})),
+		grpc.WithPerRPCCredentials(login{e.node, e.token}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 10 * time.Millisecond, Timeout: time.Second, PermitWithoutStream: true}),
+		// A plain edge does not pause between attempts; a tenth of a second spares the tests' machine.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1, MaxDelay: 100 * time.Millisecond},
+			MinConnectTimeout: time.Minute}))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for {
+		err := e.serve(ctx, conn)
+		if ctx.Err() != nil {
+			return nil
+		}
+		log.Printf("call ended: %v", err)
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// serve is one call.
+func (e *edge) serve(ctx context.Context, conn *grpc.ClientConn) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	rpc, err := conn.NewStream(ctx, &call, "/proto.Stream/TunnelStreaming", grpc.ForceCodec(codec{}), grpc.WaitForReady(true))
+	if err != nil {
+		return err
+	}
+	log.Printf("call open")
+	out := newStream(e.node)
+	defer e.sessions.forgetAll(out)
+	defer out.close()
+	go func() { cancel(out.pump(func(m *message) error { return rpc.SendMsg(m) })) }()
+	echoes := make(chan struct{}, 1)
+	go e.beat(ctx, out, echoes, cancel)
+	for {
+		m := new(message)
+		if err := rpc.RecvMsg(m); err != nil {
+			return errors.Join(err, context.Cause(ctx))
+		}
+		switch {
+		case m.category == "stream" && m.kind == "heartbeat":
+			select {
+			case echoes <- struct{}{}:
+			default:
+			}
+		case m.category != "ssh" && m.category != "egress" && m.category != "httpProxy":
+			log.Printf("no handler for %s %s", m.category, m.kind)
+		case m.kind == "connecting":
+			e.dial(m, out)
+		case m.kind == "connected" || m.kind == "connect-failed" || m.kind == "tcp-forward" || m.kind == "closed":
+			e.sessions.deliver(m, out, m.node == e.node)
+		default:
+			log.Printf("no handler for %s %s", m.category, m.kind)
+		}
+	}
+}
+
+// beat sends heartbeats and ends the call at the first that was not answered.
+func (e *edge) beat(ctx context.Context, out *stream, echoes <-chan struct{}, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(e.heartbeat)
+	defer tick.Stop()
+	asked := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if asked {
+			select {
+			case <-echoes:
+			default:
+				cancel(errors.New("heartbeat not answered"))
+				return
+			}
+		}
+		out.send(&message{node: e.node, category: "stream", kind: "heartbeat", topic: e.node + "heartbeat"})
+		asked = true
+	}
+}
+
+// dial answers "connecting". It dials on the read loop and without a limit, as plain edges do.
+func (e *edge) dial(m *message, out *stream) {
+	if s := e.sessions.find(m.topic); s != nil {
+		e.sessions.deliver(m, out, false)
+		return
+	}
+	conn, err := net.Dial("tcp", m.addr)
+	if err != nil {
+		log.Printf("%s: %v", m.topic, err)
+		out.send(&message{node: e.node, category: m.category, kind: "connect-failed", topic: m.topic, data: []byte(err.Error())})
+		return
+	}
+	out.send(&message{node: e.node, category: m.category, kind: "connected", topic: m.topic})
+	s := e.sessions.open(m.topic, m.category, out)
+	go e.sessions.copy(s, conn)
+}

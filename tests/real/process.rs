@@ -1,0 +1,134 @@
+//! Other processes: started, watched, ended.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use crate::wait::{wait_for, wait_until};
+
+/// A process that runs as long as this value lives. Its output goes to a log, shown if the test fails.
+#[derive(Debug)]
+pub(crate) struct Running {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+/// What a finished process has said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Running {
+    /// Starts a process whose log is `name.log` in a directory of the test's own.
+    pub(crate) fn start(name: &str, dir: &Path, command: &mut Command) -> Self {
+        let log = dir.join(format!("{name}.log"));
+        let file = File::create(&log).unwrap();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        let child = command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}"));
+        Self { name: name.into(), child, log }
+    }
+
+    /// What it has said so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits for a line that contains a text, and returns it.
+    ///
+    /// # Panics
+    ///
+    /// If the process ends first, or says nothing of the kind in time.
+    pub(crate) fn says(&mut self, text: &str) -> String {
+        let what = format!("{} says {text:?}", self.name);
+        wait_for(&what, PATIENCE, || {
+            let line = self.log().lines().find(|line| line.contains(text)).map(String::from);
+            if line.is_none() {
+                self.lives();
+            }
+            line
+        })
+    }
+
+    /// Waits until an HTTP path on its admin port answers 200 with a body that contains a text.
+    pub(crate) fn answers(&mut self, port: u16, path: &str, text: &str) {
+        let what = format!("{} answers 200 with {text:?} at {path}", self.name);
+        wait_until(&what, PATIENCE, || {
+            self.lives();
+            fetch(port, path).is_some_and(|answer| is_ok(&answer) && answer.contains(text))
+        });
+    }
+
+    /// Fails the test if it has ended.
+    pub(crate) fn lives(&mut self) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            panic!("{} has ended: {status}", self.name);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log();
+            let skipped = log.lines().count().saturating_sub(LAST_LINES);
+            let lines: Vec<_> = log.lines().skip(skipped).collect();
+            let _ = writeln!(std::io::stderr(), "--- {} ---\n{}", self.name, lines.join("\n"));
+        }
+    }
+}
+
+/// Runs a program to its end, with a file or nothing as its input.
+///
+/// # Panics
+///
+/// If it takes longer than the given patience; it is killed then.
+pub(crate) fn run(
+    program: &str,
+    args: &[impl AsRef<OsStr>],
+    stdin: Option<&Path>,
+    patience: Duration,
+) -> Said {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, err) = (dir.path().join("out"), dir.path().join("err"));
+    let mut command = Command::new(program);
+    command.args(args).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+    command.stdin(stdin.map_or_else(Stdio::null, |file| File::open(file).unwrap().into()));
+    let mut running = Running {
+        name: program.into(),
+        child: command.spawn().unwrap_or_else(|e| panic!("{program} does not start: {e}")),
+        log: err.clone(),
+    };
+    let status = wait_for(&format!("{program} ends"), patience, || running.child.try_wait().unwrap());
+    let text = |file| String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned();
+    Said { status, stdout: text(&out), stderr: text(&err) }
+}
+
+/// One GET, head and body as they came; none if nobody answers.
+fn fetch(port: u16, path: &str) -> Option<String> {
+    let mut conn = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    conn.set_read_timeout(Some(PATIENCE)).ok()?;
+    write!(conn, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    conn.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+fn is_ok(answer: &str) -> bool {
+    answer.split_whitespace().nth(1) == Some("200")
+}
+
+/// How long anything may take that takes milliseconds on an idle machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// So many lines of a log tell what went wrong.
+const LAST_LINES: usize = 60;

@@ -1,0 +1,69 @@
+//! What people see when it does not work: the cause, in the only line that ssh's helpers show.
+
+use crate::parts::{free_port, have};
+use crate::process::{PATIENCE, Said, run};
+use crate::tunnel::Pair;
+use crate::wait::wait_until;
+
+#[test]
+fn nc_shows_that_a_node_is_not_connected() {
+    if !have(&["nc.openbsd"]) {
+        return;
+    }
+    let pair = Pair::start();
+    let said = nc(pair.cloud.connect, "node9", 22);
+    assert!(said.stderr.contains("502 node node9 is not connected"), "{said:?}");
+}
+
+#[test]
+fn nc_shows_that_a_node_has_gone() {
+    if !have(&["nc.openbsd"]) {
+        return;
+    }
+    let Pair { edge, cloud, place } = Pair::start();
+    drop(edge);
+    wait_until("the cloud says that node1 is not connected", PATIENCE, || {
+        nc(cloud.connect, "node1", 22).stderr.contains("502 node node1 is not connected")
+    });
+    drop((cloud, place));
+}
+
+#[test]
+fn nc_shows_that_the_node_was_refused_by_the_target() {
+    if !have(&["nc.openbsd"]) {
+        return;
+    }
+    let pair = Pair::start();
+    let said = nc(pair.cloud.connect, "node1", free_port());
+    assert!(said.stderr.contains("502 ") && said.stderr.contains("refused"), "{said:?}");
+}
+
+#[test]
+fn the_other_helpers_end_with_a_failure_too() {
+    if !have(&["ncat", "corkscrew", "socat", "connect-proxy"]) {
+        return;
+    }
+    let pair = Pair::start();
+    let port = pair.cloud.connect;
+    for (program, args) in [
+        ("ncat", format!("--proxy-type http --proxy 127.0.0.1:{port} node9 22")),
+        ("corkscrew", format!("127.0.0.1 {port} node9 22")),
+        ("socat", format!("- PROXY:127.0.0.1:node9:22,proxyport={port}")),
+        ("connect-proxy", format!("-H 127.0.0.1:{port} node9 22")),
+    ] {
+        let args: Vec<_> = args.split(' ').collect();
+        let said = run(program, &args, None, PATIENCE);
+        assert_eq!(said.stdout, "", "{program}: {said:?}");
+        // corkscrew and socat show the reason, ncat the code, connect-proxy nothing.
+        match program {
+            "ncat" => assert!(said.stderr.contains("502"), "{program}: {said:?}"),
+            "connect-proxy" => assert!(!said.status.success(), "{program}: {said:?}"),
+            _ => assert!(said.stderr.contains("node9 is not connected"), "{program}: {said:?}"),
+        }
+    }
+}
+
+fn nc(proxy: u16, host: &str, port: u16) -> Said {
+    let args = format!("-X connect -x 127.0.0.1:{proxy} {host} {port}");
+    run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE)
+}

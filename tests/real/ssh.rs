@@ -1,0 +1,90 @@
+//! ssh and scp through every helper that people put between ssh and a CONNECT proxy.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::parts::have;
+use crate::process::{PATIENCE, run};
+use crate::sshd::Sshd;
+use crate::tunnel::Pair;
+
+#[test]
+fn ssh_works_through_nc() {
+    works_through("nc.openbsd");
+}
+
+#[test]
+fn ssh_works_through_ncat() {
+    works_through("ncat");
+}
+
+#[test]
+fn ssh_works_through_corkscrew() {
+    works_through("corkscrew");
+}
+
+#[test]
+fn ssh_works_through_socat() {
+    works_through("socat");
+}
+
+#[test]
+fn ssh_works_through_connect_proxy() {
+    works_through("connect-proxy");
+}
+
+#[test]
+fn a_hundred_megabytes_go_up_and_come_back_unchanged() {
+    if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
+        return;
+    }
+    let (sshd, pair) = (Sshd::start(), Pair::start());
+    let options = sshd.options(&helper("nc.openbsd", pair.cloud.connect));
+    let dir = sshd.dir.path();
+    let (original, there, back) = (dir.join("original"), dir.join("there"), dir.join("back"));
+    // Random, so that no piece of it can stand for another.
+    let mut random = File::open("/dev/urandom").unwrap().take(100_000_000);
+    std::io::copy(&mut random, &mut File::create(&original).unwrap()).unwrap();
+
+    scp(&options, &original.display().to_string(), &format!("node1:{}", there.display()));
+    assert_eq!(sha256(&original), sha256(&there), "on the way up");
+    scp(&options, &format!("node1:{}", there.display()), &back.display().to_string());
+    assert_eq!(sha256(&original), sha256(&back), "on the way back");
+}
+
+/// What ssh calls as its `ProxyCommand`.
+pub(crate) fn helper(program: &str, proxy: u16) -> String {
+    match program {
+        "nc.openbsd" => format!("nc.openbsd -X connect -x 127.0.0.1:{proxy} %h %p"),
+        "ncat" => format!("ncat --proxy-type http --proxy 127.0.0.1:{proxy} %h %p"),
+        "corkscrew" => format!("corkscrew 127.0.0.1 {proxy} %h %p"),
+        "socat" => format!("socat - PROXY:127.0.0.1:%h:%p,proxyport={proxy}"),
+        "connect-proxy" => format!("connect-proxy -H 127.0.0.1:{proxy} %h %p"),
+        other => panic!("{other} is no helper"),
+    }
+}
+
+/// The hash of a file, by a program that is not ours.
+pub(crate) fn sha256(file: &Path) -> String {
+    let said = run("sha256sum", &[file], None, PATIENCE);
+    said.stdout.split_whitespace().next().unwrap().to_owned()
+}
+
+fn works_through(program: &str) {
+    if !have(&["sshd", "ssh", "ssh-keygen", program]) {
+        return;
+    }
+    let (sshd, pair) = (Sshd::start(), Pair::start());
+    sshd.works_through(&helper(program, pair.cloud.connect));
+}
+
+fn scp(options: &[String], from: &str, to: &str) {
+    let args: Vec<_> = options.iter().map(String::as_str).chain(["-q", from, to]).collect();
+    let said = run("scp", &args, None, TRANSFER);
+    assert!(said.status.success(), "{from} to {to}: {said:?}");
+}
+
+/// A hundred megabytes through unoptimised code on a busy machine.
+const TRANSFER: Duration = Duration::from_secs(180);

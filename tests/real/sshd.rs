@@ -1,0 +1,89 @@
+//! An sshd of the test's own, with its own keys, for the user who runs the test.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::parts::{find, free_port};
+use crate::process::{PATIENCE, Running, run};
+use crate::wait::wait_until;
+
+/// A running sshd on loopback.
+#[derive(Debug)]
+pub(crate) struct Sshd {
+    _process: Running,
+    pub(crate) dir: TempDir,
+    pub(crate) port: u16,
+    key: PathBuf,
+    user: String,
+}
+
+impl Sshd {
+    pub(crate) fn start() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (host_key, key) = (dir.path().join("hostkey"), dir.path().join("id"));
+        for file in [&host_key, &key] {
+            let args = ["-q", "-t", "ed25519", "-N", "", "-f", file.to_str().unwrap()];
+            assert!(run("ssh-keygen", &args, None, PATIENCE).status.success());
+        }
+        std::fs::copy(key.with_extension("pub"), dir.path().join("authorized_keys")).unwrap();
+        let user = run("id", &["-un"], None, PATIENCE).stdout.trim().to_owned();
+        if user == "root" {
+            // Without it sshd refuses to start as root.
+            std::fs::create_dir_all("/run/sshd").unwrap();
+        }
+        let port = free_port();
+        let config = dir.path().join("sshd_config");
+        let text = format!(
+            "Port {port}\nListenAddress 127.0.0.1\nHostKey {host}\nAuthorizedKeysFile {dir}/authorized_keys\n\
+             PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nMaxStartups 100\n\
+             PermitRootLogin prohibit-password\nSubsystem sftp internal-sftp\n",
+            host = host_key.display(),
+            dir = dir.path().display(),
+        );
+        std::fs::write(&config, text).unwrap();
+        let mut command = Command::new(find("sshd").unwrap());
+        let mut process =
+            Running::start("sshd", dir.path(), command.arg("-D").arg("-e").arg("-f").arg(&config));
+        wait_until("sshd listens", PATIENCE, || {
+            process.lives();
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        Self { _process: process, dir, port, key, user }
+    }
+
+    /// The options that ssh and scp need to reach it through a helper.
+    pub(crate) fn options(&self, helper: &str) -> Vec<String> {
+        let mut options: Vec<String> = ["-F", "none", "-i"].map(String::from).into();
+        options.push(self.key.display().to_string());
+        let port = self.port;
+        for option in [
+            "BatchMode=yes",
+            "IdentitiesOnly=yes",
+            "StrictHostKeyChecking=no",
+            "UserKnownHostsFile=/dev/null",
+            "LogLevel=ERROR",
+            &format!("ConnectTimeout={}", PATIENCE.as_secs()),
+            &format!("Port={port}"),
+            &format!("User={}", self.user),
+            &format!("ProxyCommand={helper}"),
+        ] {
+            options.extend(["-o".into(), option.into()]);
+        }
+        options
+    }
+
+    /// Runs a command behind it as `node1` through a helper, and checks what it printed and how it ended.
+    pub(crate) fn works_through(&self, helper: &str) {
+        let mut args = self.options(helper);
+        args.extend(["node1", "echo over $((6 * 7)) bridges; exit 7"].map(String::from));
+        let said = run("ssh", &args, None, LOGIN);
+        assert_eq!(said.stdout, "over 42 bridges\n", "{helper}: {said:?}");
+        assert_eq!(said.status.code(), Some(7), "{helper}: {said:?}");
+    }
+}
+
+/// A login on a busy machine.
+const LOGIN: Duration = Duration::from_secs(30);

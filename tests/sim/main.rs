@@ -1,0 +1,1 @@
+//! The tunnel layer under simulated time and a hostile scheduler.
