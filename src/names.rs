@@ -76,6 +76,11 @@ impl SessionId {
         Self(bits & !(0xf << 76) & !(0b11 << 62) | (4 << 76) | (0b10 << 62))
     }
 
+    /// Which of `shards` equal parts of a table it belongs to.
+    pub fn shard(self, shards: usize) -> usize {
+        usize::try_from(self.0 % 65_521).unwrap_or(0) % shards.max(1)
+    }
+
     /// The whole id as it stands in `topic`. A key: never for logs.
     pub fn topic(self) -> String {
         let b = self.0;

@@ -1,5 +1,18 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
+pub mod backoff;
+pub mod counted;
+pub mod dial;
+pub mod listen;
+pub mod pem;
+pub mod pool;
+pub mod proxy;
+pub mod reload;
+pub mod resolver;
+pub mod socket;
+pub mod splice;
+pub mod tls;
+
 use std::io;
 use std::task::{Context, Poll};
 
@@ -14,6 +27,12 @@ pub trait Duplex: Unpin + Send {
 
     /// Gives bytes to send, from the front of `bytes`, which is advanced past what was taken; ready once some were.
     fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
+
+    /// Pushes on what was taken by [`Self::poll_give`] and is held back here (TLS does so while its socket is full).
+    /// To be called when there is nothing more to give for now. Streams that hold nothing back need not implement it.
+    fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
 
     /// Finishes the sending direction, once all that was given is on its way. Reading stays open.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;

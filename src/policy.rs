@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use crate::names::NodeName;
 
 pub mod targets;
+pub mod tokens;
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///

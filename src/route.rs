@@ -1,10 +1,14 @@
 //! How to get there: from a request to an open session.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::{Instant, timeout_at};
+
 use crate::names::{NodeName, Target};
-use crate::tunnel::{Category, Refusal, Session};
+use crate::registry::{Linked, Place, Registry};
+use crate::tunnel::{Answer, Category, Code, Full, Parked, Refusal, Session, Table};
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -55,15 +59,73 @@ pub enum RouteError {
     Busy(&'static str),
 }
 
-/// STUB (being written): finds the way.
+/// Finds the way: opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Route {}
+pub struct Route {
+    registry: Arc<Registry>,
+    table: Arc<Table>,
+    /// How long opening may take in all.
+    patience: Duration,
+    /// How long a session may be without a path.
+    grace: Duration,
+}
 
 impl Route {
+    /// Ways to the nodes of `registry`.
+    pub fn new(registry: Arc<Registry>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
+        Self { registry, table, patience, grace }
+    }
+
     /// Opens a session to the request's target. Cancel safe: a dropped call leaves nothing behind.
-    #[allow(clippy::todo, clippy::missing_errors_doc)]
-    pub async fn open(&self, _request: Request) -> Result<Session, RouteError> {
-        todo!()
+    ///
+    /// # Errors
+    ///
+    /// Why there is none, in words for the client.
+    pub async fn open(&self, request: Request) -> Result<Session, RouteError> {
+        let Request { node, target, category, client } = request;
+        let until = Instant::now() + self.patience;
+        let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
+        let mut link = match self.registry.find(&node) {
+            Place::Here(linked) => linked,
+            Place::Nowhere(seen) => return Err(RouteError::Offline { node, seen: seen.map(Seen) }),
+        };
+        let opening = self.table.open(node.clone(), target, category, client);
+        let opening = opening.map_err(|Full| RouteError::Busy("too many sessions at once on this pod"))?;
+        loop {
+            opening.ask(&link.outbox);
+            match timeout_at(until, opening.answer()).await.map_err(|_| late())? {
+                Answer::Open => return Ok(opening.into_session()),
+                Answer::Refused(refusal) => return Err(RouteError::Refused { node, refusal }),
+                Answer::NoPath => {
+                    let next = self.registry.wait(&node, Some(&link.outbox), until).await;
+                    link = next.ok_or(RouteError::Offline { node: node.clone(), seen: None })?;
+                }
+            }
+        }
+    }
+
+    /// Looks for a new path for a session until it has one, is over, or the grace time is.
+    pub async fn seek(&self, parked: Parked) {
+        let until = Instant::now() + self.grace;
+        let mut last: Option<Linked> = None;
+        while parked.seeks() {
+            let not = last.as_ref().map(|linked| linked.outbox.as_ref());
+            let Some(linked) = self.registry.wait(parked.node(), not, until).await else {
+                let why = format!("node {} did not come back within {:?}", parked.node(), self.grace);
+                return parked.give_up(Refusal::new(Code::GivenUp, why));
+            };
+            if !parked.belongs_to(linked.instance) {
+                let why = format!("node {} came back as another process", parked.node());
+                return parked.give_up(Refusal::new(Code::Unknown, why));
+            }
+            parked.resume(&linked.outbox);
+            // Late is as good as lost: the link ends, or another one comes.
+            if timeout_at(until, parked.answered()).await.is_err() {
+                return parked
+                    .give_up(Refusal::new(Code::GivenUp, format!("node {} did not resume", parked.node())));
+            }
+            last = Some(linked);
+        }
     }
 }
 

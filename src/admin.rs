@@ -1,0 +1,258 @@
+//! What operators and machines ask this process: is it well, is it ready, how is it doing, and say more of it.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tracing::{debug, info, info_span};
+
+use crate::drain::Drain;
+use crate::names::NodeName;
+use crate::net::listen::Listener;
+use crate::policy::plain;
+use crate::telemetry::log::Level;
+use crate::telemetry::metrics::{self, Metrics};
+
+/// What this process waits for before it is ready, and whether it has it. Cheap to clone; clones share the truth.
+#[derive(Debug, Clone)]
+pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, Result<(), String>>>>);
+
+/// Everything the admin ports show. Cheap to clone.
+#[derive(Clone)]
+pub struct Admin {
+    /// Which program this is.
+    pub side: Side,
+    /// Shown as `/metrics`.
+    pub metrics: Metrics,
+    /// Shown as `/readyz`.
+    pub readiness: Readiness,
+    /// Set by `PUT /debug/flags/v`, if there is a level to set.
+    pub level: Option<Level>,
+    /// Whether the level may be set from other machines, as SuperEdge allows; else from loopback only.
+    pub level_from_anywhere: bool,
+}
+
+/// Which program this is, and the health that SuperEdge's watchers ask of it.
+#[derive(Clone)]
+pub enum Side {
+    /// `/cloud/healthz` lists the nodes that this gives.
+    Cloud(Arc<dyn Fn() -> Vec<NodeName> + Send + Sync>),
+    /// `/edge/healthz` is well while this says that there is a link.
+    Edge(Arc<dyn Fn() -> bool + Send + Sync>),
+}
+
+/// Which of the two ports is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Port {
+    /// Everything.
+    Log,
+    /// `/metrics`, `/livez` and `/readyz` only.
+    Metrics,
+}
+
+impl Readiness {
+    /// Not ready until each of these conditions has been set to `Ok`.
+    pub fn waiting_for(conditions: &[&'static str]) -> Self {
+        let all = conditions.iter().map(|name| (*name, Err("not yet".to_owned()))).collect();
+        Self(Arc::new(Mutex::new(all)))
+    }
+
+    /// Says how a condition stands; why it is not met is told to whoever asks.
+    pub fn set(&self, condition: &'static str, state: Result<(), String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(condition, state);
+    }
+
+    /// Whether all is met.
+    ///
+    /// # Errors
+    ///
+    /// One line for each condition that is not.
+    pub fn check(&self) -> Result<(), String> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let unmet =
+            all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.as_ref().err()?)));
+        let unmet: String = unmet.collect();
+        if unmet.is_empty() { Ok(()) } else { Err(unmet) }
+    }
+}
+
+/// Answers on an admin port until `drain` begins.
+///
+/// Give it a drain of its own, begun last: then `/readyz` and `/metrics` still answer while sessions are drained.
+pub async fn serve(listener: Listener, admin: Admin, port: Port, drain: Drain) {
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let (socket, peer) = tokio::select! {
+            biased;
+            () = drain.draining() => return,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
+            debug!(%peer, "too many admin connections, closed");
+            continue;
+        };
+        let (admin, stop) = (admin.clone(), drain.clone());
+        drain.spawn(info_span!("admin", %peer), async move {
+            connection(socket, peer.ip(), &admin, port, &stop).await;
+            drop(place);
+        });
+    }
+}
+
+impl Admin {
+    /// Answers one request from `peer`.
+    async fn answer(&self, request: Request<Incoming>, port: Port, peer: IpAddr) -> Response<Full<Bytes>> {
+        let read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let get = *request.method() == Method::GET;
+        match (request.uri().path(), port, &self.side) {
+            ("/metrics" | "/livez" | "/readyz", _, _) if !read => only("GET, HEAD", READ_ONLY),
+            ("/metrics", _, _) => text(StatusCode::OK, self.metrics.encode(), metrics::CONTENT_TYPE),
+            ("/livez", _, _) => plain_text(StatusCode::OK, "ok\n"),
+            ("/readyz", _, _) => match self.readiness.check() {
+                Ok(()) => plain_text(StatusCode::OK, "ok\n"),
+                Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, reasons),
+            },
+            ("/cloud/healthz", Port::Log, Side::Cloud(_)) if !get => only("GET", READ_ONLY),
+            ("/cloud/healthz", Port::Log, Side::Cloud(nodes)) => {
+                plain_text(StatusCode::OK, go_list(&nodes()))
+            }
+            ("/edge/healthz", Port::Log, Side::Edge(_)) if !get => only("GET", READ_ONLY),
+            ("/edge/healthz", Port::Log, Side::Edge(linked)) => {
+                let status = if linked() { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+                plain_text(status, "")
+            }
+            ("/debug/flags/v", Port::Log, _) => self.set_level(request, peer).await,
+            _ => plain_text(StatusCode::NOT_FOUND, "not found\n"),
+        }
+    }
+
+    /// SuperEdge's way to make it say more; its texts and statuses, 406 too.
+    async fn set_level(&self, request: Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
+        if *request.method() != Method::PUT {
+            return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
+        }
+        if !self.level_from_anywhere && !plain(peer).is_loopback() {
+            return plain_text(StatusCode::FORBIDDEN, "the level is set from this machine only\n");
+        }
+        let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
+        let Ok(Ok(body)) = body.await else {
+            return plain_text(StatusCode::BAD_REQUEST, "failed set klog.logging.verbosity: no short body\n");
+        };
+        let body = body.to_bytes();
+        let value = String::from_utf8_lossy(&body);
+        let set = go_parse_int(&value).and_then(|v| match &self.level {
+            Some(level) => level.set(v).map(|()| v).map_err(|e| e.to_string()),
+            None => Err("logs have no level here".to_owned()),
+        });
+        match set {
+            Ok(v) => {
+                info!(%peer, verbosity = v, "log level set");
+                plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
+            }
+            Err(why) => {
+                let why = format!("failed set klog.logging.verbosity {value}: {why}\n");
+                plain_text(StatusCode::BAD_REQUEST, why)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cloud(_) => "Cloud",
+            Self::Edge(_) => "Edge",
+        })
+    }
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin")
+            .field("side", &self.side)
+            .field("readiness", &self.readiness)
+            .finish_non_exhaustive()
+    }
+}
+
+async fn connection(socket: TcpStream, peer: IpAddr, admin: &Admin, port: Port, drain: &Drain) {
+    let answer = |request| async move { Ok::<_, Infallible>(admin.answer(request, port, peer).await) };
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(HEAD_BYTES).half_close(true);
+    let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(socket), service_fn(answer)));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = drain.draining() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        debug!(%error, "admin connection ended");
+    }
+}
+
+/// A slice as Go prints it, which SuperEdge's watchers read.
+fn go_list(nodes: &[NodeName]) -> String {
+    let names: Vec<_> = nodes.iter().map(NodeName::as_str).collect();
+    format!("[{}]\n", names.join(" "))
+}
+
+/// An integer as Go's `strconv.ParseInt(text, 10, 32)` takes it, with its error's words.
+fn go_parse_int(text: &str) -> Result<i32, String> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    let why = if number { "value out of range" } else { "invalid syntax" };
+    text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
+}
+
+fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
+    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    answer
+}
+
+fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    text(status, body, "text/plain; charset=utf-8")
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+/// SuperEdge's words for any other method.
+const READ_ONLY: &str = "only supports GET method\n";
+
+/// Connections at once on one port: a few scrapers and probes, and nobody can make it many.
+const CONNECTIONS: usize = 64;
+
+/// Time for a request's head, and for the next one on the same connection, so that idle ones do not fill the room.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+
+/// Longest head in bytes, as on the front ends.
+const HEAD_BYTES: usize = 16 * 1024;
+
+/// Time for the few bytes of a level.
+const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// Longest body in bytes: any 32-bit number, with room for a slip.
+const BODY_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+use super::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tracing_subscriber::layer::SubscriberExt;
+
+fn cloud(nodes: &'static [&'static str]) -> Admin {
+    let nodes = move || nodes.iter().map(|n| n.parse().unwrap()).collect();
+    admin(Side::Cloud(Arc::new(nodes)))
+}
+
+fn admin(side: Side) -> Admin {
+    Admin {
+        side,
+        metrics: Metrics::cloud("ns", "pod"),
+        readiness: Readiness::waiting_for(&["link"]),
+        level: None,
+        level_from_anywhere: false,
+    }
+}
+
+/// Asks one thing over a real connection; gives status and body.
+async fn ask(admin: &Admin, port: Port, request: &str) -> (u16, String) {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = listener.at();
+    let drain = Drain::new();
+    let client = async {
+        let mut socket = TcpStream::connect(at).await.unwrap();
+        let (line, body) = request.split_once('|').unwrap_or((request, ""));
+        let length = body.len();
+        let head = format!(
+            "{line} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).await.unwrap();
+        drain.begin();
+        answer
+    };
+    let (answer, ()) = tokio::join!(client, serve(listener, admin.clone(), port, drain.clone()));
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), body.to_owned())
+}
+
+#[tokio::test]
+async fn superedges_health_is_answered_as_superedge_does() {
+    let two = cloud(&["a", "b"]);
+    assert_eq!(ask(&two, Port::Log, "GET /cloud/healthz").await, (200, "[a b]\n".into()));
+    assert_eq!(ask(&cloud(&[]), Port::Log, "GET /cloud/healthz").await, (200, "[]\n".into()));
+    let (status, body) = ask(&two, Port::Log, "POST /cloud/healthz").await;
+    assert_eq!((status, body.as_str()), (405, "only supports GET method\n"));
+    assert_eq!(ask(&two, Port::Log, "GET /edge/healthz").await.0, 404);
+    for (linked, status) in [(true, 200), (false, 500)] {
+        let edge = admin(Side::Edge(Arc::new(move || linked)));
+        assert_eq!(ask(&edge, Port::Log, "GET /edge/healthz").await, (status, String::new()));
+        assert_eq!(ask(&edge, Port::Log, "PUT /edge/healthz").await.0, 405);
+    }
+}
+
+#[tokio::test]
+async fn readiness_tells_the_truth_and_why() {
+    let admin = cloud(&[]);
+    assert_eq!(ask(&admin, Port::Log, "GET /livez").await, (200, "ok\n".into()));
+    assert_eq!(ask(&admin, Port::Log, "GET /readyz").await, (503, "link: not yet\n".into()));
+    admin.readiness.set("link", Err("the cloud refused our token".into()));
+    admin.readiness.set("drain", Err("stopping".into()));
+    let (status, body) = ask(&admin, Port::Metrics, "GET /readyz").await;
+    assert_eq!((status, body.as_str()), (503, "drain: stopping\nlink: the cloud refused our token\n"));
+    admin.readiness.set("link", Ok(()));
+    admin.readiness.set("drain", Ok(()));
+    assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
+    assert_eq!(ask(&admin, Port::Metrics, "DELETE /readyz").await.0, 405);
+}
+
+#[tokio::test]
+async fn metrics_are_on_both_ports_and_the_rest_on_one() {
+    let admin = cloud(&[]);
+    for port in [Port::Log, Port::Metrics] {
+        let (status, body) = ask(&admin, port, "GET /metrics").await;
+        assert!(status == 200 && body.contains("tunnel_cloud_nodes{") && body.ends_with("# EOF\n"), "{body}");
+    }
+    for path in ["/cloud/healthz", "/debug/flags/v", "/"] {
+        assert_eq!(ask(&admin, Port::Metrics, &format!("GET {path}")).await.0, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_level_is_set_in_superedges_words() {
+    let (filter, level) = Level::new(0);
+    let subscriber = tracing_subscriber::registry().with(filter);
+    let admin = Admin { level: Some(level), ..cloud(&[]) };
+    for (body, status, answer) in [
+        ("4", 200, "successfully set klog.logging.verbosity to 4\n"),
+        ("-1", 200, "successfully set klog.logging.verbosity to -1\n"),
+        (
+            "4\n",
+            400,
+            "failed set klog.logging.verbosity 4\n: strconv.ParseInt: parsing \"4\\n\": invalid syntax\n",
+        ),
+        ("", 400, "failed set klog.logging.verbosity : strconv.ParseInt: parsing \"\": invalid syntax\n"),
+        (
+            "4294967296",
+            400,
+            "failed set klog.logging.verbosity 4294967296: strconv.ParseInt: parsing \"4294967296\": \
+             value out of range\n",
+        ),
+    ] {
+        let got = ask(&admin, Port::Log, &format!("PUT /debug/flags/v|{body}")).await;
+        assert_eq!(got, (status, answer.to_owned()), "{body:?}");
+    }
+    assert_eq!(ask(&admin, Port::Log, &format!("PUT /debug/flags/v|{}", "1".repeat(1000))).await.0, 400);
+    let other = ask(&admin, Port::Log, "GET /debug/flags/v").await;
+    assert_eq!(other, (406, "unsupported http method\n".into()));
+    drop(subscriber);
+    assert_eq!(ask(&admin, Port::Log, "PUT /debug/flags/v|4").await.0, 400, "logs have ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_ends_the_port_and_idle_connections() {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = listener.at();
+    let drain = Drain::new();
+    let admin = cloud(&[]);
+    let client = async {
+        let mut socket = TcpStream::connect(at).await.unwrap();
+        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        let mut some = [0; 15];
+        socket.read_exact(&mut some).await.unwrap();
+        assert_eq!(&some, b"HTTP/1.1 200 OK");
+        drain.begin();
+        socket.read_to_end(&mut Vec::new()).await.unwrap();
+    };
+    tokio::join!(client, serve(listener, admin, Port::Log, drain.clone()));
+    assert_eq!(
+        drain.finish(Duration::from_secs(1), std::future::pending()).await,
+        crate::drain::Drained::Finished
+    );
+}
+
+#[tokio::test]
+async fn the_level_is_set_from_this_machine_unless_opened() {
+    let (filter, level) = Level::new(0);
+    let _subscriber = tracing_subscriber::registry().with(filter);
+    let near = Admin { level: Some(level), ..cloud(&[]) };
+    let far = Admin { level_from_anywhere: true, ..near.clone() };
+    for (admin, peer, line) in [
+        (&near, "192.0.2.1", "HTTP/1.1 403"),
+        (&near, "::ffff:127.0.0.1", "HTTP/1.1 200"),
+        (&far, "192.0.2.1", "HTTP/1.1 200"),
+    ] {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut client = TcpStream::connect(listener.at()).await.unwrap();
+        let request =
+            b"PUT /debug/flags/v HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
+        client.write_all(request).await.unwrap();
+        let socket = listener.accept().await.0;
+        connection(socket, peer.parse().unwrap(), admin, Port::Log, &Drain::new()).await;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with(line), "{peer}: {answer}");
+    }
+}

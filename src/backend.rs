@@ -1,0 +1,123 @@
+//! The edge's end of a session: is the target allowed, can it be dialled, then the session's bytes.
+
+mod dial;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tracing::info_span;
+
+use crate::drain::Drain;
+use crate::net::counted::{Counted, Tally};
+use crate::net::pool::Pool;
+use crate::net::socket::Socket;
+use crate::net::splice::{Ended, How, Side, linger, splice};
+use crate::telemetry::{Access, Metrics};
+use crate::tunnel::{Category, Code, Offer, Refusal, Session};
+
+pub use dial::{Own, Place};
+
+/// Serves what the far end asks this edge for. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Backend {
+    place: Arc<Place>,
+    pool: Pool,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+impl Backend {
+    /// A back end at `place`; `drain` waits for its sessions.
+    pub fn new(place: Place, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
+        Self { place: Arc::new(place), pool, metrics, drain }
+    }
+
+    /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
+    pub fn take(&self, offer: Offer) {
+        let span = info_span!("session", id = %offer.id(), target = %offer.target());
+        let this = self.clone();
+        self.drain.spawn(span, async move { this.serve(offer).await });
+    }
+
+    async fn serve(&self, offer: Offer) {
+        let mut access = Access::begin(FRONT, offer.client().to_owned());
+        access.id = Some(offer.id());
+        access.node = Some(self.place.node.clone());
+        access.target = Some(offer.target().clone());
+        let begun = Instant::now();
+        let dialled = tokio::select! {
+            biased;
+            dialled = self.dial(&offer) => dialled,
+            () = offer.withdrawn() => Err(Refusal::new(Code::GivenUp, "the opener gave up before the target answered")),
+        };
+        self.metrics.opening.observe(begun.elapsed());
+        match dialled {
+            Ok(socket) => self.carry(offer.accept(), socket, access).await,
+            Err(refusal) => {
+                self.metrics.sessions.refused(FRONT, refusal.code.name());
+                access.end(refusal.code.name(), &refusal.reason);
+                offer.refuse(refusal);
+            }
+        }
+    }
+
+    async fn dial(&self, offer: &Offer) -> Result<TcpStream, Refusal> {
+        if offer.category() == Category::Https {
+            let reason = "this edge does not speak TLS to targets yet";
+            return Err(Refusal::new(Code::NotAllowed, reason));
+        }
+        self.place.dial(offer.target(), offer.patience()).await
+    }
+
+    async fn carry(&self, mut session: Session, socket: TcpStream, mut access: Access) {
+        let alive = self.metrics.sessions.begin(FRONT);
+        let mut target = Socket::new(socket, self.pool.clone());
+        let mut counted = Counted {
+            stream: &mut session,
+            taken: Tally { one: &mut access.up, all: &self.metrics.bytes_up },
+            given: Tally { one: &mut access.down, all: &self.metrics.bytes_down },
+        };
+        let ended = splice(&mut target, &mut counted).await.ended;
+        let account = session.account();
+        access.resumed = account.resumed;
+        let (result, why) = verdict(ended, account.ended.as_ref());
+        access.end(result, &why);
+        alive.end(result);
+        leave(session, ended, &why);
+        match ended {
+            // The target must not take a broken session for one that ended well.
+            Ended { by: Side::B, how } if how != How::Finished => {
+                drop(SockRef::from(target.io()).set_linger(Some(Duration::ZERO)));
+            }
+            _ => linger(&mut target).await,
+        }
+    }
+}
+
+/// Lets go of a session: one that the target broke off is reset with that reason, any other ends by itself.
+fn leave(session: Session, ended: Ended, why: &str) {
+    if ended.by == Side::A && ended.how != How::Finished {
+        session.reset(Refusal::new(Code::GivenUp, why));
+    }
+}
+
+/// Who ended a session and why, as a word and a sentence. The target is side A.
+fn verdict(ended: Ended, reset: Option<&Refusal>) -> (&'static str, String) {
+    match (ended.by, ended.how) {
+        (Side::A, How::Finished) => ("over", "the target finished first".into()),
+        (Side::B, How::Finished) => ("over", "the client finished first".into()),
+        (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
+            ("target_failed", format!("the target's connection failed: {kind}"))
+        }
+        (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
+            Some(refusal) => (refusal.code.name(), refusal.reason.clone()),
+            None => ("session_failed", format!("the session failed: {kind}")),
+        },
+    }
+}
+
+/// This end's name in metrics and the access log.
+const FRONT: &str = "backend";

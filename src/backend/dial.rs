@@ -1,0 +1,166 @@
+//! From a target to a connection: resolved once, each address checked, the very address dialled that was checked.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use crate::names::{Host, NodeName, Target};
+use crate::net::dial::{DialError, dial};
+use crate::policy::plain;
+use crate::policy::targets::Targets;
+use crate::tunnel::{Code, Refusal};
+
+/// This machine's own addresses, as of now: they change with its networks.
+#[derive(Clone)]
+pub struct Own(Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>);
+
+/// Where this edge stands, and what it may dial from there.
+#[derive(Debug)]
+pub struct Place {
+    /// Its own name: a target of that name is on this machine.
+    pub node: NodeName,
+    /// Its own addresses, tried after loopback for a target of its own name.
+    pub own: Own,
+    /// What it may dial; swap it when the config changes, for the sessions to come.
+    pub targets: Arc<ArcSwap<Targets>>,
+    /// Names looked up at once: each keeps a thread for as long as the system's resolver takes.
+    lookups: Arc<Semaphore>,
+}
+
+impl Own {
+    /// Asks for the addresses each time they are needed; must be quick.
+    pub fn new(addresses: impl Fn() -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(addresses))
+    }
+}
+
+impl Place {
+    /// A place of that name.
+    pub fn new(node: NodeName, own: Own, targets: Arc<ArcSwap<Targets>>) -> Self {
+        Self { node, own, targets, lookups: Arc::new(Semaphore::new(LOOKUPS)) }
+    }
+
+    /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words for the client.
+    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, Refusal> {
+        let deadline = Instant::now() + patience;
+        let own = (self.own.0)();
+        let ask = |name, port| lookup(Arc::clone(&self.lookups), name, port);
+        let found = self.addresses(target, &own, ask, deadline).await?;
+        dial(&found, deadline.saturating_duration_since(Instant::now())).await.map_err(|why| refusal(&why))
+    }
+
+    /// The addresses to try, all of them allowed, in their order.
+    async fn addresses<L, F>(
+        &self,
+        target: &Target,
+        own: &[IpAddr],
+        lookup: L,
+        deadline: Instant,
+    ) -> Result<Vec<SocketAddr>, Refusal>
+    where
+        L: FnOnce(Arc<str>, u16) -> F,
+        F: Future<Output = io::Result<Vec<SocketAddr>>>,
+    {
+        let all = match &target.host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) if self.is_here(name) => {
+                let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+                loopback.into_iter().chain(own.iter().copied()).collect()
+            }
+            Host::Name(name) => {
+                Self::resolve(target, lookup(Arc::clone(name), target.port), deadline).await?
+            }
+        };
+        let targets = self.targets.load_full();
+        let mut found: Vec<SocketAddr> = Vec::new();
+        for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
+            let at = SocketAddr::new(ip, target.port);
+            if targets.allows(at, own) && !found.contains(&at) {
+                found.push(at);
+            }
+        }
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        Err(match (all.first(), &target.host) {
+            (None, _) => Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address")),
+            (Some(ip), Host::Name(name)) if !self.is_here(name) => Refusal::new(
+                Code::NotAllowed,
+                format_args!("{target} is {}, which this edge may not dial", plain(*ip)),
+            ),
+            _ => Refusal::new(Code::NotAllowed, format_args!("this edge may not dial {target}")),
+        })
+    }
+
+    async fn resolve(
+        target: &Target,
+        lookup: impl Future<Output = io::Result<Vec<SocketAddr>>>,
+        deadline: Instant,
+    ) -> Result<Vec<IpAddr>, Refusal> {
+        match timeout_at(deadline, lookup).await {
+            Ok(Ok(all)) => Ok(all.iter().map(SocketAddr::ip).collect()),
+            Ok(Err(cause)) => {
+                Err(Refusal::new(Code::TargetUnreachable, format_args!("cannot resolve {target}: {cause}")))
+            }
+            Err(_) => {
+                Err(Refusal::new(Code::TargetUnreachable, format_args!("{target} was not resolved in time")))
+            }
+        }
+    }
+
+    /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
+    fn is_here(&self, name: &str) -> bool {
+        name.eq_ignore_ascii_case(self.node.as_str()) || name == "localhost"
+    }
+}
+
+impl fmt::Debug for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries((self.0)()).finish()
+    }
+}
+
+/// Asks the system's resolver, which knows this machine's hosts file and its order of sources.
+async fn lookup(turns: Arc<Semaphore>, name: Arc<str>, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let turn = turns.acquire_owned().await.map_err(io::Error::other)?;
+    let asked = tokio::task::spawn_blocking(move || {
+        // The turn goes along: a session that is given up does not stop the question, nor make room for another.
+        let _turn = turn;
+        Ok((&*name, port).to_socket_addrs()?.collect())
+    });
+    asked.await.map_err(io::Error::other)?
+}
+
+fn refusal(why: &DialError) -> Refusal {
+    match why {
+        DialError::Refused(at) => {
+            Refusal::new(Code::TargetRefused, format_args!("{at} refused the connection"))
+        }
+        DialError::Timeout { at, .. } => {
+            Refusal::new(Code::TargetTimeout, format_args!("{at} did not answer in time"))
+        }
+        DialError::Local { .. } => Refusal::new(Code::Internal, why),
+        DialError::Unreachable { .. } | DialError::NoAddress => Refusal::new(Code::TargetUnreachable, why),
+    }
+}
+
+/// Names looked up at once; beyond, sessions wait within their patience.
+const LOOKUPS: usize = 16;
+
+/// Addresses of one target that are looked at: a name with more would only use up the patience of the first.
+const ADDRESSES: usize = 16;
+
+#[cfg(test)]
+mod tests;

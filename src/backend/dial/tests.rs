@@ -1,0 +1,95 @@
+use super::*;
+use tokio::net::TcpListener;
+
+fn at(node: &str, own: &'static [&'static str], targets: Targets) -> Place {
+    let own = Own::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
+    Place::new(node.parse().unwrap(), own, Arc::new(ArcSwap::from_pointee(targets)))
+}
+
+fn place(allowed: &[&str]) -> Place {
+    at("edge-1", &[], allowed.iter().map(|t| t.parse().unwrap()).collect())
+}
+
+async fn found(place: &Place, target: &str, own: &[&str], names: &[&str]) -> Result<Vec<String>, Refusal> {
+    let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
+    let names: Vec<IpAddr> = names.iter().map(|ip| ip.parse().unwrap()).collect();
+    let lookup = async |_, port| Ok(names.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let found = place.addresses(&target.parse().unwrap(), &own, lookup, deadline).await?;
+    Ok(found.iter().map(ToString::to_string).collect())
+}
+
+#[tokio::test]
+async fn the_node_itself_is_loopback_first_and_then_its_own_addresses() {
+    let place = at("Edge-1", &[], Targets::default());
+    let own = ["10.0.0.5", "::ffff:10.0.0.5", "fd00::5", "127.0.0.1"];
+    let all = ["127.0.0.1:22", "[::1]:22", "10.0.0.5:22", "[fd00::5]:22"];
+    assert_eq!(found(&place, "edge-1:22", &own, &[]).await.unwrap(), all);
+    assert_eq!(found(&place, "localhost:22", &[], &["10.9.9.9"]).await.unwrap(), all[..2]);
+}
+
+#[tokio::test]
+async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
+    let place = place(&["10.1.0.0/16:443", "127.0.0.0/8:*"]);
+    let mixed = ["192.0.2.1", "::ffff:10.1.2.3", "169.254.169.254"];
+    assert_eq!(found(&place, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
+    for (target, names, says) in [
+        ("web.local:443", &["192.0.2.1"][..], "web.local:443 is 192.0.2.1, which this edge may not dial"),
+        ("web.local:80", &["10.1.2.3"], "web.local:80 is 10.1.2.3, which this edge may not dial"),
+        ("web.local:443", &["::ffff:192.0.2.1"], "web.local:443 is 192.0.2.1, which this edge may not dial"),
+        ("192.0.2.1:443", &[], "this edge may not dial 192.0.2.1:443"),
+        ("[::ffff:192.0.2.1]:443", &[], "this edge may not dial [::ffff:192.0.2.1]:443"),
+    ] {
+        let refused = found(&place, target, &[], names).await.unwrap_err();
+        assert_eq!((refused.code, refused.reason.as_str()), (Code::NotAllowed, says));
+    }
+    let nothing = found(&place, "web.local:443", &[], &[]).await.unwrap_err();
+    assert_eq!(
+        (nothing.code, nothing.reason.as_str()),
+        (Code::TargetUnreachable, "web.local:443 has no address")
+    );
+}
+
+#[tokio::test]
+async fn a_target_that_listens_is_connected_on_whichever_address_it_listens() {
+    let place = at("edge-1", &["127.0.0.2"], Targets::default());
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let target = format!("edge-1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+    let socket = place.dial(&target, Duration::from_secs(5)).await.unwrap();
+    assert_eq!(socket.peer_addr().unwrap(), listener.local_addr().unwrap());
+    assert!(socket.nodelay().unwrap());
+}
+
+#[tokio::test]
+async fn a_target_that_does_not_listen_refuses_in_plain_words() {
+    let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let target = format!("edge-1:{port}").parse().unwrap();
+    let place = at("edge-1", &[], Targets::default());
+    let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err();
+    let says = format!("127.0.0.1:{port} refused the connection");
+    assert_eq!((refused.code, refused.reason), (Code::TargetRefused, says));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_is_never_answered_ends_with_the_patience() {
+    let place = place(&["10.0.0.0/8:*"]);
+    let begun = Instant::now();
+    let never = async |_, _| std::future::pending().await;
+    let deadline = begun + Duration::from_secs(4);
+    let refused = place.addresses(&"web:80".parse().unwrap(), &[], never, deadline).await.unwrap_err();
+    assert_eq!(refused.reason, "web:80 was not resolved in time");
+    assert_eq!(begun.elapsed(), Duration::from_secs(4));
+}
+
+#[tokio::test]
+async fn a_name_is_asked_of_the_system_and_the_number_of_questions_is_bounded() {
+    let turns = Arc::new(Semaphore::new(1));
+    let found = lookup(Arc::clone(&turns), "localhost".into(), 22).await.unwrap();
+    assert!(
+        found.iter().all(|at| at.ip().is_loopback() && at.port() == 22) && !found.is_empty(),
+        "{found:?}"
+    );
+    let _turn = turns.acquire().await.unwrap();
+    let second = lookup(Arc::clone(&turns), "localhost".into(), 22);
+    assert!(futures_util::FutureExt::now_or_never(second).is_none(), "waits for its turn");
+}

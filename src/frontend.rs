@@ -1,0 +1,257 @@
+//! Serving a client: the one table from what went wrong to what HTTP says.
+
+pub mod auth;
+pub mod connect;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use hyper::ext::ReasonPhrase;
+
+use crate::names::{NameError, Target};
+use crate::route::RouteError;
+use crate::tunnel::{Code, Refusal};
+
+/// Why a client gets no session.
+#[derive(Debug, thiserror::Error)]
+pub enum Denial {
+    /// The request names no host and port; the client's command line is wrong.
+    #[error("bad target: {0}")]
+    BadTarget(#[from] NameError),
+    /// `allow_from` or `rules` in the config forbid it.
+    #[error("{0}")]
+    Forbidden(String),
+    /// Not CONNECT; the client takes this port for a web server or a plain proxy.
+    #[error("only CONNECT is served here")]
+    Method,
+    /// No user and password, or wrong ones.
+    #[error("user and password needed")]
+    Credentials,
+    /// The target is an address, and whose it is cannot be told.
+    #[error("the node of {0} cannot be told")]
+    NoNode(Target),
+    /// This process can take no more, or is stopping.
+    #[error("{0}")]
+    Busy(&'static str),
+    /// There was no way.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+}
+
+impl Denial {
+    /// The status of the answer.
+    pub fn status(&self) -> StatusCode {
+        self.row().0
+    }
+
+    /// A fixed word for metrics and the access log.
+    pub fn name(&self) -> &'static str {
+        self.row().1
+    }
+
+    /// What the operator or user does next.
+    pub fn next_step(&self) -> &'static str {
+        self.row().2
+    }
+
+    /// What went wrong; without addresses and times of last contact for one who has not proved who he is.
+    pub fn sentence(&self, trusted: bool) -> String {
+        match self {
+            Self::Route(RouteError::Offline { node, seen: Some(_) }) if !trusted => {
+                RouteError::Offline { node: node.clone(), seen: None }.to_string()
+            }
+            Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
+                format!("node {node}: {}", in_general(refusal.code))
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// The whole answer. The reason phrase carries the cause, since ssh behind its helpers shows nothing else.
+    pub fn answer(&self, trusted: bool, trace: &str) -> Response<Full<Bytes>> {
+        let sentence = self.sentence(trusted);
+        let body = format!("{sentence}\ntrace: {trace}\nnext: {}\n", self.next_step());
+        let mut answer = Response::new(Full::new(Bytes::from(body)));
+        *answer.status_mut() = self.status();
+        if let Ok(phrase) = ReasonPhrase::try_from(phrase(&sentence)) {
+            answer.extensions_mut().insert(phrase);
+        }
+        let headers = answer.headers_mut();
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        if let Ok(trace) = HeaderValue::from_str(trace) {
+            headers.insert(TRACE, trace);
+        }
+        match self {
+            Self::Method => headers.insert(ALLOW, HeaderValue::from_static("CONNECT")),
+            Self::Credentials => headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static(CHALLENGE)),
+            _ => None,
+        };
+        answer
+    }
+
+    /// The table.
+    fn row(&self) -> (StatusCode, &'static str, &'static str) {
+        use StatusCode as S;
+        match self {
+            Self::BadTarget(_) => {
+                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
+            }
+            Self::Forbidden(_) => (S::FORBIDDEN, "forbidden", "ask the operator; see allow_from and rules"),
+            Self::Method => (
+                S::METHOD_NOT_ALLOWED,
+                "method",
+                "use this port as a proxy for CONNECT, as ssh and curl -p do",
+            ),
+            Self::Credentials => {
+                (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
+            }
+            Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
+            Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
+                (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
+            }
+            Self::Route(RouteError::Offline { .. }) => (
+                S::BAD_GATEWAY,
+                "offline",
+                "see whether tunnel-edge runs on that node, and what it logs about its link",
+            ),
+            Self::Route(RouteError::Timeout { .. }) => {
+                (S::GATEWAY_TIMEOUT, "timeout", "try again; see how busy that node and its line are")
+            }
+            Self::Route(RouteError::Refused { refusal, .. }) => refused(refusal),
+        }
+    }
+}
+
+/// The table's part for what the far end said, `protocol.md` 6.
+fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
+    let (status, next) = match refusal.code {
+        Code::TargetRefused => {
+            (StatusCode::BAD_GATEWAY, "see whether the service listens on that port of the node")
+        }
+        Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "see whether the node can reach the target"),
+        Code::TargetUnreachable => {
+            (StatusCode::BAD_GATEWAY, "see whether the node can resolve and reach the target")
+        }
+        Code::NotAllowed => (StatusCode::FORBIDDEN, "see [mode.edge.allow] in that node's config"),
+        Code::Busy => (StatusCode::SERVICE_UNAVAILABLE, "try again in a moment"),
+        Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
+        Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
+            (StatusCode::BAD_GATEWAY, "look for the trace in the logs of the pod and the node")
+        }
+    };
+    (status, refusal.code.name(), next)
+}
+
+/// What a code means, without the far end's own words, which may hold addresses.
+fn in_general(code: Code) -> &'static str {
+    match code {
+        Code::TargetRefused => "the target refused the connection",
+        Code::TargetTimeout => "the target did not answer in time",
+        Code::TargetUnreachable => "the target cannot be reached",
+        Code::NotAllowed => "the target is not allowed",
+        Code::NotHere => "the node is not here",
+        Code::Busy => "the node can take no more sessions",
+        Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
+        Code::Violation => "the protocol was violated",
+        Code::Internal => "internal error",
+    }
+}
+
+/// A sentence fit for a status line: printable ASCII, cut to its limit.
+fn phrase(sentence: &str) -> Vec<u8> {
+    let plain = |c: char| u8::try_from(c).ok().filter(|b| matches!(b, b' '..=b'~')).unwrap_or(b'?');
+    sentence.chars().take(PHRASE_BYTES).map(plain).collect()
+}
+
+/// Longest reason phrase in bytes: what fits beside the status on one line of a terminal or two.
+const PHRASE_BYTES: usize = 120;
+
+/// The header in which SuperEdge passes its trace, both ways.
+const TRACE: HeaderName = HeaderName::from_static("traceid");
+
+/// What a 407 asks for.
+const CHALLENGE: &str = "Basic realm=\"tunnel\"";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::Seen;
+    use http_body_util::BodyExt;
+    use std::time::Duration;
+
+    fn offline() -> Denial {
+        let seen = Some(Seen(Duration::from_secs(180)));
+        RouteError::Offline { node: "edge7".parse().unwrap(), seen }.into()
+    }
+
+    fn refused_with(code: Code, reason: &str) -> Denial {
+        let refusal = Refusal::new(code, reason);
+        RouteError::Refused { node: "edge7".parse().unwrap(), refusal }.into()
+    }
+
+    fn phrase_of(answer: &Response<Full<Bytes>>) -> String {
+        String::from_utf8(answer.extensions().get::<ReasonPhrase>().unwrap().as_bytes().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn every_cause_has_its_status() {
+        let node = || "n".parse().unwrap();
+        for (denial, status) in [
+            (Denial::BadTarget(NameError::Session), 400),
+            (Denial::Forbidden("no".into()), 403),
+            (Denial::Method, 405),
+            (Denial::Credentials, 407),
+            (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
+            (Denial::Busy("draining"), 503),
+            (RouteError::Busy("full").into(), 503),
+            (offline(), 502),
+            (RouteError::Timeout { node: node(), patience: Duration::ZERO }.into(), 504),
+        ] {
+            assert_eq!(denial.status(), status, "{denial}");
+        }
+        let codes = [502, 502, 504, 502, 403, 502, 503, 502, 502, 502, 502];
+        for (code, status) in (0..).zip(codes) {
+            assert_eq!(refused_with(Code::from_wire(code), "x").status(), status, "code {code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_reason_phrase_and_the_body_tell_the_cause() {
+        let answer = offline().answer(true, "1a2b3c4d");
+        assert_eq!(phrase_of(&answer), "node edge7 is not connected, last seen 3m ago");
+        assert_eq!(answer.headers()["connection"], "close");
+        assert_eq!(answer.headers()["traceid"], "1a2b3c4d");
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let body = std::str::from_utf8(&body).unwrap();
+        assert!(
+            body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nnext: see "),
+            "{body}"
+        );
+    }
+
+    #[test]
+    fn strangers_learn_no_addresses_and_no_times() {
+        assert_eq!(offline().sentence(false), "node edge7 is not connected");
+        let refused = refused_with(Code::TargetRefused, "10.1.2.3:22 refused the connection");
+        assert_eq!(refused.sentence(false), "node edge7: the target refused the connection");
+        assert_eq!(refused.sentence(true), "node edge7: 10.1.2.3:22 refused the connection");
+    }
+
+    #[test]
+    fn a_reason_phrase_is_printable_and_short_whatever_it_is_told() {
+        let wild = "line\r\nSet-Cookie: a=\u{e9}\u{7f} ".repeat(40);
+        let phrase = phrase_of(&refused_with(Code::TargetRefused, &wild).answer(true, "t"));
+        assert!(phrase.len() <= 120 && phrase.bytes().all(|b| (b' '..=b'~').contains(&b)), "{phrase:?}");
+        let phrase = phrase_of(&Denial::Forbidden(wild).answer(true, "bad\ntrace"));
+        assert_eq!(phrase.len(), 120);
+    }
+
+    #[test]
+    fn an_answer_says_what_it_wants() {
+        assert_eq!(Denial::Method.answer(false, "t").headers()["allow"], "CONNECT");
+        let answer = Denial::Credentials.answer(false, "t");
+        assert_eq!(answer.headers()["proxy-authenticate"], "Basic realm=\"tunnel\"");
+    }
+}

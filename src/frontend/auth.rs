@@ -1,0 +1,265 @@
+//! Who a client is, and what it may ask for.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use http::HeaderMap;
+use http::header::PROXY_AUTHORIZATION;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tracing::warn;
+
+use super::Denial;
+use crate::names::NodeName;
+use crate::policy::{Networks, Rules};
+
+/// The door of a front end: every client passes it before anything is opened for it.
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// Networks that clients may come from; none means any.
+    pub allow_from: Option<Networks>,
+    /// Users who may come in with a password; none means that nobody is asked.
+    pub logins: Option<Logins>,
+    /// Who may ask for what.
+    pub rules: Rules,
+}
+
+/// Names and passwords, as bcrypt hashes from an htpasswd file.
+#[derive(Clone)]
+pub struct Users {
+    hashes: HashMap<String, String>,
+    /// A hash that no password fits, as dear to check as the dearest of `hashes`.
+    nobody: String,
+}
+
+/// Why an htpasswd file is of no use.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum UsersError {
+    /// No line holds a user with a bcrypt hash. Make one with `htpasswd -nB name`.
+    #[error("no user with a bcrypt hash in it: make one with `htpasswd -nB <name>`")]
+    Empty,
+}
+
+/// Checks passwords, not too many at once, and remembers for a minute whom it has just let in.
+pub struct Logins {
+    users: Arc<ArcSwap<Users>>,
+    recent: Mutex<HashMap<u128, Instant>>,
+    /// Two keys, known to this process only, under which [`Self::recent`] keeps its fingerprints.
+    keys: (RandomState, RandomState),
+    at_work: Arc<Semaphore>,
+}
+
+impl Gate {
+    /// Whether clients from there are served at all.
+    ///
+    /// # Errors
+    ///
+    /// [`Denial::Forbidden`] if not.
+    pub fn admit(&self, from: IpAddr) -> Result<(), Denial> {
+        match &self.allow_from {
+            Some(networks) if !networks.contains(from) => {
+                Err(Denial::Forbidden("your address is not allowed here".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The user that the request's head proves, or none if nobody is asked. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`Denial::Credentials`] if there is no proof, or a wrong one; [`Denial::Busy`] if too many are being checked.
+    pub async fn identify(&self, head: &HeaderMap) -> Result<Option<String>, Denial> {
+        match &self.logins {
+            None => Ok(None),
+            Some(logins) => logins.check(head).await.map(Some),
+        }
+    }
+
+    /// Whether this client may ask for this node and port.
+    ///
+    /// # Errors
+    ///
+    /// [`Denial::Forbidden`] if not.
+    pub fn permit(&self, user: Option<&str>, from: IpAddr, node: &NodeName, port: u16) -> Result<(), Denial> {
+        if self.rules.allows(user, from, node, port) {
+            return Ok(());
+        }
+        let who = user.unwrap_or("you");
+        Err(Denial::Forbidden(format!("no rule lets {who} reach port {port} of node {node}")))
+    }
+}
+
+impl Users {
+    /// Reads an htpasswd file: `name:hash` a line; empty lines and those that begin with `#` are passed over.
+    ///
+    /// Lines without a bcrypt hash are left out with a warning: the other kinds are too weak to hold today.
+    ///
+    /// # Errors
+    ///
+    /// If nobody is left.
+    pub fn parse(text: &str) -> Result<Self, UsersError> {
+        let mut hashes = HashMap::new();
+        let mut cost = MIN_COST;
+        for (at, line) in (1..).zip(text.lines()) {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let (name, hash) = line.split_once(':').unwrap_or((line, ""));
+            match bcrypt_cost(hash) {
+                Some(found) if !name.is_empty() => {
+                    cost = cost.max(found);
+                    hashes.insert(name.to_owned(), hash.to_owned());
+                }
+                _ => warn!(
+                    line = at,
+                    "not a user with a bcrypt hash of cost {MIN_COST} to {MAX_COST}, left out: \
+                     make it anew with `htpasswd -nB <name>`"
+                ),
+            }
+        }
+        if hashes.is_empty() {
+            return Err(UsersError::Empty);
+        }
+        Ok(Self { hashes, nobody: format!("$2b${cost:02}${NOBODY}") })
+    }
+
+    /// How many users there are.
+    pub fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// Whether there is nobody; never so after [`Self::parse`].
+    pub fn is_empty(&self) -> bool {
+        self.hashes.is_empty()
+    }
+}
+
+impl Logins {
+    /// Checks against whatever users the value holds at that moment: swap it when the file changes.
+    pub fn new(users: Arc<ArcSwap<Users>>) -> Self {
+        Self {
+            users,
+            recent: Mutex::default(),
+            keys: (RandomState::new(), RandomState::new()),
+            at_work: Arc::new(Semaphore::new(AT_WORK)),
+        }
+    }
+
+    async fn check(&self, head: &HeaderMap) -> Result<String, Denial> {
+        let given = head.get(PROXY_AUTHORIZATION).and_then(|v| basic(v.to_str().ok()?));
+        let (name, password) = given.ok_or(Denial::Credentials)?;
+        let (hash, known) = {
+            let users = self.users.load();
+            let hash = users.hashes.get(&name);
+            (hash.unwrap_or(&users.nobody).clone(), hash.is_some())
+        };
+        let print = self.fingerprint(&name, &password, &hash);
+        if self.was_let_in(print) {
+            return Ok(name);
+        }
+        let turn = timeout(PATIENCE, Arc::clone(&self.at_work).acquire_owned()).await;
+        let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
+        // Somebody with the same password may have been ahead of us in the queue.
+        if self.was_let_in(print) {
+            return Ok(name);
+        }
+        let right = tokio::task::spawn_blocking(move || {
+            // The turn goes along: a client that hangs up does not stop the check, nor make room for another.
+            let _turn = turn;
+            bcrypt::verify(password, &hash).unwrap_or(false)
+        });
+        if !(right.await.unwrap_or(false) && known) {
+            return Err(Denial::Credentials);
+        }
+        self.let_in(print);
+        Ok(name)
+    }
+
+    /// Stands for name, password and the hash it fitted, so that a changed file forgets whom it changed.
+    fn fingerprint(&self, name: &str, password: &str, hash: &str) -> u128 {
+        let all = (name, password, hash);
+        u128::from(self.keys.0.hash_one(all)) << 64 | u128::from(self.keys.1.hash_one(all))
+    }
+
+    fn was_let_in(&self, print: u128) -> bool {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.get(&print).is_some_and(|since| since.elapsed() < REMEMBERED)
+    }
+
+    fn let_in(&self, print: u128) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        if recent.len() >= RECENT {
+            recent.retain(|_, since| since.elapsed() < REMEMBERED);
+        }
+        if recent.len() >= RECENT {
+            recent.clear();
+        }
+        recent.insert(print, Instant::now());
+    }
+}
+
+impl fmt::Debug for Users {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Users({})", self.hashes.len())
+    }
+}
+
+impl fmt::Debug for Logins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Logins({:?})", self.users.load())
+    }
+}
+
+/// Name and password of a `Basic` header's value.
+fn basic(value: &str) -> Option<(String, String)> {
+    let (scheme, code) = value.trim().split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let text = String::from_utf8(STANDARD.decode(code.trim()).ok()?).ok()?;
+    let (name, password) = text.split_once(':')?;
+    Some((name.to_owned(), password.to_owned()))
+}
+
+/// The cost of a bcrypt hash, if it is one that can be checked in bearable time.
+fn bcrypt_cost(hash: &str) -> Option<u32> {
+    let cost = hash.parse::<bcrypt::HashParts>().ok()?.get_cost();
+    // What the library can read may still be no base64; only a real check shows that, at its lowest cost.
+    let cheapest = format!("$2b${MIN_COST:02}${}", hash.rsplit('$').next()?);
+    bcrypt::verify("", &cheapest).ok()?;
+    (MIN_COST..=MAX_COST).contains(&cost).then_some(cost)
+}
+
+/// Salt and hash of no password: the hash of a random one, which was thrown away.
+const NOBODY: &str = "N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
+
+/// bcrypt's own least cost.
+const MIN_COST: u32 = 4;
+
+/// Each step doubles the time; 14 is about a second, more would let a few wrong passwords stop every login.
+const MAX_COST: u32 = 14;
+
+/// Checks at once: each fills a processor, and the tunnel needs some too.
+const AT_WORK: usize = 2;
+
+/// How long a login may wait for its turn before the client is told to come again.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long somebody let in need not be checked again: a loop of short connections then costs no bcrypt each.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// Logins remembered at most, 32 bytes each.
+const RECENT: usize = 1024;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+use super::*;
+use crate::policy::{Rule, network};
+
+fn head(credentials: &str) -> HeaderMap {
+    let value = format!("Basic {}", STANDARD.encode(credentials));
+    HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())])
+}
+
+fn hashed(password: &str) -> String {
+    bcrypt::hash(password, MIN_COST).unwrap()
+}
+
+fn logins(text: &str) -> (Logins, Arc<ArcSwap<Users>>) {
+    let users = Arc::new(ArcSwap::from_pointee(Users::parse(text).unwrap()));
+    (Logins::new(Arc::clone(&users)), users)
+}
+
+#[tokio::test]
+async fn only_the_right_password_of_a_known_user_is_let_in() {
+    let (logins, _) = logins(&format!("# people\n\nops:{}\n", hashed("se:cret")));
+    assert_eq!(logins.check(&head("ops:se:cret")).await.unwrap(), "ops");
+    for wrong in ["ops:secret", "ops:", "root:se:cret", ":se:cret", "ops", ""] {
+        assert!(matches!(logins.check(&head(wrong)).await, Err(Denial::Credentials)), "{wrong}");
+    }
+    for value in ["Basic", "Basic !!!", "Bearer b3BzOnNlOmNyZXQ=", ""] {
+        let head = HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())]);
+        assert!(matches!(logins.check(&head).await, Err(Denial::Credentials)), "{value}");
+    }
+    assert!(matches!(logins.check(&HeaderMap::new()).await, Err(Denial::Credentials)));
+    let lower = HeaderMap::from_iter([(PROXY_AUTHORIZATION, "basic  b3BzOnNlOmNyZXQ=".parse().unwrap())]);
+    assert_eq!(logins.check(&lower).await.unwrap(), "ops");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whom_it_let_in_it_knows_for_a_minute() {
+    let (logins, _) = logins(&format!("ops:{}", hashed("pw")));
+    logins.check(&head("ops:pw")).await.unwrap();
+    // With no turns left only somebody remembered can come in.
+    let _turns = logins.at_work.acquire_many(u32::try_from(AT_WORK).unwrap()).await.unwrap();
+    assert_eq!(logins.check(&head("ops:pw")).await.unwrap(), "ops");
+    assert!(matches!(logins.check(&head("ops:other")).await, Err(Denial::Busy(_))));
+    tokio::time::advance(REMEMBERED).await;
+    assert!(matches!(logins.check(&head("ops:pw")).await, Err(Denial::Busy(_))));
+}
+
+#[tokio::test]
+async fn a_changed_file_counts_at_once_even_for_those_remembered() {
+    let (logins, users) = logins(&format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw")));
+    logins.check(&head("ops:pw")).await.unwrap();
+    logins.check(&head("root:pw")).await.unwrap();
+    users.store(Arc::new(Users::parse(&format!("ops:{}", hashed("new"))).unwrap()));
+    assert!(logins.check(&head("ops:pw")).await.is_err());
+    assert!(logins.check(&head("root:pw")).await.is_err());
+    assert!(logins.check(&head("ops:new")).await.is_ok());
+}
+
+#[test]
+fn only_bcrypt_is_taken_from_a_file() {
+    let good = hashed("pw");
+    let weak = format!("a:{{SHA}}x\nb:$apr1$x$y\nc:plain\nd\n:{good}\ne:$2y$31${}", &good[7..]);
+    assert_eq!(Users::parse(&weak).unwrap_err(), UsersError::Empty);
+    assert_eq!(Users::parse(&format!("{weak}\nf:{}", good.replace("$2b$", "$2y$"))).unwrap().len(), 1);
+    assert_eq!(Users::parse(&format!("a:{}!", &good[..59])).unwrap_err(), UsersError::Empty);
+}
+
+#[test]
+fn a_stranger_costs_as_much_as_the_dearest_user() {
+    let dear = bcrypt::hash("pw", MIN_COST + 2).unwrap();
+    let users = Users::parse(&format!("a:{}\nb:{dear}", hashed("pw"))).unwrap();
+    assert_eq!(users.nobody.parse::<bcrypt::HashParts>().unwrap().get_cost(), MIN_COST + 2);
+    assert!(!bcrypt::verify("pw", &users.nobody).unwrap(), "checked in full, and fits nobody");
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let (logins, _) = logins(&format!("ops:{}", hashed("pw")));
+    for print in 0..10_000 {
+        logins.let_in(print);
+        assert!(logins.was_let_in(print));
+    }
+    assert!(logins.recent.lock().unwrap().len() <= RECENT);
+}
+
+#[tokio::test]
+async fn the_gate_keeps_networks_and_rules() {
+    let inside: IpAddr = "10.1.2.3".parse().unwrap();
+    let outside: IpAddr = "192.0.2.1".parse().unwrap();
+    let node = "edge-1".parse().unwrap();
+    let open = Gate::default();
+    assert!(open.admit(outside).is_ok() && open.permit(None, outside, &node, 22).is_ok());
+    assert_eq!(open.identify(&HeaderMap::new()).await.unwrap(), None);
+    let gate = Gate {
+        allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
+        logins: None,
+        rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+    };
+    assert!(gate.admit(inside).is_ok());
+    assert_eq!(gate.admit(outside).unwrap_err().status(), 403);
+    assert!(gate.permit(Some("ops"), inside, &node, 22).is_ok());
+    let denied = gate.permit(Some("dev"), inside, &node, 22).unwrap_err();
+    assert_eq!(denied.to_string(), "no rule lets dev reach port 22 of node edge-1");
+}

@@ -1,0 +1,185 @@
+//! The HTTP part of a CONNECT: from a bare socket to a bare socket, with the answer said on the way.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+/// What came of one client connection's head.
+#[derive(Debug)]
+pub(super) enum Head<S> {
+    /// The client was told 200, and what it sends and gets from now on is the session's.
+    Opened {
+        /// What was opened for it.
+        session: S,
+        /// Its socket; nothing wraps it any more.
+        socket: TcpStream,
+        /// What it sent behind its head without waiting for the answer.
+        early: Bytes,
+    },
+    /// The client was told why not. The socket is to be closed with care: it may still be sending.
+    Denied(TcpStream),
+    /// There was no head to answer, or nobody to take the answer.
+    Failed {
+        /// A fixed word for metrics.
+        cause: &'static str,
+        /// To be closed with care as well: hyper may have said 400 or 431.
+        socket: Option<TcpStream>,
+    },
+}
+
+/// Reads the head, asks `open` what to make of it, and says so: 200 if it gives something, else its answer.
+///
+/// A client that finishes its direction early is still served, as `nc` and its like do so; one that resets the
+/// connection makes `open` be dropped where it stands. Not cancel safe.
+pub(super) async fn converse<S, F, O>(socket: TcpStream, open: F) -> Head<S>
+where
+    F: FnOnce(Parts) -> O,
+    O: Future<Output = Result<S, Response<Full<Bytes>>>>,
+{
+    let socket = Arc::new(socket);
+    let asked = Asked { open: Mutex::new(Some(open)), outcome: Mutex::new(None) };
+    let said = {
+        let answer = |request: Request<Incoming>| asked.answer(request, &socket);
+        let io = TokioIo::new(Shared(Arc::clone(&socket)));
+        server().serve_connection(io, service_fn(answer)).without_shutdown().await.map(|p| p.read_buf)
+    };
+    let socket = Arc::into_inner(socket);
+    let outcome = asked.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match (said, outcome, socket) {
+        (Ok(early), Some(Some(session)), Some(socket)) => Head::Opened { session, socket, early },
+        (Ok(_), Some(None), Some(socket)) => Head::Denied(socket),
+        (Ok(_), _, socket) => Head::Failed { cause: "no_head", socket },
+        (Err(error), _, socket) => Head::Failed { cause: cause(&error), socket },
+    }
+}
+
+struct Asked<F, S> {
+    open: Mutex<Option<F>>,
+    /// None until answered; then what was opened, if anything.
+    outcome: Mutex<Option<Option<S>>>,
+}
+
+impl<S, F, O> Asked<F, S>
+where
+    F: FnOnce(Parts) -> O,
+    O: Future<Output = Result<S, Response<Full<Bytes>>>>,
+{
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        socket: &TcpStream,
+    ) -> Result<Response<Full<Bytes>>, Gone> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(Gone)?;
+        let (parts, _body) = request.into_parts();
+        let opened = tokio::select! {
+            biased;
+            opened = open(parts) => opened,
+            // hyper does not look at the socket while it waits for us, so the reset is watched for here.
+            _ = socket.ready(Interest::ERROR) => return Err(Gone),
+        };
+        let (outcome, answer) = match opened {
+            Ok(session) => (Some(session), established()),
+            Err(denied) => (None, denied),
+        };
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        Ok(answer)
+    }
+}
+
+/// The client has gone away: there is nobody to answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the client went away")]
+struct Gone;
+
+/// A socket that is lent to hyper while we keep an eye on it.
+struct Shared(Arc<TcpStream>);
+
+impl AsyncRead for Shared {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(buf.initialize_unfilled()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read.map(|n| buf.advance(n))),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Shared {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&*self.0).shutdown(std::net::Shutdown::Write))
+    }
+}
+
+/// Connections are not reused: every answer but the 200 says so itself, and the 200 is kept short.
+fn server() -> http1::Builder {
+    let mut server = http1::Builder::new();
+    server
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(HEAD_BYTES)
+        .half_close(true)
+        .auto_date_header(false);
+    server
+}
+
+/// The 200 as SuperEdge says it. hyper writes its head in one piece, and the session's bytes are read only later.
+fn established() -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::default());
+    answer.extensions_mut().insert(ReasonPhrase::from_static(b"Connection established"));
+    answer
+}
+
+fn cause(error: &hyper::Error) -> &'static str {
+    if error.is_timeout() {
+        "slow_head"
+    } else if error.is_parse_too_large() {
+        "long_head"
+    } else if error.is_parse() {
+        "bad_head"
+    } else if error.is_user() {
+        "reset_while_opening"
+    } else {
+        "reset"
+    }
+}
+
+/// How long a client may take to send its head: time enough for the worst line, too short to hold sockets with nothing.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+
+/// Longest head in bytes; hyper answers 431 beyond it. Ours are a line or two, credentials included.
+const HEAD_BYTES: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+use super::*;
+use std::future::pending;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use crate::frontend::Denial;
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    (client, listener.accept().await.unwrap().0)
+}
+
+/// Serves one head with `open` and gives what the client got until the head's part was over.
+async fn serve(head: &[u8], open: Result<u8, Denial>) -> (Head<u8>, TcpStream, Option<String>) {
+    let (mut client, server) = pair().await;
+    client.write_all(head).await.unwrap();
+    let mut target = None;
+    let done = converse(server, async |parts: Parts| {
+        target = parts.uri.authority().map(ToString::to_string);
+        open.map_err(|denial| denial.answer(true, "t"))
+    })
+    .await;
+    (done, client, target)
+}
+
+async fn all(mut client: TcpStream) -> String {
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test]
+async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
+    for head in [
+        "CONNECT node1:22 HTTP/1.0\r\n\r\n",
+        "CONNECT node1:22 HTTP/1.1\r\nHost: 10.0.0.1:8080\r\nProxy-Connection: Keep-Alive\r\n\r\n",
+        "CONNECT node1:22 HTTP/1.1\r\n\r\n",
+        "CONNECT node1:22 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n",
+    ] {
+        let (done, mut client, target) = serve(head.as_bytes(), Ok(7)).await;
+        let Head::Opened { session: 7, socket, early } = done else { panic!("{head}: {done:?}") };
+        assert_eq!((target.as_deref(), early.len()), (Some("node1:22"), 0), "{head}");
+        let mut one_read = [0; 4096];
+        let n = client.read(&mut one_read).await.unwrap();
+        let version = if head.contains("1.0") { "1.0" } else { "1.1" };
+        let text = std::str::from_utf8(&one_read[..n]).unwrap();
+        let line = format!("HTTP/{version} 200 Connection established\r\n");
+        assert!(text.starts_with(&line) && text.ends_with("\r\n\r\n"), "{text:?}");
+        for header in ["content-length", "transfer-encoding", "date", "close"] {
+            assert!(!text.to_lowercase().contains(header), "{text:?}");
+        }
+        drop(socket);
+        assert_eq!(all(client).await, "", "nothing behind the head");
+    }
+}
+
+#[tokio::test]
+async fn an_ipv6_target_stands_in_brackets() {
+    let (_, _, target) = serve(b"CONNECT [fd00::1]:22 HTTP/1.1\r\n\r\n", Ok(0)).await;
+    assert_eq!(target.as_deref(), Some("[fd00::1]:22"));
+}
+
+#[tokio::test]
+async fn bytes_sent_early_are_kept() {
+    let (done, _client, _) = serve(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n", Ok(0)).await;
+    let Head::Opened { early, .. } = done else { panic!("{done:?}") };
+    assert_eq!(early, "SSH-2.0-early\r\n");
+}
+
+#[tokio::test]
+async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
+    let (done, client, _) = serve(b"CONNECT node1:22 HTTP/1.0\r\n\r\n", Err(Denial::Busy("draining"))).await;
+    let Head::Denied(socket) = done else { panic!("{done:?}") };
+    drop(socket);
+    let text = all(client).await;
+    assert!(text.starts_with("HTTP/1.0 503 draining\r\n"), "{text}");
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let length = format!("content-length: {}", body.len());
+    assert!(head.lines().any(|l| l == length), "{text}");
+    assert!(body.starts_with("draining\n"), "{text}");
+    assert!(head.contains("connection: close") || !head.contains("keep-alive"), "{text}");
+}
+
+#[tokio::test]
+async fn another_method_is_denied_even_with_a_body_on_its_way() {
+    let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
+    let (done, _client, _) = serve(head, Err(Denial::Method)).await;
+    assert!(matches!(done, Head::Denied(_)), "{done:?}");
+}
+
+#[tokio::test]
+async fn no_session_is_made_of_what_is_not_http() {
+    let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(20_000));
+    for (head, word, status) in [
+        ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "bad_head", "400"),
+        ("CONNECT a b c HTTP/1.1\r\n\r\n", "bad_head", "400"),
+        (long.as_str(), "long_head", "431"),
+    ] {
+        let (done, mut client, _) = serve(head.as_bytes(), Ok(0)).await;
+        let Head::Failed { cause, socket: Some(_socket) } = done else { panic!("{head}: {done:?}") };
+        assert_eq!(cause, word);
+        let mut text = [0; 12];
+        client.read_exact(&mut text).await.unwrap();
+        assert_eq!(std::str::from_utf8(&text[9..]).unwrap(), status);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
+    let (mut client, server) = pair().await;
+    client.write_all(b"CONNECT node1:22 HT").await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let done = converse(server, async |_| -> Result<(), _> { panic!("no head") }).await;
+    assert!(matches!(done, Head::Failed { cause: "slow_head", .. }), "{done:?}");
+    assert!((10..12).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_connection_without_a_head_is_no_error_to_anybody() {
+    let (client, server) = pair().await;
+    drop(client);
+    let done = converse(server, async |_| -> Result<(), _> { panic!("no head") }).await;
+    assert!(matches!(done, Head::Failed { cause: "no_head", .. }), "{done:?}");
+}
+
+#[tokio::test]
+async fn a_client_that_has_finished_its_direction_is_still_served() {
+    let (mut client, server) = pair().await;
+    client.write_all(b"CONNECT node1:22 HTTP/1.0\r\n\r\n").await.unwrap();
+    client.shutdown().await.unwrap();
+    let (finish, wait) = oneshot::channel();
+    let open = async |_: Parts| {
+        // hyper has seen the end of the client's direction by now if it looks for it at all.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        finish.send(()).unwrap();
+        Ok(1)
+    };
+    let done = converse(server, open).await;
+    wait.await.unwrap();
+    assert!(matches!(done, Head::Opened { session: 1, .. }), "{done:?}");
+}
+
+#[tokio::test]
+async fn a_reset_while_opening_cancels_it() {
+    let (mut client, server) = pair().await;
+    client.write_all(b"CONNECT node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
+    let (asked, is_asked) = oneshot::channel();
+    let open = async |_: Parts| {
+        asked.send(()).unwrap();
+        pending::<Result<(), _>>().await
+    };
+    let reset = async {
+        is_asked.await.unwrap();
+        SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(client);
+        pending::<()>().await;
+    };
+    let done = tokio::select! {
+        done = converse(server, open) => done,
+        () = reset => unreachable!(),
+    };
+    assert!(matches!(done, Head::Failed { cause: "reset_while_opening", .. }), "{done:?}");
+}

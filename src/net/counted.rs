@@ -1,0 +1,59 @@
+//! A byte stream that counts what goes through it.
+
+use std::io;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use prometheus_client::metrics::counter::Counter;
+
+use super::Duplex;
+
+/// Counts while it lasts, so that a session cut in the middle is counted as far as it came.
+#[derive(Debug)]
+pub struct Counted<'a, D> {
+    /// The stream itself.
+    pub stream: &'a mut D,
+    /// Bytes taken from it.
+    pub taken: Tally<'a>,
+    /// Bytes given to it.
+    pub given: Tally<'a>,
+}
+
+/// Bytes of one direction: of one session, and of all.
+#[derive(Debug)]
+pub struct Tally<'a> {
+    /// This session's.
+    pub one: &'a mut u64,
+    /// The process's.
+    pub all: &'a Counter,
+}
+
+impl Tally<'_> {
+    fn add(&mut self, bytes: usize) {
+        *self.one += bytes as u64;
+        self.all.inc_by(bytes as u64);
+    }
+}
+
+impl<D: Duplex> Duplex for Counted<'_, D> {
+    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let bytes = ready!(self.stream.poll_take(cx))?;
+        self.taken.add(bytes.len());
+        Poll::Ready(Ok(bytes))
+    }
+
+    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        let before = bytes.len();
+        let given = self.stream.poll_give(cx, bytes);
+        self.given.add(before.saturating_sub(bytes.len()));
+        given
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_flush(cx)
+    }
+
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_finish(cx)
+    }
+}

@@ -1,0 +1,196 @@
+//! Listening sockets, and the options of the sockets that carry our traffic.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tracing::{info, warn};
+
+/// A listening TCP socket whose accepting never ends, whatever the system lacks for a while.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    at: SocketAddr,
+}
+
+/// Why an address cannot be listened on: the address, the cause, and the remedy.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {at}: {cause}{}", Remedy(.cause.kind(), .at.port()))]
+pub struct BindError {
+    /// The address asked for.
+    pub at: SocketAddr,
+    /// What the system said.
+    #[source]
+    pub cause: io::Error,
+}
+
+impl Listener {
+    /// Listens on an address; port 0 takes a free one. `[::]` takes IPv4 too.
+    ///
+    /// Accepted sockets inherit the listener's options (Linux copies them), so they cost nothing for each connection.
+    pub fn bind(at: SocketAddr) -> Result<Self, BindError> {
+        let bound = || {
+            let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+            socket.set_reuseaddr(true)?;
+            tune(&SockRef::from(&socket))?;
+            socket.bind(at)?;
+            let socket = socket.listen(BACKLOG)?;
+            let at = socket.local_addr()?;
+            Ok(Self { socket, at })
+        };
+        bound().map_err(|cause| BindError { at, cause })
+    }
+
+    /// Where it listens, with the real port.
+    pub fn at(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// Waits for the next connection: without delay for small writes, and noticed when its peer vanishes.
+    ///
+    /// Never fails: what concerns one connection is skipped, and when the system lacks something (files, memory) the
+    /// next try comes after a pause; the first such failure and the end of the trouble are logged. Cancel safe.
+    pub async fn accept(&self) -> (TcpStream, SocketAddr) {
+        let mut failing = false;
+        loop {
+            match self.socket.accept().await {
+                Ok(accepted) => {
+                    if failing {
+                        info!(at = %self.at, "accepting connections again");
+                    }
+                    return accepted;
+                }
+                Err(cause) if is_of_one_connection(&cause) => {}
+                Err(cause) => {
+                    if !failing {
+                        warn!(at = %self.at, %cause, "cannot accept connections, trying on; too few open files? \
+                               (ulimit -n, LimitNOFILE)");
+                    }
+                    failing = true;
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// Sets what every client's and target's socket has: no delay for small writes, and keep-alive probes.
+pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    let probes =
+        TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY).with_retries(PROBE_TIMES);
+    socket.set_tcp_keepalive(&probes)
+}
+
+/// Sets what a link's socket has on top: it dies when sent bytes stay unacknowledged, and its queue in the kernel is
+/// short. Not for clients and targets: the timeout also ends a connection whose reader has only stopped for a while.
+pub fn tune_link(socket: &TcpStream) -> io::Result<()> {
+    let socket = SockRef::from(socket);
+    tune(&socket)?;
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
+    socket.set_tcp_notsent_lowat(UNSENT)
+}
+
+fn is_of_one_connection(cause: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    matches!(cause.kind(), Kind::ConnectionAborted | Kind::ConnectionReset | Kind::ConnectionRefused)
+}
+
+/// The last part of a [`BindError`]'s sentence.
+struct Remedy(io::ErrorKind, u16);
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(kind, port) = self;
+        match kind {
+            io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "; another program has the port (`ss -ltnp 'sport = :{port}'` shows it): stop it, or choose another"
+                )
+            }
+            io::ErrorKind::PermissionDenied if *port < FIRST_FREE_PORT => {
+                write!(
+                    f,
+                    "; ports below {FIRST_FREE_PORT} need a privilege: allow CAP_NET_BIND_SERVICE, or choose another"
+                )
+            }
+            io::ErrorKind::AddrNotAvailable => {
+                f.write_str("; this machine has no such address: use one of its own, or 0.0.0.0 for all")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Connections that wait to be accepted: enough for thousands of edges that come back at once (the kernel lowers it to
+/// its `somaxconn`).
+const BACKLOG: u32 = 4096;
+
+/// Pause after the system lacked something: long enough not to spin, short enough that nobody's dial times out.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A peer that vanished is noticed after 30 s and three probes, a minute in all; NATs forget no earlier.
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBE_TIMES: u32 = 3;
+
+/// As long as the links' own patience with silence.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
+
+/// Bytes not yet sent that a link leaves to the kernel: what waits there is latency that no scheduler can mend, and
+/// with less the CPU waits at 1 Gbit/s.
+const UNSENT: u32 = 128 * 1024;
+
+/// Ports below it are privileged.
+const FIRST_FREE_PORT: u16 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any_port(ip: &str) -> SocketAddr {
+        SocketAddr::new(ip.parse().unwrap(), 0)
+    }
+
+    #[tokio::test]
+    async fn accepted_sockets_have_the_options_of_their_listener() {
+        let listener = Listener::bind(any_port("127.0.0.1")).unwrap();
+        let (_far, (near, _)) = tokio::join!(TcpStream::connect(listener.at()), listener.accept());
+        let socket = SockRef::from(&near);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_EVERY);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBE_TIMES);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
+        tune_link(&near).unwrap();
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT);
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_told_with_the_remedy() {
+        let first = Listener::bind(any_port("127.0.0.1")).unwrap();
+        let failed = Listener::bind(first.at()).unwrap_err().to_string();
+        assert!(
+            failed.contains(&first.at().to_string()) && failed.contains("another program has"),
+            "{failed}"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_address_of_another_machine_is_told_with_the_remedy() {
+        let failed = Listener::bind(any_port("192.0.2.1")).unwrap_err().to_string();
+        assert!(failed.contains("no such address"), "{failed}");
+    }
+
+    #[test]
+    fn a_privileged_port_is_told_with_the_remedy() {
+        let cause = io::ErrorKind::PermissionDenied.into();
+        let failed = BindError { at: "0.0.0.0:443".parse().unwrap(), cause }.to_string();
+        assert!(failed.contains("CAP_NET_BIND_SERVICE"), "{failed}");
+    }
+}

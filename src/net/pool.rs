@@ -1,0 +1,212 @@
+//! Read buffers of 64 KiB that are used again and again, so that reading costs no page faults.
+
+use std::fmt;
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+
+/// Hands out read buffers and keeps the ones that come back, up to a bound. Cheap to clone; clones share the buffers.
+#[derive(Clone, Default)]
+pub struct Pool(Arc<Shared>);
+
+/// One read buffer of [`BUFFER`] bytes, which goes back to its pool when dropped.
+///
+/// It still holds whatever was last read into it: only bytes that a read has just filled mean anything.
+pub struct Buffer {
+    bytes: Box<[u8]>,
+    home: Arc<Shared>,
+}
+
+impl Pool {
+    /// An empty pool. One for each process is meant: then idle sessions cost nothing and busy ones share.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a kept buffer, or makes one.
+    pub fn take(&self) -> Buffer {
+        let kept = {
+            let mut idle = self.0.lock();
+            let kept = idle.buffers.pop();
+            idle.least = idle.least.min(idle.buffers.len());
+            kept
+        };
+        let bytes = kept.unwrap_or_else(|| vec![0; BUFFER].into_boxed_slice());
+        Buffer { bytes, home: Arc::clone(&self.0) }
+    }
+
+    /// Gives the memory of those buffers back that nobody needed since the last call. For a ticker of some seconds.
+    pub fn trim(&self) {
+        let unused = {
+            let mut idle = self.0.lock();
+            let keep = idle.buffers.len() - idle.least.min(idle.buffers.len());
+            let unused = idle.buffers.split_off(keep);
+            idle.least = keep;
+            unused
+        };
+        // Freed here, outside the lock.
+        drop(unused);
+    }
+
+    /// Buffers waiting to be used.
+    pub fn idle(&self) -> usize {
+        self.0.lock().buffers.len()
+    }
+}
+
+impl Buffer {
+    /// The first `n` bytes as a value to pass on, without copying them unless they are few.
+    ///
+    /// Few bytes are copied and the buffer goes back at once, because a kept slice of one byte would pin all of it.
+    /// Otherwise it goes back when the last clone of the result is dropped. `n` past the end means all.
+    pub fn freeze(self, n: usize) -> Bytes {
+        let filled = Filled { len: n.min(self.bytes.len()), buffer: self };
+        if filled.len < FEW { Bytes::copy_from_slice(filled.as_ref()) } else { Bytes::from_owner(filled) }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let bytes = mem::take(&mut self.bytes);
+        let mut idle = self.home.lock();
+        if idle.buffers.len() < KEPT {
+            idle.buffers.push(bytes);
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("idle", &self.idle()).finish()
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({})", self.bytes.len())
+    }
+}
+
+#[derive(Default)]
+struct Shared(Mutex<Idle>);
+
+#[derive(Default)]
+struct Idle {
+    /// Last in, first out: the one most likely to be in the processor's cache goes out first.
+    buffers: Vec<Box<[u8]>>,
+    /// Fewest buffers that were idle at once since the last trim: as many were not needed.
+    least: usize,
+}
+
+struct Filled {
+    buffer: Buffer,
+    len: usize,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Idle> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsRef<[u8]> for Filled {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// Bytes in a buffer: reads of 64 KiB measured a fifth to two fifths less processor time than reads of 8 KiB.
+pub const BUFFER: usize = 64 * 1024;
+
+/// Buffers kept at most: 4 MiB, enough for the sessions that move at the same moment on a machine of many cores.
+const KEPT: usize = 64;
+
+/// Below this many bytes a read is copied: so what is kept of a buffer is at least a quarter of it, and a whole TLS
+/// record (16 KiB) is still passed on as it is.
+const FEW: usize = BUFFER / 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_dropped_buffer_is_used_again() {
+        let pool = Pool::new();
+        let mut buffer = pool.take();
+        buffer[0] = 7;
+        drop(buffer);
+        assert_eq!(pool.idle(), 1);
+        assert_eq!(pool.take()[0], 7);
+    }
+
+    #[test]
+    fn a_few_bytes_do_not_pin_their_buffer() {
+        let pool = Pool::new();
+        let one = pool.take().freeze(1);
+        assert_eq!((one.len(), pool.idle()), (1, 1));
+    }
+
+    #[test]
+    fn many_bytes_hold_their_buffer_until_the_last_clone_is_gone() {
+        let pool = Pool::new();
+        let buffer = pool.take();
+        let at = buffer.as_ptr();
+        let bytes = buffer.freeze(BUFFER);
+        assert_eq!(bytes.as_ptr(), at, "not copied");
+        let tail = bytes.slice(BUFFER - 1..);
+        drop(bytes);
+        assert_eq!(pool.idle(), 0);
+        drop(tail);
+        assert_eq!(pool.idle(), 1);
+    }
+
+    #[test]
+    fn no_more_than_the_bound_are_kept() {
+        let pool = Pool::new();
+        let all: Vec<_> = (0..KEPT + 10).map(|_| pool.take()).collect();
+        drop(all);
+        assert_eq!(pool.idle(), KEPT);
+    }
+
+    #[test]
+    fn a_trim_gives_back_what_was_not_needed_since_the_last_one() {
+        let pool = Pool::new();
+        drop([pool.take(), pool.take(), pool.take()]);
+        pool.trim();
+        assert_eq!(pool.idle(), 3, "just used");
+        drop([pool.take(), pool.take()]);
+        pool.trim();
+        assert_eq!(pool.idle(), 2, "one was idle all the time");
+        pool.trim();
+        assert_eq!(pool.idle(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn frozen_bytes_are_the_ones_read(n in 0..=BUFFER + 10, fill: u8) {
+            let pool = Pool::new();
+            let mut buffer = pool.take();
+            buffer.fill(fill);
+            let bytes = buffer.freeze(n);
+            prop_assert_eq!(bytes.len(), n.min(BUFFER));
+            prop_assert!(bytes.iter().all(|b| *b == fill));
+        }
+    }
+}

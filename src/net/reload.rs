@@ -1,0 +1,271 @@
+//! Values read from files, read again when the files change, without disturbing whoever uses the old one.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tracing::{info, warn};
+
+use crate::drain::Drain;
+
+/// A value made of one or more files that follows their content. Cheap to clone; clones share the value.
+///
+/// Content is compared, not times: a swapped link (as Kubernetes mounts do it) and an edit are both noticed, and a
+/// file that was only touched is not. Until [`Self::watch`] runs, the value stays as it was first read.
+pub struct Reload<T>(Arc<Shared<T>>);
+
+/// Why a value could not be read from its files.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// A file is not there, or may not be read.
+    #[error("cannot read {}: {cause}; check the path, and that this user may read it", .path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The files were read, but what they say will not do. The sentence names the file and the remedy.
+    #[error("{0}")]
+    Content(String),
+}
+
+impl<T: Send + Sync + 'static> Reload<T> {
+    /// Reads the files now and makes the value of their contents, in the same order. Blocks on the disk: for start-up.
+    pub fn new<F>(paths: Vec<PathBuf>, parse: F) -> Result<Self, ReloadError>
+    where
+        F: Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync + 'static,
+    {
+        let read = |path: &PathBuf| std::fs::read(path).map_err(|cause| unreadable(path, cause));
+        let contents = paths.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let value = parse(&contents).map_err(ReloadError::Content)?;
+        Ok(Self(Arc::new(Shared {
+            value: ArcSwap::from_pointee(value),
+            first: fingerprint(&contents),
+            paths,
+            parse: Box::new(parse),
+        })))
+    }
+
+    /// As [`Self::new`], for a value of one file.
+    pub fn file<F>(path: impl Into<PathBuf>, parse: F) -> Result<Self, ReloadError>
+    where
+        F: Fn(&[u8]) -> Result<T, String> + Send + Sync + 'static,
+    {
+        Self::new(vec![path.into()], move |contents| parse(contents.first().map_or(&[], Vec::as_slice)))
+    }
+
+    /// A value that no file changes.
+    pub fn fixed(value: T) -> Self {
+        let value = ArcSwap::from_pointee(value);
+        let parse = Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned()));
+        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse }))
+    }
+
+    /// The value as last read. Take it for each use; who keeps it keeps the old one.
+    pub fn load(&self) -> Arc<T> {
+        self.0.value.load_full()
+    }
+
+    /// Looks every few seconds whether the content changed, until draining begins.
+    ///
+    /// When reading or parsing fails, the old value stays and one warning is logged for each new trouble. Cancel safe.
+    pub async fn watch(self, drain: Drain) {
+        if self.0.paths.is_empty() {
+            return;
+        }
+        let mut seen = Seen { content: self.0.first, trouble: None };
+        loop {
+            tokio::select! {
+                biased;
+                () = drain.draining() => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            let next = self.look(&seen).await;
+            seen = self.told(seen, next);
+        }
+    }
+
+    async fn look(&self, seen: &Seen) -> Look<T> {
+        let mut contents = Vec::with_capacity(self.0.paths.len());
+        for path in &self.0.paths {
+            match tokio::fs::read(path).await {
+                Ok(content) => contents.push(content),
+                Err(cause) => return Look::Failed(seen.content, unreadable(path, cause)),
+            }
+        }
+        let content = fingerprint(&contents);
+        if content == seen.content {
+            return Look::Same;
+        }
+        match (self.0.parse)(&contents) {
+            Ok(value) => Look::New(content, value),
+            Err(cause) => Look::Failed(content, ReloadError::Content(cause)),
+        }
+    }
+
+    /// Stores and logs what was found.
+    fn told(&self, seen: Seen, found: Look<T>) -> Seen {
+        match found {
+            // A bad content that has not changed stays bad, and was said.
+            Look::Same => seen,
+            Look::New(content, value) => {
+                self.0.value.store(Arc::new(value));
+                info!(files = %self.0, "changed and read again");
+                Seen { content, trouble: None }
+            }
+            Look::Failed(content, cause) => {
+                let trouble = cause.to_string();
+                if seen.trouble.as_ref() != Some(&trouble) {
+                    warn!(files = %self.0, cause = %trouble, "what was read before stays in use");
+                }
+                Seen { content, trouble: Some(trouble) }
+            }
+        }
+    }
+}
+
+impl<T> Clone for Reload<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> fmt::Debug for Reload<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reload({})", self.0)
+    }
+}
+
+struct Shared<T> {
+    value: ArcSwap<T>,
+    paths: Vec<PathBuf>,
+    parse: Box<Parse<T>>,
+    /// Fingerprint of what the first value was made of.
+    first: u64,
+}
+
+type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
+
+struct Seen {
+    content: u64,
+    trouble: Option<String>,
+}
+
+enum Look<T> {
+    Same,
+    New(u64, T),
+    Failed(u64, ReloadError),
+}
+
+impl<T> fmt::Display for Shared<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, path) in self.paths.iter().enumerate() {
+            write!(f, "{}{}", if i == 0 { "" } else { ", " }, path.display())?;
+        }
+        Ok(())
+    }
+}
+
+fn unreadable(path: &Path, cause: io::Error) -> ReloadError {
+    ReloadError::Read { path: path.into(), cause }
+}
+
+/// Stands for the content, so that keys are not kept in memory only to be compared.
+fn fingerprint(contents: &[Vec<u8>]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    contents.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Time between two looks. A Kubernetes mount takes a minute or more to change, so a few seconds cost nobody anything.
+const LOOK: Duration = Duration::from_secs(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn number(content: &[u8]) -> Result<u32, String> {
+        String::from_utf8_lossy(content).trim().parse().map_err(|_| "not a number".to_owned())
+    }
+
+    /// Looks once, as the watch does every few seconds.
+    async fn look(reload: &Reload<u32>, seen: Seen) -> Seen {
+        let found = reload.look(&seen).await;
+        reload.told(seen, found)
+    }
+
+    #[tokio::test]
+    async fn a_changed_file_is_read_again_and_a_bad_one_keeps_the_old_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        std::fs::write(&path, "1").unwrap();
+        let reload = Reload::file(&path, number).unwrap();
+        let old = reload.load();
+        let mut seen = Seen { content: reload.0.first, trouble: None };
+
+        std::fs::write(&path, "2").unwrap();
+        seen = look(&reload, seen).await;
+        assert_eq!((*old, *reload.load()), (1, 2));
+
+        std::fs::write(&path, "two").unwrap();
+        seen = look(&reload, seen).await;
+        assert_eq!((*reload.load(), seen.trouble.as_deref()), (2, Some("not a number")));
+
+        std::fs::remove_file(&path).unwrap();
+        seen = look(&reload, seen).await;
+        assert!(seen.trouble.as_ref().unwrap().contains("cannot read"), "{:?}", seen.trouble);
+
+        std::fs::write(&path, "3").unwrap();
+        seen = look(&reload, seen).await;
+        assert_eq!((*reload.load(), seen.trouble), (3, None));
+    }
+
+    #[tokio::test]
+    async fn an_unchanged_bad_file_is_not_parsed_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        std::fs::write(&path, "1").unwrap();
+        let parsed = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&parsed);
+        let reload = Reload::file(&path, move |content| {
+            count.fetch_add(1, Ordering::Relaxed);
+            number(content)
+        })
+        .unwrap();
+        std::fs::write(&path, "bad").unwrap();
+        let mut seen = Seen { content: reload.0.first, trouble: None };
+        for _ in 0..3 {
+            seen = look(&reload, seen).await;
+        }
+        assert_eq!(parsed.load(Ordering::Relaxed), 2);
+        assert!(seen.trouble.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_notices_and_ends_with_the_drain() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        std::fs::write(&path, "1").unwrap();
+        let reload = Reload::file(&path, number).unwrap();
+        let drain = Drain::new();
+        drain.spawn(tracing::Span::none(), reload.clone().watch(drain.clone()));
+        std::fs::write(&path, "2").unwrap();
+        while *reload.load() != 2 {
+            tokio::time::sleep(LOOK).await;
+        }
+        let ended = drain.finish(Duration::from_secs(1), std::future::pending()).await;
+        assert_eq!(ended, crate::drain::Drained::Finished);
+    }
+
+    #[test]
+    fn a_missing_file_is_named_at_start() {
+        let failed = Reload::file("/nowhere/token", number).unwrap_err().to_string();
+        assert!(failed.contains("/nowhere/token"), "{failed}");
+    }
+}

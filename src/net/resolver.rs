@@ -1,0 +1,261 @@
+//! From names to addresses, with a ceiling on the time it takes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{
+    ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+};
+use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
+use hickory_resolver::system_conf::parse_resolv_conf;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::reload::{Reload, ReloadError};
+use crate::drain::Drain;
+
+/// Asks DNS for addresses: the system's way, or certain servers only. Cheap to clone; clones share one cache.
+///
+/// Found addresses are remembered for 2 s at most and misses not at all, so that what moved is soon found.
+#[derive(Debug, Clone)]
+pub struct Resolver(Reload<TokioResolver>);
+
+/// Why a name has no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// DNS says that there is none. Usual cause: a typing error, or a service that is gone.
+    #[error("{0} is not known to DNS")]
+    NotFound(String),
+    /// DNS gave no answer in time. Usual cause: the servers of `/etc/resolv.conf` cannot be reached.
+    #[error("DNS gave no address for {name} within {patience:?}")]
+    Timeout {
+        /// What was asked for.
+        name: String,
+        /// How long it was waited for.
+        patience: Duration,
+    },
+    /// DNS refused, or broke.
+    #[error("DNS failed for {name}: {cause}")]
+    Failed {
+        /// What was asked for.
+        name: String,
+        /// What it said.
+        cause: String,
+    },
+}
+
+impl Resolver {
+    /// The system's: `/etc/hosts`, then the servers and search list of `/etc/resolv.conf`; without that file a server
+    /// on this machine, as the C library does it. Blocks on the disk: for start-up. Run [`Self::watch`] too.
+    pub fn system() -> Result<Self, ReloadError> {
+        let paths: Vec<_> =
+            [RESOLV_CONF, HOSTS].map(PathBuf::from).into_iter().filter(|p| p.exists()).collect();
+        let has_servers = paths.first().is_some_and(|p| p.as_os_str() == RESOLV_CONF);
+        let made = move |contents: &[Vec<u8>]| {
+            let (config, options) = system_servers(contents.first().filter(|_| has_servers));
+            // The hosts file is read while building; that it is watched makes its changes known.
+            build(config, options, ResolveHosts::Always)
+                .map_err(|cause| format!("cannot set up DNS: {cause}"))
+        };
+        Reload::new(paths, made).map(Self)
+    }
+
+    /// Certain servers only, over UDP and TCP: no hosts file, no search list, and a name is asked for as it is.
+    pub fn of_servers(servers: &[SocketAddr]) -> Result<Self, LookupError> {
+        let servers = servers.iter().map(name_server).collect();
+        let mut options = ResolverOpts::default();
+        options.ndots = 0;
+        build(ResolverConfig::from_name_servers(servers), options, ResolveHosts::Never)
+            .map(|resolver| Self(Reload::fixed(resolver)))
+            .map_err(|cause| LookupError::Failed { name: "any name".into(), cause: cause.to_string() })
+    }
+
+    /// Follows changes of the system's files until draining begins: an edge that moves to another network gets other
+    /// servers.
+    pub async fn watch(self, drain: Drain) {
+        self.0.watch(drain).await;
+    }
+
+    /// The addresses of a name, IPv4 first; never none. An address in text is its own answer, and `localhost` and the
+    /// names below it are this machine whatever DNS says. Takes at most 5 s. Cancel safe.
+    pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
+        if let Ok(ip) = name.parse() {
+            return Ok(vec![ip]);
+        }
+        if is_localhost(name) {
+            return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
+        }
+        let resolver = self.0.load();
+        let found = timeout(CEILING, resolver.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
+        let mut addresses: Vec<IpAddr> = found.map_err(|cause| failed(name, &cause))?.iter().collect();
+        addresses.sort_by_key(IpAddr::is_ipv6);
+        if addresses.is_empty() { Err(LookupError::NotFound(name.into())) } else { Ok(addresses) }
+    }
+}
+
+fn build(
+    config: ResolverConfig,
+    options: ResolverOpts,
+    hosts: ResolveHosts,
+) -> Result<TokioResolver, NetError> {
+    let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+    let to_set = builder.options_mut();
+    *to_set = options;
+    to_set.use_hosts_file = hosts;
+    to_set.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+    to_set.timeout = to_set.timeout.min(ONE_TRY);
+    to_set.positive_max_ttl = Some(REMEMBERED);
+    to_set.negative_max_ttl = Some(Duration::ZERO);
+    builder.build()
+}
+
+/// What `resolv.conf` says; when it is not there or says nothing useful, a server on this machine.
+fn system_servers(resolv_conf: Option<&Vec<u8>>) -> (ResolverConfig, ResolverOpts) {
+    let said = resolv_conf.map_or_else(|| Err(NetError::from("there is no such file")), parse_resolv_conf);
+    said.unwrap_or_else(|cause| {
+        warn!(%cause, "{RESOLV_CONF} names no DNS server: asking 127.0.0.1");
+        let own = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
+        (ResolverConfig::from_name_servers(vec![own]), ResolverOpts::default())
+    })
+}
+
+fn name_server(at: &SocketAddr) -> NameServerConfig {
+    let (mut udp, mut tcp) = (ConnectionConfig::udp(), ConnectionConfig::tcp());
+    (udp.port, tcp.port) = (at.port(), at.port());
+    NameServerConfig::new(at.ip(), true, vec![udp, tcp])
+}
+
+fn is_localhost(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost")
+}
+
+fn failed(name: &str, cause: &NetError) -> LookupError {
+    let name = name.to_owned();
+    match cause {
+        cause if cause.is_no_records_found() => LookupError::NotFound(name),
+        NetError::Timeout => LookupError::Timeout { name, patience: CEILING },
+        cause => LookupError::Failed { name, cause: cause.to_string() },
+    }
+}
+
+/// Ceiling of a whole lookup: half of what an edge has for dialing a target. A dead server alone costs its timeout
+/// once for each attempt and one more.
+const CEILING: Duration = Duration::from_secs(5);
+
+/// Ceiling of one question to one server, so that a second server is asked within [`CEILING`].
+const ONE_TRY: Duration = Duration::from_secs(2);
+
+/// How long an address is believed: a burst of connections asks once, a node that moved is found again at once.
+const REMEMBERED: Duration = Duration::from_secs(2);
+
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+const HOSTS: &str = "/etc/hosts";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hickory_resolver::proto::op::{Message, ResponseCode};
+    use hickory_resolver::proto::rr::rdata::A;
+    use hickory_resolver::proto::rr::{RData, Record, RecordType};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::net::UdpSocket;
+
+    /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and says of all others that there is none.
+    async fn server() -> (SocketAddr, Arc<AtomicUsize>, Drain) {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = socket.local_addr().unwrap();
+        let (asked, drain) = (Arc::new(AtomicUsize::new(0)), Drain::new());
+        let count = Arc::clone(&asked);
+        drain.spawn(tracing::Span::none(), async move {
+            let mut space = [0; 1500];
+            loop {
+                let (n, from) = socket.recv_from(&mut space).await.unwrap();
+                count.fetch_add(1, Ordering::Relaxed);
+                let question = Message::from_vec(&space[..n]).unwrap();
+                let _ = socket.send_to(&answer(&question).to_vec().unwrap(), from).await;
+            }
+        });
+        (at, asked, drain)
+    }
+
+    fn answer(question: &Message) -> Message {
+        let query = &question.queries[0];
+        let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
+        answer.add_query(query.clone());
+        match query.name().to_ascii().as_str() {
+            "edge1.nodes." if query.query_type() == RecordType::A => {
+                let address = RData::A(A::new(10, 0, 0, 7));
+                answer.add_answer(Record::from_rdata(query.name().clone(), 60, address));
+            }
+            "edge1.nodes." => {}
+            "broken." => answer.metadata.response_code = ResponseCode::ServFail,
+            _ => answer.metadata.response_code = ResponseCode::NXDomain,
+        }
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_name_is_asked_of_the_given_server_and_remembered_briefly() {
+        let (at, asked, _drain) = server().await;
+        let resolver = Resolver::of_servers(&[at]).unwrap();
+        let expected: IpAddr = "10.0.0.7".parse().unwrap();
+        assert_eq!(resolver.lookup("edge1.nodes.").await.unwrap(), [expected]);
+        assert_eq!(asked.load(Ordering::Relaxed), 2, "one question for each kind of address");
+        resolver.lookup("edge1.nodes.").await.unwrap();
+        assert!(
+            asked.load(Ordering::Relaxed) <= 3,
+            "the address is remembered, that there is no other is not"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_miss_is_told_from_a_failure_and_is_not_remembered() {
+        let (at, asked, _drain) = server().await;
+        let resolver = Resolver::of_servers(&[at]).unwrap();
+        let missed = resolver.lookup("edge2.nodes.").await;
+        assert_eq!(missed, Err(LookupError::NotFound("edge2.nodes.".into())));
+        let before = asked.load(Ordering::Relaxed);
+        assert_eq!(resolver.lookup("edge2.nodes.").await, missed);
+        assert!(asked.load(Ordering::Relaxed) > before);
+        assert!(matches!(resolver.lookup("broken.").await, Err(LookupError::Failed { .. })));
+    }
+
+    #[tokio::test]
+    async fn this_machine_and_addresses_need_no_server() {
+        let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
+        let own: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        assert_eq!(resolver.lookup("LocalHost.").await.unwrap(), own);
+        assert_eq!(resolver.lookup("x.localhost").await.unwrap(), own);
+        assert_eq!(resolver.lookup("::1").await.unwrap(), own[1..]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_server_costs_no_more_than_the_ceiling() {
+        let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let resolver = Resolver::of_servers(&[silent.local_addr().unwrap()]).unwrap();
+        let start = tokio::time::Instant::now();
+        assert!(resolver.lookup("edge1.nodes.").await.is_err());
+        assert!(start.elapsed() <= CEILING, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn the_systems_resolver_stands_whatever_its_files_say() {
+        assert!(Resolver::system().is_ok());
+        for nothing in [None, Some(&b"# empty\n".to_vec())] {
+            let (config, _) = system_servers(nothing);
+            assert_eq!(config.name_servers()[0].ip, Ipv4Addr::LOCALHOST);
+        }
+        let (config, options) =
+            system_servers(Some(&b"nameserver 192.0.2.53\nsearch a.b\noptions ndots:5\n".to_vec()));
+        assert_eq!(
+            (config.name_servers()[0].ip.to_string().as_str(), config.search().len()),
+            ("192.0.2.53", 1)
+        );
+        assert_eq!(options.ndots, 5);
+    }
+}

@@ -1,0 +1,278 @@
+//! Sockets as streams that hand bytes over without copying, with no buffer while nothing arrives.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Duplex;
+use super::pool::{Buffer, Pool};
+
+/// A socket, or TLS over one, as a [`Duplex`]. It holds a read buffer only while a read is filling it.
+pub struct Socket<T> {
+    io: T,
+    pool: Pool,
+    /// Bytes that came with what was read before (behind a CONNECT's head), handed out first.
+    early: Bytes,
+}
+
+/// A socket for TLS to sit on, read 64 KiB at a time: the TLS library asks for 4 KiB, a system call each.
+///
+/// What arrives waits in a pool buffer, which goes back once a read finds nothing. Writes pass straight through.
+pub struct Buffered<T> {
+    io: T,
+    pool: Pool,
+    arrived: Option<Arrived>,
+}
+
+impl<T> Socket<T> {
+    /// Wraps a stream.
+    pub fn new(io: T, pool: Pool) -> Self {
+        Self::with_early(io, pool, Bytes::new())
+    }
+
+    /// Wraps a stream of which `early` has already been read.
+    pub fn with_early(io: T, pool: Pool, early: Bytes) -> Self {
+        Self { io, pool, early }
+    }
+
+    /// The stream inside, to set socket options.
+    pub fn io(&self) -> &T {
+        &self.io
+    }
+}
+
+impl<T> Buffered<T> {
+    /// Wraps a socket.
+    pub fn new(io: T, pool: Pool) -> Self {
+        Self { io, pool, arrived: None }
+    }
+
+    /// The socket inside, to set its options.
+    pub fn io(&self) -> &T {
+        &self.io
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for Socket<T> {
+    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        if !self.early.is_empty() {
+            return Poll::Ready(Ok(std::mem::take(&mut self.early)));
+        }
+        let mut buffer = self.pool.take();
+        let mut unfilled = ReadBuf::new(&mut buffer);
+        ready!(Pin::new(&mut self.io).poll_read(cx, &mut unfilled))?;
+        let n = unfilled.filled().len();
+        Poll::Ready(Ok(buffer.freeze(n)))
+    }
+
+    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        match ready!(Pin::new(&mut self.io).poll_write(cx, bytes))? {
+            0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            n => {
+                bytes.advance(n.min(bytes.len()));
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Buffered<T> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.arrived.as_ref().is_none_or(Arrived::is_empty) {
+            let buffer = match this.arrived.take() {
+                Some(used_up) => used_up.buffer,
+                None => this.pool.take(),
+            };
+            let arrived = ready!(Arrived::poll(&mut this.io, cx, buffer))?;
+            this.arrived = (!arrived.is_empty()).then_some(arrived);
+        }
+        if let Some(arrived) = &mut this.arrived {
+            arrived.copy(out);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Buffered<T> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Socket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").field("io", &self.io).field("early", &self.early.len()).finish()
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Buffered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffered").field("io", &self.io).finish_non_exhaustive()
+    }
+}
+
+/// A buffer with bytes that were read and not yet handed out: `taken..filled`.
+struct Arrived {
+    buffer: Buffer,
+    taken: usize,
+    filled: usize,
+}
+
+impl Arrived {
+    /// Reads once; when nothing is there, `buffer` goes back to its pool.
+    fn poll<T: AsyncRead + Unpin>(
+        io: &mut T,
+        cx: &mut Context<'_>,
+        mut buffer: Buffer,
+    ) -> Poll<io::Result<Self>> {
+        let mut unfilled = ReadBuf::new(&mut buffer);
+        ready!(Pin::new(io).poll_read(cx, &mut unfilled))?;
+        let filled = unfilled.filled().len();
+        Poll::Ready(Ok(Self { buffer, taken: 0, filled }))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.taken >= self.filled
+    }
+
+    fn copy(&mut self, out: &mut ReadBuf<'_>) {
+        let waiting = self.buffer.get(self.taken..self.filled).unwrap_or_default();
+        let part = waiting.get(..out.remaining()).unwrap_or(waiting);
+        out.put_slice(part);
+        self.taken += part.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::pool::BUFFER;
+    use proptest::prelude::*;
+    use std::future::poll_fn;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    #[tokio::test]
+    async fn early_bytes_come_first_and_then_the_sockets() {
+        let (mut far, near) = duplex(64);
+        let mut socket = Socket::with_early(near, Pool::new(), Bytes::from_static(b"early "));
+        far.write_all(b"late").await.unwrap();
+        drop(far);
+        let mut all = Vec::new();
+        loop {
+            match poll_fn(|cx| socket.poll_take(cx)).await.unwrap() {
+                end if end.is_empty() => break,
+                bytes => all.extend_from_slice(&bytes),
+            }
+        }
+        assert_eq!(all, b"early late");
+    }
+
+    #[tokio::test]
+    async fn a_socket_with_nothing_to_read_holds_no_buffer() {
+        let (far, near) = duplex(64);
+        let pool = Pool::new();
+        let mut socket = Socket::new(near, pool.clone());
+        let mut buffered = Buffered::new(far, pool.clone());
+        poll_fn(|cx| {
+            assert!(socket.poll_take(cx).is_pending());
+            let mut space = [0; 8];
+            assert!(Pin::new(&mut buffered).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        assert_eq!(pool.idle(), 1, "the one buffer both used is back");
+        assert!(buffered.arrived.is_none());
+    }
+
+    #[tokio::test]
+    async fn finishing_leaves_the_reading_side_open() {
+        let (mut far, near) = duplex(64);
+        let mut socket = Socket::new(near, Pool::new());
+        let mut bytes = Bytes::from_static(b"question");
+        poll_fn(|cx| socket.poll_give(cx, &mut bytes)).await.unwrap();
+        assert!(bytes.is_empty());
+        poll_fn(|cx| socket.poll_finish(cx)).await.unwrap();
+        let mut asked = String::new();
+        far.read_to_string(&mut asked).await.unwrap();
+        far.write_all(b"answer").await.unwrap();
+        assert_eq!(
+            (asked.as_str(), &poll_fn(|cx| socket.poll_take(cx)).await.unwrap()[..]),
+            ("question", &b"answer"[..])
+        );
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_takes_nothing_is_an_error_and_not_a_loop() {
+        let mut socket = Socket::new(
+            tokio::io::join(tokio::io::empty(), io::Cursor::new(Box::<[u8]>::default())),
+            Pool::new(),
+        );
+        let mut bytes = Bytes::from_static(b"x");
+        let failed = poll_fn(|cx| socket.poll_give(cx, &mut bytes)).await.unwrap_err();
+        assert_eq!(failed.kind(), io::ErrorKind::WriteZero);
+    }
+
+    proptest! {
+        #[test]
+        fn small_reads_through_a_buffer_see_every_byte(
+            len in 0..3 * BUFFER, pipe in 1..2 * BUFFER, step in 1..5000usize,
+        ) {
+            let sent: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+            let expected = sent.clone();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let got = runtime.block_on(async move {
+                let (mut far, near) = duplex(pipe);
+                let mut buffered = Buffered::new(near, Pool::new());
+                let write = async move { far.write_all(&sent).await.unwrap() };
+                let read = async move {
+                    let (mut got, mut space) = (Vec::new(), vec![0; step]);
+                    loop {
+                        match buffered.read(&mut space).await.unwrap() {
+                            0 => return got,
+                            n => got.extend_from_slice(&space[..n]),
+                        }
+                    }
+                };
+                tokio::join!(write, read).1
+            });
+            prop_assert!(got == expected);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! TLS settings from files, made anew when the files change, for whoever handshakes next.
+
+mod leaf;
+mod offer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::crypto::{
+    CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature,
+};
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio_rustls::rustls::{
+    self, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
+};
+use tracing::warn;
+
+pub use offer::Offer;
+
+use super::pem;
+use super::reload::{Reload, ReloadError};
+
+/// A server's TLS: its files and what it speaks.
+#[derive(Debug, Clone)]
+pub struct Server {
+    /// Certificate and key to show.
+    pub identity: Identity,
+    /// Whether clients show certificates too.
+    pub clients: Clients,
+    /// Versions and suites.
+    pub offer: Offer,
+    /// Application protocols, the most wanted first: `h2` for links, only `http/1.1` for HTTPS.
+    pub alpn: Vec<Vec<u8>>,
+}
+
+/// A client's TLS: its files and what it speaks.
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Which servers are believed.
+    pub trust: Trust,
+    /// Certificate and key to show to servers that ask.
+    pub identity: Option<Identity>,
+    /// Application protocols, the most wanted first.
+    pub alpn: Vec<Vec<u8>>,
+}
+
+/// PEM files of a certificate chain (leaf first) and its key; they may be one file.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The chain.
+    pub cert: PathBuf,
+    /// The key.
+    pub key: PathBuf,
+}
+
+/// What a server asks of its clients.
+#[derive(Debug, Clone)]
+pub enum Clients {
+    /// No certificate is asked for.
+    Anonymous,
+    /// One issued by a CA of this file is checked if the client shows one; one of another CA ends the handshake.
+    Optional(PathBuf),
+    /// One issued by a CA of this file, or no handshake.
+    Required(PathBuf),
+}
+
+/// Which servers a client believes.
+#[derive(Debug, Clone)]
+pub enum Trust {
+    /// Those whose certificate was issued by a CA of this file (one or several). The system's CAs are not asked.
+    Ca(PathBuf),
+    /// Anyone: for loopback targets only, where nobody can stand between.
+    Anyone,
+}
+
+/// Why TLS settings will not do. Each sentence is for the operator.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TlsError {
+    /// Not a version that Go names.
+    #[error("{0:?} is not a TLS version: want VersionTLS12 or VersionTLS13")]
+    Version(String),
+    /// None of the suites exists here.
+    #[error(
+        "none of the cipher suites {0:?} is offered here: leave the list empty, or add \
+             TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
+    )]
+    NoSuite(String),
+    /// Not something a certificate can be checked against.
+    #[error(
+        "{0:?} is neither a DNS name nor an IP address: set the name that the server's certificate carries"
+    )]
+    Name(String),
+}
+
+impl Server {
+    /// Reads the files now. Warnings about the certificate are logged, here and whenever it changes.
+    ///
+    /// Take [`Reload::load`] for each handshake, and run [`Reload::watch`]: connections that stand are not touched.
+    pub fn load(self) -> Result<Reload<ServerConfig>, ReloadError> {
+        let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
+        paths.extend(self.clients.ca().cloned());
+        Reload::new(paths, move |contents| match contents {
+            [cert, key, ca @ ..] => self.config(cert, key, ca.first().map(Vec::as_slice)),
+            _ => Err("a file is missing".into()),
+        })
+    }
+
+    fn config(&self, cert: &[u8], key: &[u8], ca: Option<&[u8]>) -> Result<ServerConfig, String> {
+        let provider = self.offer.provider();
+        let identity = self.identity.certified(cert, key, &provider)?;
+        for warning in
+            identity.cert.first().map_or(Ok(Vec::new()), |leaf| leaf::check(leaf)).unwrap_or_default()
+        {
+            warn!(file = %self.identity.cert.display(), "the server's certificate {warning}");
+        }
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(self.offer.versions())
+            .map_err(text)?;
+        let builder = match (self.clients.ca(), ca) {
+            (Some(path), Some(pem)) => {
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, pem)?), provider);
+                let verifier = match self.clients {
+                    Clients::Required(_) => verifier,
+                    _ => verifier.allow_unauthenticated(),
+                };
+                builder.with_client_cert_verifier(verifier.build().map_err(text)?)
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
+        config.alpn_protocols.clone_from(&self.alpn);
+        // Tickets are kept by the clients: thousands of edges that come back at once resume, and cost us no memory.
+        config.ticketer = aws_lc_rs::Ticketer::new().map_err(text)?;
+        Ok(config)
+    }
+}
+
+impl Client {
+    /// Reads the files now. Take [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
+        let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
+        let paths = identity.chain(self.trust.ca().cloned()).collect();
+        Reload::new(paths, move |contents| match (&self.identity, contents) {
+            (Some(identity), [cert, key, ca @ ..]) => self.config(Some((identity, cert, key)), ca.first()),
+            (_, ca) => self.config(None, ca.first()),
+        })
+    }
+
+    fn config(
+        &self,
+        identity: Option<(&Identity, &[u8], &[u8])>,
+        ca: Option<&Vec<u8>>,
+    ) -> Result<ClientConfig, String> {
+        let provider = Offer::default().provider();
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(text)?;
+        let builder = match (&self.trust, ca) {
+            (Trust::Ca(path), Some(pem)) => builder.with_root_certificates(roots(path, pem)?),
+            (Trust::Ca(path), None) => return Err(format!("{} is missing", path.display())),
+            (Trust::Anyone, _) => {
+                let anyone = Arc::new(Anyone(Arc::clone(&provider)));
+                builder.dangerous().with_custom_certificate_verifier(anyone)
+            }
+        };
+        let mut config = match identity {
+            Some((identity, cert, key)) => {
+                let certified = identity.certified(cert, key, &provider)?;
+                builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified)))
+            }
+            None => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols.clone_from(&self.alpn);
+        Ok(config)
+    }
+}
+
+/// The name to check a server's certificate against: a DNS name, or an address, which is then looked for among the
+/// certificate's addresses while no name is sent.
+pub fn server_name(text: &str) -> Result<ServerName<'static>, TlsError> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::Name(text.to_owned()))
+}
+
+impl Identity {
+    fn certified(&self, cert: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<CertifiedKey, String> {
+        let chain = pem::certs(&self.cert, cert).map_err(text)?;
+        let key = pem::key(&self.key, key).map_err(text)?;
+        if let Some(leaf) = chain.first() {
+            leaf::check(leaf).map_err(|fault| format!("{} {fault}", self.cert.display()))?;
+        }
+        CertifiedKey::from_der(chain, key, provider).map_err(|cause| match cause {
+            rustls::Error::InconsistentKeys(_) => format!(
+                "the key in {} does not belong to the certificate in {}: replace both together",
+                self.key.display(),
+                self.cert.display()
+            ),
+            cause => format!("{} and {}: {cause}", self.cert.display(), self.key.display()),
+        })
+    }
+}
+
+impl Clients {
+    fn ca(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Anonymous => None,
+            Self::Optional(ca) | Self::Required(ca) => Some(ca),
+        }
+    }
+}
+
+impl Trust {
+    fn ca(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Ca(ca) => Some(ca),
+            Self::Anyone => None,
+        }
+    }
+}
+
+/// Believes every certificate, but still checks that the server owns it.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let (_, ignored) = roots.add_parsable_certificates(pem::certs(path, pem).map_err(text)?);
+    if roots.is_empty() {
+        return Err(format!("{} holds no usable CA certificate: want X.509 version 3", path.display()));
+    }
+    if ignored > 0 {
+        warn!(file = %path.display(), ignored, "some CA certificates cannot be used and are left out");
+    }
+    Ok(roots)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn text(cause: impl ToString) -> String {
+    cause.to_string()
+}
+
+#[cfg(test)]
+mod tests;

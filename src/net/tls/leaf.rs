@@ -1,0 +1,91 @@
+//! What is wrong with a server's certificate that its clients would only tell as "bad certificate".
+
+use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate, X509Version};
+
+/// Looks at the certificate a server will show. A fault it cannot serve with is an error; what only some clients
+/// mind, or what time cures, is a list of warnings. Each sentence names the remedy.
+pub(super) fn check(der: &[u8]) -> Result<Vec<String>, String> {
+    check_at(der, ASN1Time::now())
+}
+
+fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<String>, String> {
+    let (_, cert) =
+        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    if cert.version() != X509Version::V3 {
+        return Err("is not X.509 version 3, which no client accepts: issue it anew with subject \
+                    alternative names (`tunnel init` does)"
+            .into());
+    }
+    let mut warnings = Vec::new();
+    if cert.is_ca() {
+        warnings.push(
+            "is a CA's certificate, which edges of this program refuse as a server's: issue one for the \
+                       server from it (`tunnel init` does)"
+                .to_owned(),
+        );
+    }
+    if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
+        warnings.push(
+            "has no subject alternative names, without which no client accepts it: issue it anew with the \
+                       names and addresses that clients use"
+                .to_owned(),
+        );
+    }
+    let validity = cert.validity();
+    if now < validity.not_before {
+        warnings.push(format!(
+            "is not valid before {}: check this machine's clock, or wait",
+            validity.not_before
+        ));
+    }
+    if now > validity.not_after {
+        warnings.push(format!(
+            "expired on {}: issue it anew, it is read again without a restart",
+            validity.not_after
+        ));
+    }
+    Ok(warnings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
+
+    fn made(change: impl FnOnce(&mut CertificateParams)) -> Vec<u8> {
+        let mut params = CertificateParams::new(["tunnel.cloud.io".to_owned()]).unwrap();
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(2030, 1, 1);
+        change(&mut params);
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+    }
+
+    fn warned(change: impl FnOnce(&mut CertificateParams)) -> String {
+        let now = ASN1Time::from_timestamp(1_750_000_000).unwrap();
+        check_at(&made(change), now).unwrap().join("; ")
+    }
+
+    #[test]
+    fn a_good_certificate_gives_no_warning() {
+        assert_eq!(warned(|_| ()), "");
+    }
+
+    #[test]
+    fn each_fault_is_told_with_its_remedy() {
+        let ca = |p: &mut CertificateParams| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        assert!(warned(ca).contains("is a CA's certificate"));
+        assert!(warned(|p| p.subject_alt_names.clear()).contains("no subject alternative names"));
+        assert!(warned(|p| p.not_after = date_time_ymd(2021, 1, 1)).contains("expired on"));
+        assert!(warned(|p| p.not_before = date_time_ymd(2029, 1, 1)).contains("not valid before"));
+        assert!(check(b"junk").unwrap_err().contains("not an X.509"));
+    }
+
+    #[test]
+    fn version_1_is_refused() {
+        // The version is the innermost integer of `[0] { INTEGER 2 }`; without extensions' version it reads as v1.
+        let mut der = made(|_| ());
+        let at = der.windows(5).position(|w| w == [0xa0, 3, 2, 1, 2]).unwrap();
+        der[at + 4] = 0;
+        assert!(check(&der).unwrap_err().contains("version 3"));
+    }
+}

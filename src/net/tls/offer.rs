@@ -1,0 +1,137 @@
+//! Which TLS versions and cipher suites a server offers, from the names Go uses for them.
+
+use std::sync::Arc;
+
+use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
+use tokio_rustls::rustls::{SupportedCipherSuite, SupportedProtocolVersion, version};
+
+use super::TlsError;
+
+/// Versions and suites to offer. The default is TLS 1.2 and 1.3 with every suite the library has.
+#[derive(Debug, Clone)]
+pub struct Offer {
+    provider: Arc<CryptoProvider>,
+    versions: &'static [&'static SupportedProtocolVersion],
+}
+
+impl Offer {
+    /// From `tls_min_version` and `tls_cipher_suites` as SuperEdge spells them; empty text means the default.
+    ///
+    /// TLS 1.3 and its suites are always on, as in Go. The second value is a warning for each thing that is not as
+    /// it was asked for: suites that do not exist here are left out, versions below 1.2 become 1.2.
+    pub fn parse(min_version: &str, suites: &str) -> Result<(Self, Vec<String>), TlsError> {
+        let mut warnings = Vec::new();
+        let mut versions = match min_version.trim() {
+            "" | "VersionTLS12" => BOTH,
+            "VersionTLS13" => NEWEST,
+            old @ ("VersionTLS10" | "VersionTLS11") => {
+                warnings
+                    .push(format!("tls_min_version {old} is not offered any more: raised to VersionTLS12"));
+                BOTH
+            }
+            other => return Err(TlsError::Version(other.to_owned())),
+        };
+        let mut provider = aws_lc_rs::default_provider();
+        if !suites.trim().is_empty() {
+            let (wanted, unknown) = chosen(&provider, suites);
+            if wanted.is_empty() {
+                return Err(TlsError::NoSuite(suites.to_owned()));
+            }
+            warnings.extend(unknown.iter().map(|name| {
+                format!(
+                    "tls_cipher_suites: {name} is not offered here (insecure, or misspelt) and is left out"
+                )
+            }));
+            provider.cipher_suites.retain(|suite| suite.tls13().is_some() || wanted.contains(suite));
+            if !wanted.iter().any(|suite| suite.tls13().is_none()) {
+                versions = NEWEST;
+            }
+        }
+        Ok((Self { provider: Arc::new(provider), versions }, warnings))
+    }
+
+    pub(super) fn provider(&self) -> Arc<CryptoProvider> {
+        Arc::clone(&self.provider)
+    }
+
+    pub(super) fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
+        self.versions
+    }
+}
+
+impl Default for Offer {
+    fn default() -> Self {
+        Self { provider: Arc::new(aws_lc_rs::default_provider()), versions: BOTH }
+    }
+}
+
+/// The suites of a list that exist here, and the names of the others.
+fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match provider.cipher_suites.iter().find(|suite| is_called(suite, name)) {
+            Some(suite) => known.push(*suite),
+            None => unknown.push(name),
+        }
+    }
+    (known, unknown)
+}
+
+/// Go says `TLS_` where the library says `TLS13_`, and has two old names without their `_SHA256`.
+fn is_called(suite: &SupportedCipherSuite, name: &str) -> bool {
+    let Some(ours) = suite.suite().as_str() else { return false };
+    let ours = ours.strip_prefix("TLS13_").or_else(|| ours.strip_prefix("TLS_")).unwrap_or(ours);
+    let name = name.strip_prefix("TLS_").unwrap_or(name);
+    name == ours || (name.ends_with("_CHACHA20_POLY1305") && ours.strip_suffix("_SHA256") == Some(name))
+}
+
+const BOTH: &[&SupportedProtocolVersion] = &[&version::TLS13, &version::TLS12];
+const NEWEST: &[&SupportedProtocolVersion] = &[&version::TLS13];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The list SuperEdge ships.
+    const SHIPPED: &str = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,\
+        TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384,\
+        TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,\
+        TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,TLS_RSA_WITH_AES_128_CBC_SHA";
+
+    fn old_suites(offer: &Offer) -> usize {
+        offer.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count()
+    }
+
+    #[test]
+    fn the_shipped_list_gives_six_suites_and_warns_of_the_rest() {
+        let (offer, warnings) = Offer::parse("VersionTLS12", SHIPPED).unwrap();
+        assert_eq!(old_suites(&offer), 6);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert_eq!(offer.provider.cipher_suites.len() - 6, 3, "TLS 1.3's own are always on");
+    }
+
+    #[test]
+    fn empty_texts_mean_the_default() {
+        let (offer, warnings) = Offer::parse("", " ").unwrap();
+        assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (2, 6, 0));
+    }
+
+    #[test]
+    fn old_versions_are_raised_with_a_warning_and_unknown_ones_are_refused() {
+        let (offer, warnings) = Offer::parse("VersionTLS10", "").unwrap();
+        assert_eq!((offer.versions.len(), warnings.len()), (2, 1));
+        assert_eq!(Offer::parse("VersionTLS13", "").unwrap().0.versions.len(), 1);
+        assert!(matches!(Offer::parse("1.2", ""), Err(TlsError::Version(_))));
+    }
+
+    #[test]
+    fn a_list_with_nothing_usable_is_an_error() {
+        assert!(matches!(Offer::parse("", "TLS_RSA_WITH_RC4_128_SHA"), Err(TlsError::NoSuite(_))));
+    }
+
+    #[test]
+    fn a_list_of_tls_1_3_suites_only_offers_no_older_version() {
+        let (offer, warnings) = Offer::parse("", "TLS_AES_128_GCM_SHA256").unwrap();
+        assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (1, 0, 0));
+    }
+}

@@ -1,0 +1,171 @@
+use super::*;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use std::io;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::drain::Drain;
+use crate::net::pool::Pool;
+use crate::net::socket::{Buffered, Socket};
+use crate::net::splice::splice;
+
+/// A CA, and files issued by it, in a directory of its own.
+struct Authority {
+    dir: TempDir,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+        Self { dir, issuer: Issuer::new(params, key) }
+    }
+
+    fn ca(&self) -> PathBuf {
+        self.dir.path().join("ca.crt")
+    }
+
+    /// Writes certificate and key for `name`, over those that were there.
+    fn issue(&self, file: &str, name: &str) -> Identity {
+        let key = KeyPair::generate().unwrap();
+        let cert = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        let at = |end: &str| self.dir.path().join(format!("{file}.{end}"));
+        std::fs::write(at("crt"), cert.pem()).unwrap();
+        std::fs::write(at("key"), key.serialize_pem()).unwrap();
+        Identity { cert: at("crt"), key: at("key") }
+    }
+}
+
+fn server(identity: Identity, clients: Clients) -> Reload<ServerConfig> {
+    Server { identity, clients, offer: Offer::default(), alpn: vec![b"h2".to_vec()] }.load().unwrap()
+}
+
+fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
+    Client { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
+}
+
+/// Handshakes and sends a byte each way, since a refused client certificate shows only when the client reads.
+async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name: &str) -> io::Result<()> {
+    let (near, far) = duplex(1 << 16);
+    let accept = async {
+        let mut tls = TlsAcceptor::from(server.load()).accept(Buffered::new(far, Pool::new())).await?;
+        tls.write_all(b"x").await?;
+        tls.shutdown().await
+    };
+    let connect = async {
+        let mut tls = TlsConnector::from(client.load()).connect(server_name(name).unwrap(), near).await?;
+        assert_eq!(tls.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        tls.read_u8().await
+    };
+    let (accepted, connected) = tokio::join!(accept, connect);
+    connected.and(accepted)
+}
+
+#[tokio::test]
+async fn names_and_addresses_are_checked_against_the_certificate() {
+    let ca = Authority::new("one");
+    let trust = client(Trust::Ca(ca.ca()), None);
+    let by_name = server(ca.issue("name", "tunnel.cloud.io"), Clients::Anonymous);
+    let by_address = server(ca.issue("address", "127.0.0.1"), Clients::Anonymous);
+    meet(&by_name, &trust, "tunnel.cloud.io").await.unwrap();
+    meet(&by_address, &trust, "127.0.0.1").await.unwrap();
+    assert!(meet(&by_name, &trust, "127.0.0.1").await.is_err());
+    assert!(meet(&by_address, &trust, "tunnel.cloud.io").await.is_err());
+    meet(&by_name, &client(Trust::Anyone, None), "127.0.0.1").await.unwrap();
+    assert!(matches!(server_name("no name"), Err(TlsError::Name(_))));
+    assert!(server_name("[::1]").is_ok());
+}
+
+#[tokio::test]
+async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
+    let (one, two) = (Authority::new("one"), Authority::new("two"));
+    let served = server(two.issue("s", "a.b"), Clients::Anonymous);
+    assert!(meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
+    let both = [std::fs::read(one.ca()).unwrap(), std::fs::read(two.ca()).unwrap()].concat();
+    std::fs::write(one.ca(), both).unwrap();
+    meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.unwrap();
+}
+
+#[tokio::test]
+async fn client_certificates_are_optional_or_required_as_said() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let optional = server(ours.issue("s", "a.b"), Clients::Optional(ours.ca()));
+    let required = server(ours.issue("s", "a.b"), Clients::Required(ours.ca()));
+    let nobody = client(Trust::Ca(ours.ca()), None);
+    let known = client(Trust::Ca(ours.ca()), Some(ours.issue("c", "pod")));
+    let stranger = client(Trust::Ca(ours.ca()), Some(theirs.issue("c", "pod")));
+    meet(&optional, &nobody, "a.b").await.unwrap();
+    meet(&optional, &known, "a.b").await.unwrap();
+    meet(&required, &known, "a.b").await.unwrap();
+    assert!(meet(&required, &nobody, "a.b").await.is_err());
+    assert!(meet(&optional, &stranger, "a.b").await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_files_are_used_for_the_next_handshake() {
+    let (old, new) = (Authority::new("old"), Authority::new("new"));
+    let identity = old.issue("s", "a.b");
+    let served = server(identity.clone(), Clients::Anonymous);
+    let trust = client(Trust::Ca(old.ca()), None);
+    meet(&served, &trust, "a.b").await.unwrap();
+
+    let drain = Drain::new();
+    drain.spawn(tracing::Span::none(), served.clone().watch(drain.clone()));
+    drain.spawn(tracing::Span::none(), trust.clone().watch(drain.clone()));
+    let fresh = new.issue("s", "a.b");
+    for (from, to) in [(new.ca(), old.ca()), (fresh.cert, identity.cert), (fresh.key, identity.key)] {
+        std::fs::copy(from, to).unwrap();
+    }
+    let before = (served.load(), trust.load());
+    while Arc::ptr_eq(&before.0, &served.load()) || Arc::ptr_eq(&before.1, &trust.load()) {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    meet(&served, &trust, "a.b").await.unwrap();
+    assert!(meet(&served, &client(Trust::Ca(new.ca()), None), "a.b").await.is_ok(), "it is the new one's");
+}
+
+/// The pipe below TLS is far smaller than what is sent, so TLS holds ciphertext back; nobody finishes meanwhile.
+#[tokio::test]
+async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
+    let ca = Authority::new("one");
+    let served = server(ca.issue("s", "a.b"), Clients::Anonymous);
+    let trust = client(Trust::Ca(ca.ca()), None);
+    let (near, far) = duplex(1000);
+    let (accepted, connected) = tokio::join!(
+        TlsAcceptor::from(served.load()).accept(Buffered::new(far, Pool::new())),
+        TlsConnector::from(trust.load()).connect(server_name("a.b").unwrap(), near)
+    );
+    let (mut writer, plain) = duplex(1000);
+    let mut reader = connected.unwrap();
+    let (mut a, mut b) = (Socket::new(plain, Pool::new()), Socket::new(accepted.unwrap(), Pool::new()));
+    let sent: Vec<u8> = (0..500_000).map(|i| (i % 251) as u8).collect();
+    let mut got = vec![0; sent.len()];
+    tokio::select! {
+        outcome = splice(&mut a, &mut b) => panic!("nobody finished: {outcome:?}"),
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("bytes are stuck"),
+        (wrote, read) = async { tokio::join!(writer.write_all(&sent), reader.read_exact(&mut got)) } => {
+            wrote.unwrap();
+            read.unwrap();
+        }
+    }
+    assert!(got == sent);
+}
+
+#[test]
+fn a_key_of_another_certificate_is_said_so() {
+    let ca = Authority::new("one");
+    let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
+    let mixed = Identity { cert: one.cert, key: two.key };
+    let failed =
+        Server { identity: mixed, clients: Clients::Anonymous, offer: Offer::default(), alpn: vec![] }
+            .load()
+            .unwrap_err();
+    assert!(failed.to_string().contains("does not belong to"), "{failed}");
+}

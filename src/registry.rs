@@ -1,0 +1,160 @@
+//! Where a node is: the links of this pod, by node name.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::names::{Instance, NodeName};
+use crate::telemetry::Metrics;
+use crate::tunnel::Outbox;
+
+/// The nodes that are linked to this pod. The newest link of a node wins.
+#[derive(Debug)]
+pub struct Registry {
+    nodes: Mutex<Nodes>,
+    /// Told whenever a node is linked.
+    joined: Notify,
+    metrics: Metrics,
+}
+
+/// A node's link.
+#[derive(Debug, Clone)]
+pub struct Linked {
+    /// Where to say things.
+    pub outbox: Arc<Outbox>,
+    /// The edge's process; none if it speaks plain.
+    pub instance: Option<Instance>,
+    /// Where it comes from.
+    pub from: SocketAddr,
+}
+
+/// Where a node is.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// Linked to this pod.
+    Here(Linked),
+    /// Nobody knows; linked here so long ago, if ever.
+    Nowhere(Option<Duration>),
+}
+
+/// Another machine of that name is alive and linked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node {node} is linked from {from} by another process, which is alive: two machines with one name?")]
+pub struct Taken {
+    /// Which name.
+    pub node: NodeName,
+    /// Where the other one is.
+    pub from: SocketAddr,
+}
+
+#[derive(Debug, Default)]
+struct Nodes {
+    linked: HashMap<NodeName, Linked>,
+    /// When nodes that are not linked any more were last; bounded by [`MOST_GONE`].
+    gone: HashMap<NodeName, Instant>,
+}
+
+impl Registry {
+    /// No node is linked.
+    pub fn new(metrics: Metrics) -> Arc<Self> {
+        Arc::new(Self { nodes: Mutex::default(), joined: Notify::new(), metrics })
+    }
+
+    /// Where a node is.
+    pub fn find(&self, node: &NodeName) -> Place {
+        let nodes = self.lock();
+        match nodes.linked.get(node) {
+            Some(linked) => Place::Here(linked.clone()),
+            None => Place::Nowhere(nodes.gone.get(node).map(Instant::elapsed)),
+        }
+    }
+
+    /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
+    pub async fn wait(&self, node: &NodeName, not: Option<&Outbox>, until: Instant) -> Option<Linked> {
+        loop {
+            let mut joined = std::pin::pin!(self.joined.notified());
+            // Enabled before looking, so that a link that comes in between is not missed.
+            joined.as_mut().enable();
+            match self.find(node) {
+                Place::Here(linked) if not.is_none_or(|not| not.id != linked.outbox.id) => {
+                    return Some(linked);
+                }
+                _ => timeout_at(until, joined).await.ok()?,
+            }
+        }
+    }
+
+    /// Whether a process may link as `node`: not while another one of that name is alive. A plain link cannot be asked
+    /// and gives way. Takes up to [`ALIVE_WITHIN`].
+    pub async fn admit(&self, node: &NodeName, instance: Option<Instance>) -> Result<(), Taken> {
+        let Place::Here(old) = self.find(node) else { return Ok(()) };
+        if old.instance.is_none() || old.instance == instance {
+            return Ok(());
+        }
+        if old.outbox.answers_within(ALIVE_WITHIN).await {
+            return Err(Taken { node: node.clone(), from: old.from });
+        }
+        tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
+        Ok(())
+    }
+
+    /// Makes a link the one of its node, and closes the one before.
+    pub fn insert(&self, linked: Linked) {
+        let node = linked.outbox.node.clone();
+        let mut nodes = self.lock();
+        nodes.gone.remove(&node);
+        let old = nodes.linked.insert(node.clone(), linked);
+        self.count(&nodes);
+        drop(nodes);
+        if let Some(old) = old {
+            tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
+            old.outbox.close();
+        }
+        self.joined.notify_waiters();
+    }
+
+    /// Removes a link that has ended, unless a newer one has its place.
+    pub fn remove(&self, outbox: &Outbox) {
+        let mut nodes = self.lock();
+        if nodes.linked.get(&outbox.node).is_some_and(|linked| linked.outbox.id == outbox.id) {
+            nodes.linked.remove(&outbox.node);
+            if nodes.gone.len() >= MOST_GONE {
+                nodes.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
+            }
+            if nodes.gone.len() < MOST_GONE {
+                nodes.gone.insert(outbox.node.clone(), Instant::now());
+            }
+            self.count(&nodes);
+        }
+    }
+
+    /// Names of all nodes that are linked here, in no order.
+    pub fn nodes(&self) -> Vec<NodeName> {
+        self.lock().linked.keys().cloned().collect()
+    }
+
+    /// Closes every link.
+    pub fn close_all(&self) {
+        let all: Vec<Linked> = self.lock().linked.values().cloned().collect();
+        for linked in all {
+            linked.outbox.close();
+        }
+    }
+
+    fn count(&self, nodes: &Nodes) {
+        self.metrics.nodes.set(i64::try_from(nodes.linked.len()).unwrap_or(i64::MAX));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Nodes> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long an old link has to show that its process is alive, when another one comes with its name.
+const ALIVE_WITHIN: Duration = Duration::from_secs(2);
+/// Nodes of which we remember when they were here.
+const MOST_GONE: usize = 20_000;

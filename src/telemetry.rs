@@ -1,0 +1,9 @@
+//! What this program says about itself: numbers for a scraper, lines for a reader.
+
+pub mod access;
+pub mod log;
+pub mod metrics;
+mod process;
+
+pub use access::Access;
+pub use metrics::Metrics;

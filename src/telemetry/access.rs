@@ -1,0 +1,152 @@
+//! The access log: exactly one line for every session, however it went.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::info;
+
+use crate::names::{NodeName, SessionId, Target};
+
+use super::log::ACCESS;
+
+/// One session's line, filled as the session goes; [`Self::end`] writes it, and so does dropping it, as `cut`.
+#[derive(Debug)]
+pub struct Access {
+    /// Which front end it came by (`ssh`, ...), or `backend` at the edge.
+    pub front: &'static str,
+    /// Which session, once it has an id; its first 8 digits are shown.
+    pub id: Option<SessionId>,
+    /// The trace a client was told, or brought.
+    pub trace: String,
+    /// Which node was asked for, if that could be told.
+    pub node: Option<NodeName>,
+    /// What was asked for, if it could be read.
+    pub target: Option<Target>,
+    /// Who asked: an address, at the edge what the pod said of it.
+    pub client: String,
+    /// Who proved to be asking.
+    pub user: Option<String>,
+    /// Bytes from the client towards the target.
+    pub up: u64,
+    /// Bytes from the target towards the client.
+    pub down: u64,
+    /// How often the session went on by another path.
+    pub resumed: u32,
+    begun: Instant,
+    written: bool,
+}
+
+impl Access {
+    /// A line for a session that begins now.
+    pub fn begin(front: &'static str, client: String) -> Self {
+        Self {
+            front,
+            id: None,
+            trace: String::new(),
+            node: None,
+            target: None,
+            client,
+            user: None,
+            up: 0,
+            down: 0,
+            resumed: 0,
+            begun: Instant::now(),
+            written: false,
+        }
+    }
+
+    /// How long ago the session began.
+    pub fn age(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Writes the line: `result` is a fixed word, `why` says for people who ended it.
+    pub fn end(mut self, result: &str, why: &str) {
+        self.write(result, why);
+    }
+
+    fn write(&mut self, result: &str, why: &str) {
+        self.written = true;
+        let seconds = self.age().as_secs_f64();
+        info!(
+            target: ACCESS,
+            front = self.front,
+            id = self.id.map(tracing::field::display),
+            trace = (!self.trace.is_empty()).then_some(self.trace.as_str()),
+            node = self.node.as_ref().map(tracing::field::display),
+            target = self.target.as_ref().map(tracing::field::display),
+            client = self.client,
+            user = self.user,
+            up = self.up,
+            down = self.down,
+            seconds,
+            resumed = self.resumed,
+            result,
+            why,
+        );
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        if !self.written {
+            self.write("cut", "the process stopped, or the client went away while the session was opened");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines_of(work: impl FnOnce()) -> Vec<serde_json::Value> {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().json().with_writer(move || writer.clone());
+        tracing::subscriber::with_default(log.finish(), work);
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["fields"].take()).collect()
+    }
+
+    #[test]
+    fn a_session_has_one_line_and_shows_no_whole_id() {
+        let id = SessionId::random();
+        let lines = lines_of(|| {
+            let mut access = Access::begin("ssh", "10.0.0.1:5".into());
+            access.id = Some(id);
+            access.target = Some("node1:22".parse().unwrap());
+            access.up = 7;
+            access.end("over", "both ends finished");
+        });
+        let [line] = lines.try_into().unwrap();
+        assert_eq!(
+            (&line["id"], &line["up"], &line["result"]),
+            (&id.to_string().into(), &7.into(), &"over".into())
+        );
+        assert_eq!(line["target"], "node1:22");
+        assert!(line.get("user").is_none(), "{line}");
+        assert!(!line.to_string().contains(&id.topic()));
+    }
+
+    #[test]
+    fn a_session_that_is_cut_has_its_line_too() {
+        let lines = lines_of(|| drop(Access::begin("ssh", String::new())));
+        assert_eq!(lines.len(), 1);
+        assert_eq!(lines[0]["result"], "cut");
+    }
+}

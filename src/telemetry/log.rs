@@ -1,0 +1,203 @@
+//! Log lines: where they go, in which form, and how many of them.
+
+mod files;
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use tracing::level_filters::LevelFilter;
+use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
+
+use files::Files;
+
+/// Where log lines go, and how they look.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// One JSON object a line instead of text.
+    pub json: bool,
+    /// Daily files in this directory, 7 days and 100 MiB of them kept; it is made if need be. None: stderr only.
+    pub dir: Option<PathBuf>,
+    /// First part of the files' names, `tunnel-cloud` or `tunnel-edge`, so that both can share a directory.
+    pub name: &'static str,
+    /// To stderr as well when there is a directory. Without one, lines go to stderr anyway.
+    pub also_stderr: bool,
+    /// As `--v`; see [`Level::set`].
+    pub verbosity: i32,
+}
+
+/// Running logs. Keep it until the very end of the process: dropping it writes what still waits.
+#[must_use = "dropping it stops the writers"]
+pub struct Logs {
+    level: Level,
+    _writers: Vec<WorkerGuard>,
+}
+
+/// The knob for how much is logged, turned while the program runs. Cheap to clone.
+#[derive(Clone)]
+pub struct Level(reload::Handle<Targets, Registry>);
+
+/// Why logs could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The directory cannot be made or written to; give the process the right, or another `--log-dir`.
+    #[error("cannot write log files in {}: {cause}", .dir.display())]
+    Dir {
+        /// Which directory.
+        dir: PathBuf,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// Somebody else in this process takes the log lines already.
+    #[error("logs were started twice in one process")]
+    Twice,
+}
+
+/// Nobody listens to log lines any more, so their level cannot be set.
+#[derive(Debug, thiserror::Error)]
+#[error("logs have ended")]
+pub struct Ended;
+
+impl Logs {
+    /// Starts logging for the whole process.
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be used, or if logging was started before.
+    pub fn start(settings: Settings) -> Result<Self, LogError> {
+        let mut writers = Vec::new();
+        let mut outputs = Vec::new();
+        if settings.dir.is_none() || settings.also_stderr {
+            let (writer, guard) = in_background(io::stderr());
+            writers.push(guard);
+            outputs.push(output(writer, settings.json));
+        }
+        if let Some(dir) = settings.dir {
+            let files = Files::open(&dir, settings.name, files::KEPT)
+                .map_err(|cause| LogError::Dir { dir, cause })?;
+            let (writer, guard) = in_background(files);
+            writers.push(guard);
+            outputs.push(output(writer, settings.json));
+        }
+        let (filter, level) = Level::new(settings.verbosity);
+        let all = tracing_subscriber::registry().with(filter).with(outputs);
+        all.try_init().map_err(|_| LogError::Twice)?;
+        Ok(Self { level, _writers: writers })
+    }
+
+    /// The knob for the level.
+    pub fn level(&self) -> Level {
+        self.level.clone()
+    }
+}
+
+impl Level {
+    /// A filter layer to be put directly on the registry, and its knob.
+    pub fn new(verbosity: i32) -> (reload::Layer<Targets, Registry>, Self) {
+        let (layer, handle) = reload::Layer::new(targets(verbosity));
+        (layer, Self(handle))
+    }
+
+    /// Sets how much is logged, in klog's numbers:
+    ///
+    /// | `-v` | our own lines | the libraries' |
+    /// | --- | --- | --- |
+    /// | up to 1 | info | warn |
+    /// | 2, 3 | debug | warn |
+    /// | 4, 5 | debug | debug |
+    /// | from 6 | trace | trace |
+    ///
+    /// # Errors
+    ///
+    /// If logging has ended.
+    pub fn set(&self, verbosity: i32) -> Result<(), Ended> {
+        self.0.reload(targets(verbosity)).map_err(|_| Ended)
+    }
+}
+
+impl fmt::Debug for Logs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Logs")
+    }
+}
+
+impl fmt::Debug for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Level")
+    }
+}
+
+fn targets(verbosity: i32) -> Targets {
+    let (ours, others) = match verbosity {
+        ..=1 => (LevelFilter::INFO, LevelFilter::WARN),
+        2 | 3 => (LevelFilter::DEBUG, LevelFilter::WARN),
+        4 | 5 => (LevelFilter::DEBUG, LevelFilter::DEBUG),
+        6.. => (LevelFilter::TRACE, LevelFilter::TRACE),
+    };
+    Targets::new().with_default(others).with_target("tunnel", ours).with_target(ACCESS, ours)
+}
+
+/// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
+fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
+    NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("log").finish(to)
+}
+
+type Output = Box<dyn Layer<tracing_subscriber::layer::Layered<Filter, Registry>> + Send + Sync>;
+type Filter = reload::Layer<Targets, Registry>;
+
+fn output(to: NonBlocking, json: bool) -> Output {
+    let layer = lines::layer().with_writer(to).with_ansi(false);
+    if json { layer.json().boxed() } else { layer.boxed() }
+}
+
+/// The target of the one line that every session ends with.
+pub const ACCESS: &str = "access";
+
+/// Lines that may wait for a slow disk before new ones are lost; the room for them is taken at the start.
+const WAITING_LINES: usize = 2048;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing::Level as At;
+
+    #[test]
+    fn klogs_numbers_choose_what_is_logged() {
+        for (verbosity, ours, others) in [
+            (-1, At::INFO, At::WARN),
+            (0, At::INFO, At::WARN),
+            (2, At::DEBUG, At::WARN),
+            (4, At::DEBUG, At::DEBUG),
+            (9, At::TRACE, At::TRACE),
+        ] {
+            let targets = targets(verbosity);
+            for (target, most) in
+                [("tunnel::route", ours), (ACCESS, ours), ("h2", others), ("tunnelling", ours)]
+            {
+                for level in [At::ERROR, At::WARN, At::INFO, At::DEBUG, At::TRACE] {
+                    assert_eq!(
+                        targets.would_enable(target, &level),
+                        level <= most,
+                        "{verbosity} {target} {level}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_level_changes_while_the_program_runs() {
+        let (filter, level) = Level::new(0);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || {
+            assert!(!tracing::enabled!(target: "tunnel::x", At::DEBUG));
+            level.set(2).unwrap();
+            assert!(tracing::enabled!(target: "tunnel::x", At::DEBUG));
+        });
+        assert!(level.set(4).is_err(), "nobody listens any more");
+    }
+}

@@ -1,0 +1,214 @@
+//! Daily log files that never take more than their share of the disk.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tracing_appender::rolling::{RollingFileAppender, Rotation};
+
+/// How much of the past is kept.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    /// Days of files, today included.
+    pub days: usize,
+    /// Bytes of all files together.
+    pub bytes: u64,
+}
+
+/// Writes `name.<date>.log`; within a day, a file that grows too long is set aside as `name.<date>.log.1` and so on.
+#[derive(Debug)]
+pub(super) struct Files {
+    dir: PathBuf,
+    name: &'static str,
+    kept: Kept,
+    current: RollingFileAppender,
+    /// Bytes in the current file.
+    written: u64,
+    /// Days since 1970, UTC, as the appender counts them.
+    day: u64,
+}
+
+impl Files {
+    /// Opens today's file, to go on behind what it holds.
+    pub(super) fn open(dir: &Path, name: &'static str, kept: Kept) -> io::Result<Self> {
+        fs::create_dir_all(dir)?;
+        let current = appender(dir, name)?;
+        let mut files = Self { dir: dir.to_owned(), name, kept, current, written: u64::MAX, day: today() };
+        let newest = files.list()?.into_iter().rev().find(|f| f.path.extension() == Some(OsStr::new("log")));
+        files.written = newest.map_or(0, |f| f.bytes);
+        files.forget()?;
+        Ok(files)
+    }
+
+    /// Begins a new file if this one is full or of yesterday, and removes what is too old or too much.
+    fn turn(&mut self) -> io::Result<()> {
+        let day = today();
+        if day != self.day {
+            self.day = day;
+            self.written = 0;
+        } else if self.written >= self.kept.bytes / PARTS {
+            self.set_aside()?;
+            self.current = appender(&self.dir, self.name)?;
+            self.written = 0;
+        } else {
+            return Ok(());
+        }
+        self.forget()
+    }
+
+    fn set_aside(&self) -> io::Result<()> {
+        let files = self.list()?;
+        let Some(current) = files.iter().rev().find(|f| f.path.extension() == Some(OsStr::new("log"))) else {
+            return Ok(());
+        };
+        let part = |n: u32| {
+            let mut path = current.path.clone().into_os_string();
+            path.push(format!(".{n}"));
+            PathBuf::from(path)
+        };
+        let used = files.iter().filter(|f| f.date == current.date).map(|f| f.part).max().unwrap_or(0);
+        fs::rename(&current.path, part(used.saturating_add(1)))
+    }
+
+    /// Removes the oldest files until the rest, and what the current one may still become, is within bounds.
+    fn forget(&self) -> io::Result<()> {
+        let mut room = self.kept.bytes - self.kept.bytes / PARTS;
+        let mut dates = Vec::new();
+        for file in self.list()?.into_iter().rev() {
+            if dates.last() != Some(&file.date) {
+                dates.push(file.date.clone());
+            }
+            let current = file.part == 0 && dates.len() == 1;
+            if !current && (dates.len() > self.kept.days || file.bytes > room) {
+                // All that is older goes too: a gap in the middle would mislead whoever reads.
+                room = 0;
+                fs::remove_file(&file.path)?;
+            } else if !current {
+                room -= file.bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// Our files, oldest first: by date, then parts in their order, then the one that is being written.
+    fn list(&self) -> io::Result<Vec<LogFile>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let Some((date, part)) = name.to_str().and_then(|n| parse(n, self.name)) else { continue };
+            let (date, bytes) = (date.to_owned(), entry.metadata()?.len());
+            files.push(LogFile { path: entry.path(), date, part, bytes });
+        }
+        files.sort_by_key(|f| (f.date.clone(), if f.part == 0 { u32::MAX } else { f.part }));
+        Ok(files)
+    }
+}
+
+impl Write for Files {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // A failure to tidy up is no reason to lose lines: the disk itself will say so soon enough.
+        let tidied = self.turn();
+        let taken = self.current.write(line)?;
+        self.written = self.written.saturating_add(taken as u64);
+        if let Err(cause) = tidied {
+            self.current.write_all(format!("cannot tidy up log files: {cause}\n").as_bytes())?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.current.flush()
+    }
+}
+
+#[derive(Debug)]
+struct LogFile {
+    path: PathBuf,
+    date: String,
+    /// 0 is the file itself, 1 the part that was set aside first.
+    part: u32,
+    bytes: u64,
+}
+
+/// Date and part of one of our files' names, `name.2026-11-21.log` or `name.2026-11-21.log.3`.
+fn parse<'a>(file: &'a str, name: &str) -> Option<(&'a str, u32)> {
+    let rest = file.strip_prefix(name)?.strip_prefix('.')?;
+    let (date, part) = rest.split_once(".log")?;
+    let dated = date.len() == 10 && date.bytes().all(|b| b.is_ascii_digit() || b == b'-');
+    let part = if part.is_empty() { 0 } else { part.strip_prefix('.')?.parse().ok()? };
+    dated.then_some((date, part))
+}
+
+fn appender(dir: &Path, name: &str) -> io::Result<RollingFileAppender> {
+    let daily = RollingFileAppender::builder().rotation(Rotation::DAILY);
+    daily.filename_prefix(name).filename_suffix("log").build(dir).map_err(io::Error::other)
+}
+
+fn today() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / 86_400
+}
+
+/// A week, and an eighth of the smallest disk that a node comes with.
+pub(super) const KEPT: Kept = Kept { days: 7, bytes: 100 * 1024 * 1024 };
+
+/// The share of all bytes that one file may take: small enough that removing the oldest leaves most of the past.
+const PARTS: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn files_never_pass_their_share_and_the_newest_lines_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let kept = Kept { days: 7, bytes: 8000 };
+        let mut files = Files::open(dir.path(), "t", kept).unwrap();
+        for n in 0..1000 {
+            files.write_all(format!("{n:099}\n").as_bytes()).unwrap();
+        }
+        let all = files.list().unwrap();
+        let total: u64 = all.iter().map(|f| f.bytes).sum();
+        assert!((4000..=8100).contains(&total), "{total} bytes in {all:?}");
+        let lines: String = all.iter().map(|f| fs::read_to_string(&f.path).unwrap()).collect();
+        let numbers: Vec<u64> = lines.lines().map(|l| l.parse().unwrap()).collect();
+        let first = 1000 - numbers.len() as u64;
+        assert_eq!(numbers, (first..1000).collect::<Vec<_>>(), "the last lines, in order, without a gap");
+    }
+
+    #[test]
+    fn only_the_last_days_are_kept_and_strangers_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        for day in 1..=9 {
+            fs::write(dir.path().join(format!("t.2020-01-0{day}.log")), "x").unwrap();
+        }
+        for stranger in ["t.2020-01-01.txt", "other.2020-01-01.log", "t.today.log"] {
+            fs::write(dir.path().join(stranger), "x").unwrap();
+        }
+        let _files = Files::open(dir.path(), "t", Kept { days: 3, bytes: 8000 }).unwrap();
+        let left = names(dir.path());
+        assert_eq!(left.len(), 6, "{left:?}");
+        for name in ["t.2020-01-08.log", "t.2020-01-09.log", "t.2020-01-01.txt", "other.2020-01-01.log"] {
+            assert!(left.iter().any(|n| n == name), "{name} is not in {left:?}");
+        }
+    }
+
+    #[test]
+    fn a_restart_goes_on_in_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        for line in ["one\n", "two\n"] {
+            Files::open(dir.path(), "t", KEPT).unwrap().write_all(line.as_bytes()).unwrap();
+        }
+        let [name] = names(dir.path()).try_into().unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), "one\ntwo\n");
+    }
+}

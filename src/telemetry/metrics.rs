@@ -1,0 +1,297 @@
+//! Every metric's name, unit and meaning, in one place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::process::Process;
+
+/// The numbers of this process: made once by the wiring, given to every part that counts. Cheap to clone.
+///
+/// Labels are fixed words of ours (front end, cause, result), never text from a peer, so that nobody can make the list
+/// of series grow. The fields that one session touches often are plain counters.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    /// Nodes that are linked to this pod; SuperEdge's only metric, kept.
+    pub nodes: Gauge,
+    /// Links alive now.
+    pub links: Gauge,
+    /// Links that ended, by cause.
+    pub links_ended: Causes,
+    /// Calls that asked to become a link and were refused, by cause.
+    pub calls_refused: Causes,
+    /// Times that an edge began to dial its cloud again.
+    pub reconnects: Counter,
+    /// Time from a ping to its answer, on every link.
+    pub round_trip: Timing,
+    /// Plain links left unread because a session's queue was full: how often.
+    pub stalls: Counter,
+    /// Sessions of each front end or of the back end.
+    pub sessions: Sessions,
+    /// Time from a session's request to its answer, good or bad.
+    pub opening: Timing,
+    /// Bytes from clients towards targets.
+    pub bytes_up: Counter,
+    /// Bytes from targets towards clients.
+    pub bytes_down: Counter,
+    /// Sessions reset before their end, by cause.
+    pub resets: Causes,
+    /// Frames dropped because they came from the wrong link, role or attempt, or are not known, by cause.
+    pub frames_dropped: Causes,
+    /// Client connections closed without a session, by cause (head too slow, not HTTP, too many, ...).
+    pub connections_refused: Causes,
+    registry: Arc<Registry>,
+}
+
+/// A counter for each of a few causes, which are fixed words of ours.
+#[derive(Debug, Clone, Default)]
+pub struct Causes(Family<Cause, Counter>);
+
+/// Sessions alive now, and sessions ended by result, for each front end.
+#[derive(Debug, Clone, Default)]
+pub struct Sessions {
+    now: Family<Front, Gauge>,
+    total: Family<Ended, Counter>,
+}
+
+/// A session that is alive: counted as such until dropped.
+#[derive(Debug)]
+pub struct Alive {
+    sessions: Sessions,
+    front: &'static str,
+    result: &'static str,
+}
+
+/// How long something took.
+#[derive(Debug, Clone)]
+pub struct Timing(Histogram);
+
+impl Metrics {
+    /// The metrics of a pod, whose namespace and name (empty when not known) become the labels of `tunnel_cloud_nodes`.
+    pub fn cloud(namespace: &str, pod: &str) -> Self {
+        let mut registry = Registry::default();
+        let nodes = Family::<Pod, Gauge>::default();
+        registry.register("tunnel_cloud_nodes", "Number of edge nodes", nodes.clone());
+        let labels = Pod { kubernetes_namespace: namespace.into(), kubernetes_pod_name: pod.into() };
+        Self::with(registry, nodes.get_or_create_owned(&labels))
+    }
+
+    /// The metrics of an edge; [`Self::nodes`] exists but is not shown.
+    pub fn edge() -> Self {
+        Self::with(Registry::default(), Gauge::default())
+    }
+
+    /// All numbers as OpenMetrics text, to be served as [`CONTENT_TYPE`].
+    pub fn encode(&self) -> String {
+        let mut text = String::with_capacity(TEXT_BYTES);
+        // Writing to a String fails only if a metric's own encoding does; what stands before it is still of use.
+        if encode(&mut text, &self.registry).is_err() {
+            tracing::error!("metrics could not be written in full");
+        }
+        text
+    }
+
+    fn with(mut all: Registry, nodes: Gauge) -> Self {
+        let to = &mut all;
+        let mut metrics = Self {
+            nodes,
+            links: Gauge::default(),
+            links_ended: Causes::default(),
+            calls_refused: Causes::default(),
+            reconnects: Counter::default(),
+            round_trip: Timing::new(&ROUND_TRIP_SECONDS),
+            stalls: Counter::default(),
+            sessions: Sessions::default(),
+            opening: Timing::new(&OPENING_SECONDS),
+            bytes_up: Counter::default(),
+            bytes_down: Counter::default(),
+            resets: Causes::default(),
+            frames_dropped: Causes::default(),
+            connections_refused: Causes::default(),
+            registry: Arc::default(),
+        };
+        let m = &metrics;
+        to.register("tunnel_links", "Links alive now", m.links.clone());
+        to.register("tunnel_links_ended", "Links that ended, by cause", m.links_ended.0.clone());
+        to.register(
+            "tunnel_calls_refused",
+            "Calls refused before they became links",
+            m.calls_refused.0.clone(),
+        );
+        to.register("tunnel_reconnects", "Times an edge dialled its cloud again", m.reconnects.clone());
+        let help = "Time from a ping to its answer";
+        to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, m.round_trip.0.clone());
+        to.register(
+            "tunnel_link_stalls",
+            "Times a plain link was left unread for a slow reader",
+            m.stalls.clone(),
+        );
+        to.register("tunnel_sessions", "Sessions alive now, by front end", m.sessions.now.clone());
+        to.register("tunnel_sessions_ended", "Sessions, by front end and result", m.sessions.total.clone());
+        let help = "Time from a request to its answer";
+        to.register_with_unit("tunnel_session_opening", help, Unit::Seconds, m.opening.0.clone());
+        let help = "Bytes from clients towards targets";
+        to.register_with_unit("tunnel_up", help, Unit::Bytes, m.bytes_up.clone());
+        let help = "Bytes from targets towards clients";
+        to.register_with_unit("tunnel_down", help, Unit::Bytes, m.bytes_down.clone());
+        to.register("tunnel_sessions_reset", "Sessions reset before their end, by cause", m.resets.0.clone());
+        to.register("tunnel_frames_dropped", "Frames dropped, by cause", m.frames_dropped.0.clone());
+        let help = "Client connections closed without a session, by cause";
+        to.register("tunnel_connections_refused", help, m.connections_refused.0.clone());
+        to.register_collector(Box::new(Process));
+        metrics.registry = Arc::new(all);
+        metrics
+    }
+}
+
+impl Causes {
+    /// Counts one more for `cause`.
+    pub fn count(&self, cause: &'static str) {
+        self.0.get_or_create(&Cause { cause }).inc();
+    }
+
+    /// How many were counted for `cause`.
+    pub fn counted(&self, cause: &'static str) -> u64 {
+        self.0.get_or_create(&Cause { cause }).get()
+    }
+}
+
+impl Sessions {
+    /// Counts a session of `front` as alive until the answer is dropped.
+    pub fn begin(&self, front: &'static str) -> Alive {
+        self.now.get_or_create(&Front { front }).inc();
+        Alive { sessions: self.clone(), front, result: "cut" }
+    }
+
+    /// Counts a session that was refused before it lived.
+    pub fn refused(&self, front: &'static str, result: &'static str) {
+        self.total.get_or_create(&Ended { front, result }).inc();
+    }
+
+    /// Sessions of `front` that are alive.
+    pub fn now(&self, front: &'static str) -> i64 {
+        self.now.get_or_create(&Front { front }).get()
+    }
+
+    /// Sessions of `front` that had this result.
+    pub fn ended(&self, front: &'static str, result: &'static str) -> u64 {
+        self.total.get_or_create(&Ended { front, result }).get()
+    }
+}
+
+impl Alive {
+    /// Counts the session's end with its result; a session dropped without one is counted as `cut`.
+    pub fn end(mut self, result: &'static str) {
+        self.result = result;
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.sessions.now.get_or_create(&Front { front: self.front }).dec();
+        self.sessions.refused(self.front, self.result);
+    }
+}
+
+impl Timing {
+    /// Adds one that took `time`.
+    pub fn observe(&self, time: Duration) {
+        self.0.observe(time.as_secs_f64());
+    }
+
+    fn new(buckets: &[f64]) -> Self {
+        Self(Histogram::new(buckets.iter().copied()))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Pod {
+    kubernetes_namespace: String,
+    kubernetes_pod_name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Cause {
+    cause: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Front {
+    front: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ended {
+    front: &'static str,
+    result: &'static str,
+}
+
+/// The type of [`Metrics::encode`]'s text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Room for the text of a process at work, in bytes, so that it does not grow step by step.
+const TEXT_BYTES: usize = 8 * 1024;
+
+/// From a link on one machine to one that is given up.
+const ROUND_TRIP_SECONDS: [f64; 10] = [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
+
+/// From a target on one machine to the longest patience.
+const OPENING_SECONDS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 12.0];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_has_superedges_gauge_and_ours_and_ends_well() {
+        let metrics = Metrics::cloud("edge-system", "tunnel-cloud-0");
+        let quiet = metrics.encode();
+        let gauge = |n: i64| {
+            format!(
+                "tunnel_cloud_nodes{{kubernetes_namespace=\"edge-system\",\
+                 kubernetes_pod_name=\"tunnel-cloud-0\"}} {n}\n"
+            )
+        };
+        assert!(quiet.contains(&gauge(0)), "{quiet}");
+        metrics.nodes.inc();
+        metrics.links_ended.count("silent");
+        metrics.bytes_up.inc_by(7);
+        metrics.opening.observe(Duration::from_millis(3));
+        let text = metrics.encode();
+        for line in [
+            gauge(1).trim_end(),
+            "tunnel_links_ended_total{cause=\"silent\"} 1",
+            "tunnel_up_bytes_total 7",
+            "tunnel_session_opening_seconds_bucket{le=\"0.01\"} 1",
+            "tunnel_session_opening_seconds_bucket{le=\"0.0025\"} 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+        assert!(text.contains("\nprocess_resident_memory_bytes "), "{text}");
+        assert!(text.contains("\nprocess_cpu_seconds_total "), "{text}");
+        assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn an_edge_shows_no_gauge_of_nodes() {
+        assert!(!Metrics::edge().encode().contains("tunnel_cloud_nodes"));
+    }
+
+    #[test]
+    fn a_session_counts_as_alive_until_it_ends() {
+        let metrics = Metrics::edge();
+        let (one, two) = (metrics.sessions.begin("ssh"), metrics.sessions.begin("ssh"));
+        assert_eq!(metrics.sessions.now("ssh"), 2);
+        one.end("over");
+        drop(two);
+        assert_eq!(metrics.sessions.now("ssh"), 0);
+        assert_eq!((metrics.sessions.ended("ssh", "over"), metrics.sessions.ended("ssh", "cut")), (1, 1));
+    }
+}

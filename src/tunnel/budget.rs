@@ -1,0 +1,114 @@
+//! How many bytes this process may promise to take, or keep for resending.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// A process-wide allowance in bytes, shared by all sessions.
+#[derive(Debug)]
+pub struct Budget {
+    limit: usize,
+    used: AtomicUsize,
+}
+
+/// What one session holds of a [`Budget`]; given back when dropped.
+#[derive(Debug)]
+pub struct Share {
+    budget: Arc<Budget>,
+    held: usize,
+}
+
+impl Budget {
+    /// An allowance of `limit` bytes.
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicUsize::new(0) })
+    }
+
+    /// Bytes held by all shares. May pass the limit by what [`Share::set`] forced.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Whether nothing is left.
+    pub fn is_spent(&self) -> bool {
+        self.used() >= self.limit
+    }
+
+    /// A share of `bytes`, or none if that much is not left.
+    pub fn claim(self: &Arc<Self>, bytes: usize) -> Option<Share> {
+        let mut share = self.share();
+        share.grow(bytes).then_some(share)
+    }
+
+    /// An empty share.
+    pub fn share(self: &Arc<Self>) -> Share {
+        Share { budget: self.clone(), held: 0 }
+    }
+}
+
+impl Share {
+    /// Holds `bytes` more if the budget has them.
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.budget.limit);
+        let granted = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
+        if granted {
+            self.held += bytes;
+        }
+        granted
+    }
+
+    /// Holds exactly `bytes`, even if that spends more than the budget has.
+    pub fn set(&mut self, bytes: usize) {
+        if bytes >= self.held {
+            self.budget.used.fetch_add(bytes - self.held, Relaxed);
+        } else {
+            self.budget.used.fetch_sub(self.held - bytes, Relaxed);
+        }
+        self.held = bytes;
+    }
+
+    /// Bytes held.
+    pub fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Whether the whole budget is spent.
+    pub fn is_spent(&self) -> bool {
+        self.budget.is_spent()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn shares_never_claim_more_than_there_is_and_give_all_back(steps in prop::collection::vec((0usize..4, 0usize..90), 0..60)) {
+            let budget = Budget::new(100);
+            let mut shares: Vec<Share> = (0..4).map(|_| budget.share()).collect();
+            for (who, bytes) in steps {
+                if bytes < 60 { shares[who].grow(bytes); } else { let held = shares[who].held(); shares[who].set(held / 2); }
+                prop_assert_eq!(budget.used(), shares.iter().map(Share::held).sum::<usize>());
+                prop_assert!(budget.used() <= 100);
+            }
+            drop(shares);
+            prop_assert_eq!(budget.used(), 0);
+        }
+    }
+
+    #[test]
+    fn a_spent_budget_refuses_a_claim() {
+        let budget = Budget::new(10);
+        let first = budget.claim(10).unwrap();
+        assert!(budget.is_spent() && budget.claim(1).is_none());
+        drop(first);
+        assert!(budget.claim(1).is_some());
+    }
+}

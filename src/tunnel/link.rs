@@ -1,0 +1,367 @@
+//! One link at work: the read loop, signs of life, and the pull side that its gRPC stream polls.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Body as _;
+use hyper::body::Incoming;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::codec::{BadStream, Chunk, Reader, StreamMsg, encode};
+use super::extension::{from_message, to_message};
+use super::frame::{Body, Code, Frame, Refusal, Word};
+use super::outbox::Outbox;
+use super::plain::{Heard, Meaning, Plain};
+use super::session::Parked;
+use super::table::{Event, Table};
+use crate::names::{Instance, SessionId};
+use crate::telemetry::Metrics;
+
+/// One gRPC stream at work. Whoever drives it calls [`Self::next`] until it ends; dropping it ends the stream.
+#[derive(Debug)]
+pub struct Link {
+    /// Its sending side, which sessions run on.
+    pub outbox: Arc<Outbox>,
+    /// The process at its other end, if that speaks extended.
+    pub instance: Option<Instance>,
+    table: Arc<Table>,
+    metrics: Metrics,
+    dialect: Voice,
+    /// Whether the peer dialled us: then heartbeats are questions, else answers.
+    answers: bool,
+    incoming: Incoming,
+    reader: Reader,
+    events: VecDeque<Event>,
+    alive: Alive,
+    stall: Stall,
+    /// The session that got data last.
+    fed: Option<SessionId>,
+    _connection: DropGuard,
+}
+
+/// How frames become messages on one link.
+#[derive(Debug, Clone)]
+pub enum Voice {
+    Extended,
+    Plain(Arc<Mutex<Plain>>),
+}
+
+/// The pull side: what the gRPC stream sends next.
+#[derive(Debug, Clone)]
+pub struct Puller {
+    pub(super) outbox: Arc<Outbox>,
+    pub(super) table: Arc<Table>,
+    pub(super) dialect: Voice,
+}
+
+/// The other end, as the call has shown it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) instance: Option<Instance>,
+    /// Whether it dialled us.
+    pub(super) answers: bool,
+    pub(super) incoming: Incoming,
+    /// Cancelled once the link is dropped, so that the connection goes too.
+    pub(super) connection: CancellationToken,
+}
+
+/// How a link ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinkEnded {
+    /// The peer ended the stream, or the connection broke.
+    #[error("the far end closed the link: {0}")]
+    Closed(String),
+    /// Nothing at all was heard for [`SILENT`].
+    #[error("nothing was heard for 15s")]
+    Silent,
+    /// We closed it: replaced by a newer one, or stopping.
+    #[error("closed here")]
+    ClosedHere,
+    /// What came is not the protocol.
+    #[error("protocol violated: {0}")]
+    BadStream(#[from] BadStream),
+}
+
+/// When the peer was last heard, and what is done about silence.
+#[derive(Debug)]
+struct Alive {
+    heard: Instant,
+    asked: Instant,
+    looked: Instant,
+    /// Silence after which the link is given up.
+    silence: Duration,
+}
+
+/// How long this plain link was left unread in the current ten seconds.
+#[derive(Debug)]
+struct Stall {
+    since: Instant,
+    spent: Duration,
+}
+
+impl Link {
+    pub(super) fn new(puller: &Puller, peer: Peer, metrics: Metrics) -> Self {
+        let now = Instant::now();
+        let silence = match (&puller.dialect, peer.answers) {
+            (Voice::Extended, _) => SILENT,
+            (Voice::Plain(_), true) => SILENT_PLAIN_EDGE,
+            (Voice::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
+        };
+        Self {
+            outbox: puller.outbox.clone(),
+            instance: peer.instance,
+            table: puller.table.clone(),
+            metrics,
+            dialect: puller.dialect.clone(),
+            answers: peer.answers,
+            incoming: peer.incoming,
+            reader: Reader::default(),
+            events: VecDeque::new(),
+            alive: Alive { heard: now, asked: now, looked: now, silence },
+            stall: Stall { since: now, spent: Duration::ZERO },
+            fed: None,
+            _connection: peer.connection.drop_guard(),
+        }
+    }
+
+    /// The next thing to be done for the peer. After an error the link is over; call [`Self::end`]. Cancel safe.
+    pub async fn next(&mut self) -> Result<Event, LinkEnded> {
+        let mut since_rest = 0;
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            while let Some(message) = self.reader.message()? {
+                since_rest += message.data.len();
+                self.hear(message);
+                if since_rest >= REST_AFTER {
+                    since_rest = 0;
+                    tokio::task::yield_now().await;
+                }
+            }
+            if !self.events.is_empty() {
+                continue;
+            }
+            self.keep_readers_ahead().await;
+            let piece = self.piece().await?;
+            self.reader.piece(piece);
+        }
+    }
+
+    /// Takes the link out of service. Returns the sessions that need another path.
+    pub fn end(&self, why: &LinkEnded) -> Vec<Parked> {
+        let refusal =
+            Refusal::new(Code::GivenUp, format!("the link to node {} is gone: {why}", self.outbox.node));
+        self.table.link_ended(&self.outbox, &refusal, Instant::now())
+    }
+
+    /// Waits for the next bytes of the stream, pinging a silent peer.
+    async fn piece(&mut self) -> Result<Bytes, LinkEnded> {
+        loop {
+            let next = self.alive.next();
+            let incoming = Pin::new(&mut self.incoming);
+            tokio::select! {
+                biased;
+                piece = read(incoming) => {
+                    self.alive.heard = Instant::now();
+                    return piece;
+                }
+                () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
+                () = sleep_until(next) => self.check_life()?,
+            }
+        }
+    }
+
+    fn check_life(&mut self) -> Result<(), LinkEnded> {
+        let now = Instant::now();
+        let (silent, unasked) = (now - self.alive.heard, now - self.alive.asked);
+        self.alive.looked = now;
+        if silent >= self.alive.silence {
+            return Err(LinkEnded::Silent);
+        }
+        let Voice::Plain(plain) = &self.dialect else {
+            if silent >= PING_AFTER && unasked >= PING_AFTER {
+                self.alive.asked = now;
+                self.outbox.ping();
+            }
+            return Ok(());
+        };
+        let ended = lock(plain).tick(now);
+        if !self.answers && unasked >= HEARTBEAT_EVERY {
+            self.alive.asked = now;
+            self.outbox.ping();
+        }
+        for heard in ended {
+            self.deliver(heard, now);
+        }
+        self.outbox.rouse();
+        Ok(())
+    }
+
+    fn hear(&mut self, message: StreamMsg) {
+        let now = Instant::now();
+        let Voice::Plain(plain) = &self.dialect else {
+            match from_message(message, &self.outbox.node) {
+                Ok(frame) => self.hear_body(frame.body, now),
+                Err(bad) => self.metrics.frames_dropped.count(bad.cause()),
+            }
+            return;
+        };
+        let meaning = lock(plain).hear(message, now);
+        match meaning {
+            Meaning::Session(heard) => self.deliver(heard, now),
+            Meaning::Heartbeat => self.hear_body(Body::Ping(None), now),
+            Meaning::Answered => self.outbox.rouse(),
+            Meaning::Unknown(cause) => self.metrics.frames_dropped.count(cause),
+        }
+    }
+
+    fn hear_body(&mut self, body: Body, now: Instant) {
+        match body {
+            Body::Ping(None) if !self.answers => {}
+            Body::Ping(number) => self.outbox.pong(number),
+            Body::Pong(Some(number)) => {
+                let trip = self.outbox.ponged(number, now);
+                self.metrics.round_trip.observe(trip);
+            }
+            Body::Pong(None) => {}
+            Body::Session(id, category, word) => {
+                self.events.extend(self.table.hear(&self.outbox, id, category, word, now));
+            }
+        }
+    }
+
+    fn deliver(&mut self, heard: Heard, now: Instant) {
+        for word in heard.words {
+            if matches!(word, Word::Data(_)) {
+                self.fed = Some(heard.id);
+            }
+            self.events.extend(self.table.hear(&self.outbox, heard.id, heard.category, word, now));
+        }
+    }
+
+    /// A plain peer knows no limits. While a session of its link has too much unread, the link is left unread too, but
+    /// only so long: then the fullest session is reset, so that its neighbours go on.
+    async fn keep_readers_ahead(&mut self) {
+        let Some(fed) = self.fed.take() else { return };
+        while self.outbox.queued(fed) >= PLAIN_QUEUE {
+            let now = Instant::now();
+            if now - self.stall.since >= STALL_PERIOD {
+                self.stall = Stall { since: now, spent: Duration::ZERO };
+            }
+            let left = MOST_STALLED.saturating_sub(self.stall.spent);
+            if left.is_zero() {
+                self.metrics.resets.count("plain_reader_too_slow");
+                self.outbox.reset_fullest();
+                continue;
+            }
+            self.metrics.stalls.inc();
+            // Ready or late: both are seen by looking again.
+            let _ = tokio::time::timeout(left, self.outbox.read.notified()).await;
+            self.stall.spent += now.elapsed();
+            self.alive.heard = Instant::now();
+        }
+    }
+}
+
+impl Alive {
+    /// When to look for signs of life next.
+    fn next(&self) -> Instant {
+        (self.heard.max(self.asked) + PING_AFTER)
+            .min(self.looked + PING_AFTER * 2)
+            .max(self.looked + LOOK_EVERY)
+    }
+}
+
+impl Puller {
+    /// The next message to send; none once the link is closed.
+    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        let Voice::Plain(plain) = &self.dialect else {
+            return self
+                .outbox
+                .poll_pull(cx, Instant::now())
+                .map(|frame| frame.map(|f| encode(to_message(f))));
+        };
+        loop {
+            let now = Instant::now();
+            let pulled = match self.outbox.poll_pull(cx, now) {
+                Poll::Ready(Some(frame)) => {
+                    self.say(plain, frame, now);
+                    Poll::Ready(())
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            };
+            // Looked at last: by now whoever adds to it wakes us.
+            if let Some(message) = lock(plain).next() {
+                return Poll::Ready(Some(encode(message)));
+            }
+            std::task::ready!(pulled);
+        }
+    }
+
+    fn say(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
+        let heard = lock(plain).say(frame, now);
+        let Some(heard) = heard else { return };
+        for word in heard.words {
+            // What a session hears of its own words never asks the wiring for anything.
+            let _ = self.table.hear(&self.outbox, heard.id, heard.category, word, now);
+        }
+    }
+}
+
+async fn read(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, LinkEnded> {
+    loop {
+        match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
+            None => return Err(LinkEnded::Closed("end of stream".into())),
+            Some(Err(e)) => return Err(LinkEnded::Closed(cause(&e))),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => return Ok(data),
+                Err(frame) => {
+                    let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
+                    let text = status.filter(|s| s.code() != tonic::Code::Ok).map(|s| s.message().to_owned());
+                    return Err(LinkEnded::Closed(text.unwrap_or_else(|| "end of stream".into())));
+                }
+            },
+        }
+    }
+}
+
+/// An error with all its causes, for people.
+pub(super) fn cause(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut at = error.source();
+    while let Some(source) = at {
+        text = format!("{text}: {source}");
+        at = source.source();
+    }
+    text
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A peer that was not heard for this long is asked for a sign of life.
+const PING_AFTER: Duration = Duration::from_secs(5);
+/// A link on which nothing at all was heard for this long is given up.
+const SILENT: Duration = Duration::from_secs(15);
+/// The least time between two looks, so that clocks that stand still do not make us spin.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// SuperEdge's heartbeat, which a plain pod answers.
+const HEARTBEAT_EVERY: Duration = Duration::from_secs(60);
+/// A plain edge sends a heartbeat each 60 s; HTTP/2's own pings notice a dead one much sooner.
+const SILENT_PLAIN_EDGE: Duration = Duration::from_secs(150);
+/// The read loop gives way to other tasks after so many bytes.
+const REST_AFTER: usize = 256 * 1024;
+/// Unread bytes of a plain peer's session at which its link is left unread.
+const PLAIN_QUEUE: usize = 1024 * 1024;
+/// How long a plain link may be left unread in each [`STALL_PERIOD`], all sessions together.
+const MOST_STALLED: Duration = Duration::from_secs(2);
+const STALL_PERIOD: Duration = Duration::from_secs(10);

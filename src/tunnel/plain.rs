@@ -1,0 +1,317 @@
+//! The end that stands for a peer that speaks plain: neutral frames as SuperEdge's words (G5), and back.
+//!
+//! A plain peer knows no limits, no half-close and no resume. So its limit is endless, what was handed to the link
+//! counts as received, a finished direction is remembered until the other is finished too, and `closed` ends both.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::codec::StreamMsg;
+use super::extension::{HEARTBEAT, STREAM};
+use super::frame::{Body, Category, Code, Frame, Refusal, Word};
+use crate::names::{Host, NodeName, SessionId, Target};
+
+/// The sessions of one plain link, and how far each of them is.
+#[derive(Debug)]
+pub struct Plain {
+    node: NodeName,
+    by_topic: HashMap<String, SessionId>,
+    sessions: HashMap<SessionId, Plainly>,
+    /// What is to be sent; bounded by [`MOST_WAITING`].
+    waiting: VecDeque<StreamMsg>,
+}
+
+/// One session as the plain peer sees it.
+#[derive(Debug)]
+struct Plainly {
+    topic: String,
+    category: Category,
+    epoch: u64,
+    /// Bytes handed to the link.
+    sent: u64,
+    /// Bytes that came from it.
+    received: u64,
+    /// Our direction is finished; said once the peer's is too, or after [`HALF_OPEN`] of silence.
+    finished: bool,
+    last: Instant,
+}
+
+/// Words for one of our sessions.
+#[derive(Debug, PartialEq)]
+pub struct Heard {
+    /// Which session.
+    pub id: SessionId,
+    /// Its front end.
+    pub category: Category,
+    /// What is said, in order.
+    pub words: Vec<Word>,
+}
+
+/// What a message of the peer becomes.
+#[derive(Debug, PartialEq)]
+pub enum Meaning {
+    /// Words for one session.
+    Session(Heard),
+    /// A sign of life; a pod answers with the same message.
+    Heartbeat,
+    /// It was answered: [`Plain::next`] has the message.
+    Answered,
+    /// Nothing we know; a fixed word for metrics.
+    Unknown(&'static str),
+}
+
+impl Plain {
+    /// The sessions of a new link to or from `node`.
+    pub fn new(node: NodeName) -> Self {
+        Self { node, by_topic: HashMap::new(), sessions: HashMap::new(), waiting: VecDeque::new() }
+    }
+
+    /// Says one of our frames. Returns what our session hears at once, as no answer will come.
+    pub fn say(&mut self, frame: Frame, now: Instant) -> Option<Heard> {
+        match frame.body {
+            Body::Ping(_) | Body::Pong(_) => {
+                self.waiting.push_back(heartbeat(&self.node));
+                None
+            }
+            Body::Session(id, category, word) => self.say_word(id, category, word, now),
+        }
+    }
+
+    /// The next message to send.
+    pub fn next(&mut self) -> Option<StreamMsg> {
+        self.waiting.pop_front()
+    }
+
+    /// What a message of the peer means.
+    pub fn hear(&mut self, message: StreamMsg, now: Instant) -> Meaning {
+        if message.category == STREAM {
+            return if message.r#type == HEARTBEAT {
+                Meaning::Heartbeat
+            } else {
+                Meaning::Unknown("unknown_type")
+            };
+        }
+        let Some(category) = Category::from_name(&message.category) else {
+            return Meaning::Unknown("unknown_type");
+        };
+        if !message.node.eq_ignore_ascii_case(self.node.as_str()) {
+            return Meaning::Unknown("wrong_node");
+        }
+        let known = self.by_topic.get(&message.topic).copied();
+        match (known, message.r#type.as_str()) {
+            (None, "connecting") => self.asked(category, message, now),
+            (None, "closed") => Meaning::Unknown("unknown_session"),
+            (None, _) => self.answer("closed", category, message.topic, GONE.into()),
+            (Some(id), _) => self.hear_known(id, message, now),
+        }
+    }
+
+    /// Sends the ends of stream that waited long enough for the peer's.
+    pub fn tick(&mut self, now: Instant) -> Vec<Heard> {
+        let late = |s: &Plainly| s.finished && now - s.last >= HALF_OPEN;
+        let ids: Vec<SessionId> = self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect();
+        ids.into_iter().filter_map(|id| self.end(id, "EOF").map(|session| over(id, &session))).collect()
+    }
+
+    fn say_word(&mut self, id: SessionId, category: Category, word: Word, now: Instant) -> Option<Heard> {
+        if let Word::Open { target, epoch, .. } = word {
+            self.open(id, category, &target, epoch, now);
+            return None;
+        }
+        let session = self.sessions.get_mut(&id)?;
+        session.last = now;
+        let topic = session.topic.clone();
+        let received = match word {
+            Word::Opened { epoch, .. } => {
+                session.epoch = epoch;
+                self.send(category, "connected", topic, Bytes::new());
+                return None;
+            }
+            Word::Data(bytes) => {
+                session.sent += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+                let received = session.sent;
+                self.send(category, "tcp-forward", topic, bytes);
+                received
+            }
+            Word::Finish { total } => {
+                session.finished = true;
+                total
+            }
+            Word::Refused { refusal, .. } => {
+                self.drop_session(id);
+                self.send(category, "connect-failed", topic, refusal.reason.into());
+                return None;
+            }
+            Word::Reset { refusal, .. } => {
+                self.end(id, if refusal.code == Code::Over { "EOF" } else { &refusal.reason });
+                return None;
+            }
+            _ => return None,
+        };
+        Some(Heard { id, category, words: vec![Word::Credit { received, limit: u64::MAX }] })
+    }
+
+    fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
+        let topic = id.topic();
+        let addr = self.address(target);
+        self.enter(
+            id,
+            Plainly {
+                topic: topic.clone(),
+                category,
+                epoch,
+                sent: 0,
+                received: 0,
+                finished: false,
+                last: now,
+            },
+        );
+        let text = format!("CONNECT {addr} HTTP/1.1\r\n\r\n\r\n");
+        let message = StreamMsg { addr, ..self.message(category, "connecting", topic, text.into()) };
+        self.waiting.push_back(message);
+    }
+
+    /// A plain edge dials what it is told: its own name may not resolve there, so it is called loopback.
+    fn address(&self, target: &Target) -> String {
+        match &target.host {
+            Host::Name(name) if name.eq_ignore_ascii_case(self.node.as_str()) => {
+                format!("127.0.0.1:{}", target.port)
+            }
+            _ => target.to_string(),
+        }
+    }
+
+    fn asked(&mut self, category: Category, message: StreamMsg, now: Instant) -> Meaning {
+        let target: Result<Target, _> = message.addr.parse();
+        let fits = message.topic.len() <= LONGEST_TOPIC && self.sessions.len() < MOST_SESSIONS;
+        let (Ok(target), true) = (target, fits) else {
+            let text = format!("cannot connect to {:.100}: want host:port", message.addr);
+            let topic = message.topic.chars().take(LONGEST_TOPIC).collect();
+            return self.answer("connect-failed", category, topic, text.into());
+        };
+        let id = SessionId::random();
+        let topic = message.topic;
+        self.enter(
+            id,
+            Plainly { topic, category, epoch: 1, sent: 0, received: 0, finished: false, last: now },
+        );
+        let open = Word::Open { target, limit: u64::MAX, epoch: 1, client: "a plain peer".into() };
+        Meaning::Session(Heard { id, category, words: vec![open] })
+    }
+
+    fn hear_known(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> Meaning {
+        let Some(session) = self.sessions.get_mut(&id) else { return Meaning::Unknown("unknown_session") };
+        session.last = now;
+        let (category, epoch) = (session.category, session.epoch);
+        let words = match message.r#type.as_str() {
+            "connected" => vec![Word::Opened { limit: u64::MAX, epoch, instance: None }],
+            "connect-failed" => {
+                self.drop_session(id);
+                vec![Word::Refused { epoch, refusal: refusal(&message.data) }]
+            }
+            "tcp-forward" => {
+                session.received += u64::try_from(message.data.len()).unwrap_or(u64::MAX);
+                vec![Word::Data(message.data)]
+            }
+            "closed" => {
+                let heard = over(id, session);
+                self.drop_session(id);
+                heard.words
+            }
+            _ => return Meaning::Unknown("unknown_type"),
+        };
+        Meaning::Session(Heard { id, category, words })
+    }
+
+    fn end(&mut self, id: SessionId, text: &str) -> Option<Plainly> {
+        let session = self.drop_session(id)?;
+        self.send(session.category, "closed", session.topic.clone(), Bytes::copy_from_slice(text.as_bytes()));
+        Some(session)
+    }
+
+    fn enter(&mut self, id: SessionId, session: Plainly) {
+        self.by_topic.insert(session.topic.clone(), id);
+        self.sessions.insert(id, session);
+    }
+
+    fn drop_session(&mut self, id: SessionId) -> Option<Plainly> {
+        let session = self.sessions.remove(&id)?;
+        self.by_topic.remove(&session.topic);
+        Some(session)
+    }
+
+    /// Answers a message about no session of ours; a peer that floods us with them gets none.
+    fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> Meaning {
+        if self.waiting.len() < MOST_WAITING {
+            self.send(category, kind, topic, data);
+        }
+        Meaning::Answered
+    }
+
+    fn send(&mut self, category: Category, kind: &str, topic: String, data: Bytes) {
+        let message = self.message(category, kind, topic, data);
+        self.waiting.push_back(message);
+    }
+
+    fn message(&self, category: Category, kind: &str, topic: String, data: Bytes) -> StreamMsg {
+        let node = self.node.as_str().to_owned();
+        StreamMsg {
+            node,
+            category: category.name().into(),
+            r#type: kind.into(),
+            topic,
+            data,
+            addr: String::new(),
+        }
+    }
+}
+
+/// SuperEdge's sign of life: the same in both directions.
+pub fn heartbeat(node: &NodeName) -> StreamMsg {
+    StreamMsg {
+        node: node.as_str().into(),
+        category: STREAM.into(),
+        r#type: HEARTBEAT.into(),
+        topic: format!("{node}{HEARTBEAT}"),
+        ..StreamMsg::default()
+    }
+}
+
+/// The peer has closed both directions.
+fn over(id: SessionId, session: &Plainly) -> Heard {
+    let words = vec![
+        Word::Finish { total: session.received + 1 },
+        Word::Reset { epoch: session.epoch, refusal: Refusal::new(Code::Over, "closed by the far end") },
+    ];
+    Heard { id, category: session.category, words }
+}
+
+/// Go's words for a failed dial, as a code.
+fn refusal(text: &Bytes) -> Refusal {
+    let text = String::from_utf8_lossy(text);
+    let code = if text.contains("refused") {
+        Code::TargetRefused
+    } else if text.contains("timeout") || text.contains("timed out") {
+        Code::TargetTimeout
+    } else {
+        Code::TargetUnreachable
+    };
+    Refusal::new(code, text)
+}
+
+/// A plain peer's topic may be any text up to this many bytes.
+const LONGEST_TOPIC: usize = 256;
+/// Answers that may wait for one link.
+const MOST_WAITING: usize = 1000;
+/// Sessions of one plain link: a peer that asks for more than anyone needs is not let grow us.
+const MOST_SESSIONS: usize = 20_000;
+/// How long a finished direction waits for the other after the last byte, as `closed` ends both.
+const HALF_OPEN: Duration = Duration::from_secs(30);
+/// SuperEdge's text for a message about a session that is gone.
+const GONE: &str = "msg cannot be forwarded due to disconnection";
+
+#[cfg(test)]
+mod tests;

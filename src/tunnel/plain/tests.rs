@@ -1,0 +1,153 @@
+//! Conversations with a plain peer, written by hand from SuperEdge's reference 2.2 and 2.7.
+
+use super::*;
+
+fn plain() -> Plain {
+    Plain::new("edge-1".parse().unwrap())
+}
+
+fn id() -> SessionId {
+    SessionId::from_bits(42)
+}
+
+/// The message that is sent, and what our session hears.
+fn say_to(plain: &mut Plain, id: SessionId, word: Word) -> (Option<StreamMsg>, Vec<Word>) {
+    let node = plain.node.clone();
+    let heard = plain.say(Frame { node, body: Body::Session(id, Category::Ssh, word) }, Instant::now());
+    let message = plain.next();
+    assert_eq!(plain.next(), None);
+    (message, heard.map(|h| h.words).unwrap_or_default())
+}
+
+fn say(plain: &mut Plain, word: Word) -> (Option<StreamMsg>, Vec<Word>) {
+    say_to(plain, id(), word)
+}
+
+/// The type of the message with which the peer is answered.
+fn answer(plain: &mut Plain, meaning: Meaning) -> String {
+    assert_eq!(meaning, Meaning::Answered);
+    plain.next().unwrap().r#type
+}
+
+fn hear(plain: &mut Plain, kind: &str, topic: &str, data: &str) -> Meaning {
+    let message = StreamMsg {
+        node: "edge-1".into(),
+        category: "ssh".into(),
+        r#type: kind.into(),
+        topic: topic.into(),
+        data: Bytes::copy_from_slice(data.as_bytes()),
+        addr: "127.0.0.1:22".into(),
+    };
+    plain.hear(message, Instant::now())
+}
+
+fn words(meaning: Meaning) -> Vec<Word> {
+    match meaning {
+        Meaning::Session(heard) => heard.words,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn opened(plain: &mut Plain) -> String {
+    let open = Word::Open { target: "edge-1:22".parse().unwrap(), limit: 9, epoch: 3, client: String::new() };
+    let message = say(plain, open).0.unwrap();
+    assert_eq!((message.r#type.as_str(), message.addr.as_str()), ("connecting", "127.0.0.1:22"));
+    assert_eq!(&message.data[..], b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n\r\n");
+    assert_eq!(
+        words(hear(plain, "connected", &message.topic, "")),
+        [Word::Opened { limit: u64::MAX, epoch: 3, instance: None }]
+    );
+    message.topic
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_the_edge_closes() {
+    let mut plain = plain();
+    let topic = opened(&mut plain);
+    let said = say(&mut plain, Word::Data("ls\n".into()));
+    assert_eq!(said.0.unwrap().r#type, "tcp-forward");
+    assert_eq!(said.1, [Word::Credit { received: 3, limit: u64::MAX }]);
+    assert_eq!(words(hear(&mut plain, "tcp-forward", &topic, "a b")), [Word::Data("a b".into())]);
+    let end = words(hear(&mut plain, "closed", &topic, "EOF"));
+    assert!(
+        matches!(&end[..], [Word::Finish { total: 4 }, Word::Reset { epoch: 3, refusal }] if refusal.code == Code::Over)
+    );
+    assert_eq!(say(&mut plain, Word::Finish { total: 4 }), (None, vec![]), "closed is said once");
+    assert!(plain.sessions.is_empty() && plain.by_topic.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() {
+    let mut plain = plain();
+    let topic = opened(&mut plain);
+    let said = say(&mut plain, Word::Finish { total: 1 });
+    assert!(said.0.is_none());
+    assert_eq!(said.1, [Word::Credit { received: 1, limit: u64::MAX }]);
+    assert_eq!(words(hear(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
+    assert!(plain.tick(Instant::now() + Duration::from_secs(29)).is_empty());
+    let ended = plain.tick(Instant::now() + Duration::from_secs(30));
+    assert_eq!(plain.next().unwrap().r#type, "closed");
+    assert!(matches!(ended[0].words[..], [Word::Finish { total: 12 }, Word::Reset { .. }]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_dial_says_why() {
+    let mut plain = plain();
+    let open =
+        Word::Open { target: "10.0.0.9:22".parse().unwrap(), limit: 9, epoch: 1, client: String::new() };
+    let topic = say(&mut plain, open).0.unwrap().topic;
+    let text = "dial tcp 10.0.0.9:22: connect: connection refused";
+    let heard = words(hear(&mut plain, "connect-failed", &topic, text));
+    assert!(
+        matches!(&heard[..], [Word::Refused { epoch: 1, refusal }] if refusal.code == Code::TargetRefused && refusal.reason == text)
+    );
+    assert!(plain.sessions.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_to_a_session_given_up_is_closed() {
+    let mut plain = plain();
+    let topic = opened(&mut plain);
+    let message =
+        say(&mut plain, Word::Reset { epoch: 3, refusal: Refusal::new(Code::GivenUp, "client left") })
+            .message;
+    assert_eq!(message.unwrap().r#type, "closed");
+    assert!(
+        matches!(hear(&mut plain, "tcp-forward", &topic, "x"), Meaning::Answer(m) if m.r#type == "closed" && m.topic == topic)
+    );
+    assert!(
+        matches!(hear(&mut plain, "closed", &topic, ""), Meaning::Unknown(_)),
+        "never answer closed with closed"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plain_pod_opens_with_any_topic() {
+    let mut plain = plain();
+    let Meaning::Session(heard) = hear(&mut plain, "connecting", "any text at all", "CONNECT") else {
+        panic!()
+    };
+    assert!(
+        matches!(&heard.words[..], [Word::Open { limit: u64::MAX, target, .. }] if target.to_string() == "127.0.0.1:22")
+    );
+    let node = plain.node.clone();
+    let opened = Word::Opened { limit: 1, epoch: 1, instance: None };
+    let said =
+        plain.say(Frame { node, body: Body::Session(heard.id, Category::Ssh, opened) }, Instant::now());
+    assert_eq!(said.message.unwrap().topic, "any text at all");
+    assert!(
+        matches!(hear(&mut plain, "connecting", &"x".repeat(257), ""), Meaning::Answer(m) if m.r#type == "connect-failed")
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn heartbeats_and_nonsense() {
+    let mut plain = plain();
+    let beat = heartbeat(&plain.node);
+    assert_eq!(beat.topic, "edge-1heartbeat");
+    assert_eq!(plain.hear(beat, Instant::now()), Meaning::Heartbeat);
+    let meaning = hear(&mut plain, "access", "t", "");
+    assert_eq!(answer(&mut plain, meaning), "closed");
+    let foreign = StreamMsg { node: "other".into(), category: "ssh".into(), ..StreamMsg::default() };
+    assert_eq!(plain.hear(foreign, Instant::now()), Meaning::Unknown("wrong_node"));
+}

@@ -1,0 +1,317 @@
+//! Receiving half of one session: what the peer may still send, and what it has sent.
+//!
+//! ```text
+//! limit = taken by the reader + queued (arrived, unread) + room (the peer may still send)
+//! ```
+//!
+//! Credit is announced once half the window is owed: often enough that a steady sender never stops, seldom enough that
+//! small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a clock.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::budget::Share;
+
+/// How large windows are, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Windows {
+    /// What a new session, or one that was silent, gets.
+    pub start: u64,
+    /// What one session may grow to.
+    pub max: u64,
+}
+
+/// See the module's formula.
+#[derive(Debug)]
+pub struct RecvHalf {
+    queue: VecDeque<Bytes>,
+    queued: usize,
+    /// Stored in order, read or not; the end counts as one.
+    received: u64,
+    taken: u64,
+    limit: u64,
+    /// `received` as the peer was last told.
+    told: u64,
+    total: Option<u64>,
+    window: u64,
+    windows: Windows,
+    /// What we have promised to store.
+    promised: Share,
+    /// When the reader had taken `lap_taken` bytes: the start of the window it is emptying now.
+    lap: Option<(Instant, u64)>,
+    last_data: Option<Instant>,
+}
+
+/// What the peer did that it may not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadData {
+    /// More than we promised to take.
+    #[error("the peer sent data up to offset {0}, allowed was {1}")]
+    PastLimit(u64, u64),
+    /// Data behind the end of stream.
+    #[error("the peer sent data behind its end of stream")]
+    PastEnd,
+    /// The end stands elsewhere than where the data ended.
+    #[error("the peer ended its direction at {0}, received were {1}")]
+    WrongEnd(u64, u64),
+}
+
+impl RecvHalf {
+    /// A half that promises one starting window; `promised` already holds it.
+    pub fn new(windows: Windows, promised: Share) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            queued: 0,
+            received: 0,
+            taken: 0,
+            limit: windows.start,
+            told: 0,
+            total: None,
+            window: windows.start,
+            windows,
+            promised,
+            lap: None,
+            last_data: None,
+        }
+    }
+
+    /// Lifts the limit for a peer that knows none; its link is read with care instead.
+    pub fn lift_limit(&mut self) {
+        self.limit = u64::MAX;
+    }
+
+    /// Stores bytes that arrived.
+    pub fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), BadData> {
+        let end = self.received.saturating_add(as_u64(bytes.len()));
+        if self.total.is_some() {
+            return Err(BadData::PastEnd);
+        }
+        if end > self.limit {
+            return Err(BadData::PastLimit(end, self.limit));
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.last_data.is_some_and(|last| now - last >= SILENCE) {
+            self.window = self.windows.start;
+            self.lap = None;
+        }
+        self.last_data = Some(now);
+        self.lap.get_or_insert((now, self.taken));
+        self.received = end;
+        self.queued += bytes.len();
+        self.queue.push_back(bytes);
+        Ok(())
+    }
+
+    /// The peer has ended its direction, which had `total` bytes, its end counted.
+    pub fn finish(&mut self, total: u64) -> Result<(), BadData> {
+        if self.total == Some(total) {
+            return Ok(());
+        }
+        if self.total.is_some() || total != self.received.saturating_add(1) {
+            return Err(BadData::WrongEnd(total, self.received));
+        }
+        self.total = Some(total);
+        self.received = total;
+        Ok(())
+    }
+
+    /// Takes what the reader gets next. A window that was emptied within two round trips of `rtt` is doubled.
+    pub fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
+        let bytes = self.queue.pop_front()?;
+        self.queued -= bytes.len();
+        self.taken += as_u64(bytes.len());
+        if let Some((since, from)) = self.lap
+            && self.taken - from >= self.window
+        {
+            self.lap = Some((now, self.taken));
+            if now - since <= rtt * 2 && self.limit != u64::MAX {
+                self.grow();
+            }
+        }
+        Some(bytes)
+    }
+
+    /// Whether the peer should be told how far we are.
+    pub fn credit_due(&self) -> bool {
+        let unheard = self.received - self.told;
+        if self.total.is_some() {
+            return unheard > 0;
+        }
+        let rise = self.next_limit().saturating_sub(self.limit);
+        rise >= (self.window / 2).max(1) || unheard >= (self.window / 8).max(MIN_UNHEARD)
+    }
+
+    /// What to tell the peer now: `received` and `limit`.
+    pub fn credit(&mut self) -> (u64, u64) {
+        self.limit = self.next_limit();
+        self.told = self.received;
+        if self.limit != u64::MAX {
+            let promised = usize::try_from((self.limit - self.taken).max(self.window)).unwrap_or(usize::MAX);
+            if self.total.is_some() {
+                self.promised.set(self.queued);
+            } else if promised < self.promised.held() {
+                self.promised.set(promised);
+            }
+        }
+        (self.received, self.limit)
+    }
+
+    /// The limit the peer knows, or will be told with the next answer; for [`super::frame::Word::Open`] and its kin.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Drops what was stored and not taken.
+    pub fn discard(&mut self) {
+        self.queue.clear();
+        self.queued = 0;
+    }
+
+    /// Bytes stored and not yet taken.
+    pub fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Bytes the reader has taken, in all.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Whether nothing at all has arrived.
+    pub fn is_untouched(&self) -> bool {
+        self.received == 0
+    }
+
+    /// Whether the end of stream has arrived.
+    pub fn is_ended(&self) -> bool {
+        self.total.is_some()
+    }
+
+    /// Whether the end of stream has arrived and the peer was told so.
+    pub fn is_done(&self) -> bool {
+        self.total.is_some_and(|total| self.told == total)
+    }
+
+    fn next_limit(&self) -> u64 {
+        if self.total.is_some() { self.limit } else { self.limit.max(self.taken.saturating_add(self.window)) }
+    }
+
+    fn grow(&mut self) {
+        let wider = (self.window * 2).min(self.windows.max);
+        let wanted = usize::try_from(wider).unwrap_or(usize::MAX);
+        let more = wanted.saturating_sub(self.promised.held());
+        if wider > self.window && self.promised.grow(more) {
+            self.window = wider;
+        }
+    }
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+/// After this long without data a session starts again with its first window.
+const SILENCE: Duration = Duration::from_secs(5);
+/// The peer hears at least every so many bytes what has arrived, so that it need not keep them.
+const MIN_UNHEARD: u64 = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tunnel::budget::Budget;
+    use proptest::prelude::*;
+
+    const WINDOWS: Windows = Windows { start: 1000, max: 8000 };
+
+    fn half(budget: usize) -> RecvHalf {
+        RecvHalf::new(WINDOWS, Budget::new(budget).claim(1000).unwrap())
+    }
+
+    fn bytes(len: usize) -> Bytes {
+        vec![0; len].into()
+    }
+
+    proptest! {
+        /// A sender that keeps to the limit is never a violator, never stops for good, and memory stays within a window.
+        #[test]
+        fn credit_keeps_a_steady_sender_going(steps in prop::collection::vec((0usize..2000, 0u64..50, any::<bool>()), 1..200)) {
+            let mut half = half(1 << 20);
+            let (mut now, mut sent, mut limit) = (Instant::now(), 0u64, half.limit());
+            for (want, millis, read) in steps {
+                now += Duration::from_millis(millis);
+                let len = want.min((limit - sent) as usize);
+                half.data(bytes(len), now).unwrap();
+                sent += len as u64;
+                if read { while half.take(now, Duration::from_millis(10)).is_some() {} }
+                if half.credit_due() {
+                    let (received, new) = half.credit();
+                    prop_assert_eq!(received, sent);
+                    prop_assert!(new >= limit);
+                    limit = new;
+                }
+                prop_assert!(half.queued() as u64 + (limit - sent) <= 8000);
+                prop_assert!(half.promised.held() as u64 >= limit - half.taken());
+                prop_assert!(!(read && limit == sent), "a sender whose reader keeps up has room");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn data_past_the_limit_is_a_violation() {
+        let mut half = half(1 << 20);
+        half.data(bytes(1000), Instant::now()).unwrap();
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(BadData::PastLimit(1001, 1000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_comes_once_at_its_place_and_is_told_at_once() {
+        let mut half = half(1 << 20);
+        half.data(bytes(10), Instant::now()).unwrap();
+        assert!(!half.credit_due());
+        assert_eq!(half.finish(10), Err(BadData::WrongEnd(10, 10)));
+        half.finish(11).unwrap();
+        half.finish(11).unwrap();
+        assert!(half.credit_due() && !half.is_done());
+        assert_eq!(half.credit().0, 11);
+        assert!(half.is_done() && !half.credit_due());
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(BadData::PastEnd));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_doubles_only_for_a_fast_reader_and_within_the_budget() {
+        let rtt = Duration::from_millis(10);
+        let mut half = half(4000);
+        for (wait, expected) in [(5, 2000), (25, 2000), (5, 4000), (5, 4000)] {
+            let mut now = Instant::now();
+            let window = half.window;
+            half.lap = Some((now, half.taken));
+            now += Duration::from_millis(wait);
+            half.data(bytes(window as usize), now).unwrap();
+            half.take(now, rtt).unwrap();
+            half.credit();
+            assert_eq!(half.window, expected, "after {wait} ms");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_takes_a_grown_window_back() {
+        let mut half = half(1 << 20);
+        half.grow();
+        half.grow();
+        half.credit();
+        assert_eq!((half.window, half.promised.held()), (4000, 4000));
+        let now = Instant::now();
+        half.data(bytes(100), now).unwrap();
+        half.data(bytes(3900), now + Duration::from_secs(5)).unwrap();
+        while half.take(now + Duration::from_secs(6), Duration::ZERO).is_some() {}
+        assert_eq!(half.window, 1000);
+        half.credit();
+        assert_eq!(half.promised.held(), 1000);
+        assert_eq!(half.limit(), 5000);
+    }
+}

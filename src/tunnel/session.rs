@@ -1,0 +1,267 @@
+//! One end of a session at work: its lock and wakers, and the handles its owner holds.
+
+pub mod end;
+mod handles;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
+
+use tokio::time::Instant;
+
+pub use handles::{Account, Answer, Offer, Opening, Parked, Session};
+
+use self::end::{Effects, End, LinkId};
+use super::frame::{Category, Refusal, Word};
+use super::outbox::{Outbox, Wish};
+use super::schedule::Turn;
+use super::table::Table;
+use crate::names::{NodeName, SessionId};
+
+/// What the table, the owner and the links share of one end.
+#[derive(Debug)]
+pub struct Shared {
+    /// Its name everywhere.
+    pub id: SessionId,
+    /// Which front end asked.
+    pub category: Category,
+    /// The node at which the target is.
+    pub node: NodeName,
+    table: Weak<Table>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    end: End,
+    outbox: Option<Arc<Outbox>>,
+    /// The link it ran on before, which still counts it as a member.
+    left: Option<Arc<Outbox>>,
+    /// On which link's list it waits to say a control. One on another link is stale and harmless.
+    in_control: Option<LinkId>,
+    /// On which link it waits for its turn to say data.
+    in_turns: Option<LinkId>,
+    /// What it has said on the link's clock; starts anew with each link.
+    account: u64,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    /// Whoever waits for an answer, a path or an end.
+    watcher: Option<Waker>,
+}
+
+/// What a session said in its turn.
+#[derive(Debug)]
+pub(super) struct Spoken {
+    pub(super) word: Option<Word>,
+    /// Bytes of data in `word`.
+    pub(super) bytes: usize,
+    /// Where its account stands now.
+    pub(super) account: u64,
+    /// Bytes it still has to say, if it wants another turn.
+    pub(super) backlog: Option<usize>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        id: SessionId,
+        category: Category,
+        node: NodeName,
+        table: Weak<Table>,
+        end: End,
+        outbox: Option<Arc<Outbox>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            category,
+            node,
+            table,
+            inner: Mutex::new(Inner {
+                end,
+                outbox,
+                left: None,
+                in_control: None,
+                in_turns: None,
+                account: 0,
+                reader: None,
+                writer: None,
+                watcher: None,
+            }),
+        })
+    }
+
+    /// One frame of this session from the link of `outbox`. False if it did not count.
+    pub(super) fn hear(self: &Arc<Self>, outbox: &Arc<Outbox>, word: Word, now: Instant) -> bool {
+        let moves = matches!(word, Word::Open { .. } | Word::Resume { .. });
+        if moves {
+            outbox.join(self);
+        }
+        let (mut dropped, mut here) = (false, true);
+        self.act(|inner| {
+            let effects = inner.end.hear(outbox.id, word, now);
+            dropped = effects.dropped;
+            here = inner.end.path() == Some(outbox.id);
+            if here {
+                inner.move_to(outbox);
+            }
+            effects
+        });
+        if moves && !here {
+            outbox.part(self.id);
+        }
+        !dropped
+    }
+
+    /// Opener: asks, or asks on, over the link of `outbox`.
+    fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>) {
+        let alive = outbox.join(self);
+        self.act(|inner| {
+            let effects = inner.end.ask(outbox.id);
+            if !outbox.resumes {
+                inner.end.recv.lift_limit();
+            }
+            if inner.end.path() == Some(outbox.id) {
+                inner.move_to(outbox);
+            }
+            if alive { effects } else { inner.end.link_ended(outbox.id, None, Instant::now()) }
+        });
+    }
+
+    /// The link has ended; `why` is given if its peer cannot resume.
+    pub(super) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<Refusal>, now: Instant) {
+        self.act(|inner| inner.end.link_ended(link, why, now));
+    }
+
+    /// Gives up an end that nobody took up again: one that waits for its peer since before `before`.
+    pub(super) fn expire(self: &Arc<Self>, before: Instant, why: &Refusal) {
+        self.act(|inner| match inner.end.parked_since() {
+            Some(since) if since <= before && !inner.end.is_opener() => inner.end.give_up(why.clone()),
+            _ => Effects::default(),
+        });
+    }
+
+    /// Resets the session from our side.
+    pub(super) fn reset(self: &Arc<Self>, why: Refusal) {
+        self.act(|inner| inner.end.abandon(why));
+    }
+
+    /// Resets the session and drops what was not read: nobody can wait for its reader.
+    pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
+        self.act(|inner| {
+            inner.end.recv.discard();
+            inner.end.abandon(why)
+        });
+    }
+
+    /// Bytes that have arrived and were not read.
+    pub(super) fn queued(&self) -> usize {
+        self.lock().end.recv.queued()
+    }
+
+    /// What it says before data, if anything.
+    pub(super) fn speak_control(self: &Arc<Self>, link: LinkId) -> Option<Word> {
+        let mut inner = self.lock();
+        if inner.in_control == Some(link) {
+            inner.in_control = None;
+        }
+        let (word, effects) = inner.end.speak(link, 0);
+        self.settle(inner, effects);
+        word.map(|w| self.complete(w))
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
+    pub(super) fn speak_turn(
+        self: &Arc<Self>,
+        link: LinkId,
+        turn: &Turn<Arc<Self>>,
+        longest: usize,
+        most: usize,
+    ) -> Spoken {
+        let mut inner = self.lock();
+        let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
+        let (word, effects) = if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
+        let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
+        let account = if held { turn.starts() } else { turn.account_after(bytes) };
+        let mut backlog = None;
+        if inner.end.path() == Some(link) && inner.in_turns == Some(link) {
+            inner.account = account;
+            backlog = inner.end.backlog();
+        }
+        if inner.in_turns == Some(link) && backlog.is_none() {
+            inner.in_turns = None;
+        }
+        self.settle(inner, effects);
+        Spoken { word: word.map(|w| self.complete(w)), bytes, account, backlog }
+    }
+
+    /// Runs `step` under the lock and does what its effects ask for.
+    fn act(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Effects) {
+        let mut inner = self.lock();
+        let effects = step(&mut inner);
+        self.settle(inner, effects);
+    }
+
+    /// Unlocks, then wakes and tells whoever is concerned: never under the lock.
+    fn settle(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Effects) {
+        let reader = if effects.read { inner.reader.take() } else { None };
+        let writer = if effects.write { inner.writer.take() } else { None };
+        let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
+        let left = if inner.end.path().is_none() { inner.outbox.take() } else { inner.left.take() };
+        let wish = inner.wish();
+        drop(inner);
+        for waker in [reader, writer, watcher].into_iter().flatten() {
+            waker.wake();
+        }
+        if let Some(left) = left {
+            left.part(self.id);
+        }
+        if let Some((outbox, wish)) = wish {
+            outbox.enter(self, &wish);
+        }
+        if effects.forget
+            && let Some(table) = self.table.upgrade()
+        {
+            table.forget(self.id);
+        }
+    }
+
+    /// Adds what the end itself does not know.
+    fn complete(&self, word: Word) -> Word {
+        match (word, self.table.upgrade()) {
+            (Word::Opened { limit, epoch, .. }, Some(table)) => {
+                Word::Opened { limit, epoch, instance: Some(table.instance()) }
+            }
+            (word, _) => word,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Runs on the link of `outbox` from now on.
+    fn move_to(&mut self, outbox: &Arc<Outbox>) {
+        if self.outbox.as_ref().is_none_or(|o| o.id != outbox.id) {
+            self.account = 0;
+            self.left = self.outbox.replace(outbox.clone());
+        }
+    }
+
+    /// What it wants from the link it runs on, and does not wait for there yet.
+    fn wish(&mut self) -> Option<(Arc<Outbox>, Wish)> {
+        let outbox = self.outbox.as_ref()?;
+        let link = Some(outbox.id);
+        let control = self.in_control != link && self.end.has_control();
+        let data = if self.in_turns == link { None } else { self.end.backlog() };
+        if !control && data.is_none() {
+            return None;
+        }
+        if control {
+            self.in_control = link;
+        }
+        if data.is_some() {
+            self.in_turns = link;
+        }
+        Some((outbox.clone(), Wish { control, data: data.map(|backlog| (self.account, backlog)) }))
+    }
+}

@@ -1,0 +1,319 @@
+//! One end of a session: its states and what each frame, lost path or wish of its owner does to them.
+//!
+//! The tables of `protocol.md` 3, as code. Nothing here waits, locks or reads a clock: every call returns its
+//! [`Effects`], and what the end wants to say is fetched by [`End::speak`] when the link has room for it.
+
+mod hear;
+
+use tokio::time::Instant;
+
+use super::super::frame::{Code, Refusal, Word};
+use super::super::recv::RecvHalf;
+use super::super::send::SendHalf;
+use crate::names::{Instance, Target};
+
+/// Which link of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkId(pub u64);
+
+/// Which of the two ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Role {
+    /// The end that asked for the session.
+    Opener {
+        /// What the acceptor is asked to dial.
+        target: Target,
+        /// Who asks, for the acceptor's log.
+        client: String,
+    },
+    /// The end that dials.
+    Acceptor,
+}
+
+/// Where an end stands. A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Opener: waits for Opened or Refused.
+    Asking,
+    /// Acceptor: the offer is not answered yet.
+    Dialling,
+    /// Bytes move.
+    Open,
+    /// No path: nothing is sent, nothing taken; what has arrived may still be read.
+    Parked,
+    /// Opener: waits for Resumed.
+    Resuming,
+    /// Acceptor: all is said and heard; kept until the opener says so too, or the grace time is over.
+    Said,
+    /// One last word is to be said, then the end is forgotten.
+    Leaving,
+    /// Over. What has arrived may still be read.
+    Gone,
+}
+
+/// What has to be done after an event; all may hold at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Effects {
+    /// The reader may go on.
+    pub read: bool,
+    /// The writer may go on.
+    pub write: bool,
+    /// The phase or the path changed: whoever waits for an answer or seeks a path should look.
+    pub state: bool,
+    /// Nothing is left to say or hear: the table may forget the session.
+    pub forget: bool,
+    /// The frame did not count: wrong link, wrong role, wrong moment or an old epoch.
+    pub dropped: bool,
+}
+
+/// One end; see the module.
+#[derive(Debug)]
+pub struct End {
+    role: Role,
+    phase: Phase,
+    epoch: u64,
+    path: Option<LinkId>,
+    /// Opener: the process that holds the acceptor.
+    instance: Option<Instance>,
+    /// What must be said before anything else.
+    answer: Option<Answer>,
+    /// Why it ended, if it did not end by itself.
+    ended: Option<Refusal>,
+    parked_since: Option<Instant>,
+    resumed: u32,
+    /// Our direction.
+    pub send: SendHalf,
+    /// The peer's direction.
+    pub recv: RecvHalf,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Answer {
+    Open,
+    Opened,
+    Refused(Refusal),
+    Resume,
+    Resumed,
+    Reset(Refusal),
+}
+
+impl End {
+    /// An opener that has no path yet.
+    pub fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
+        Self::new(Role::Opener { target, client }, Phase::Asking, 0, None, send, recv)
+    }
+
+    /// An acceptor that was asked by `from`, and may send below `limit` once it accepts.
+    pub fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
+        // Nothing was sent, so no offset but 0 can be wrong.
+        let _ = send.acknowledge(0, limit);
+        Self::new(Role::Acceptor, Phase::Dialling, epoch, Some(from), send, recv)
+    }
+
+    fn new(
+        role: Role,
+        phase: Phase,
+        epoch: u64,
+        path: Option<LinkId>,
+        send: SendHalf,
+        recv: RecvHalf,
+    ) -> Self {
+        Self {
+            role,
+            phase,
+            epoch,
+            path,
+            instance: None,
+            answer: None,
+            ended: None,
+            parked_since: None,
+            resumed: 0,
+            send,
+            recv,
+        }
+    }
+
+    /// Where it stands.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The link it runs on.
+    pub fn path(&self) -> Option<LinkId> {
+        self.path
+    }
+
+    /// Why it ended, if it did not end by itself.
+    pub fn ended(&self) -> Option<&Refusal> {
+        self.ended.as_ref()
+    }
+
+    /// Since when it has no path, and nobody but the peer can give it one.
+    pub fn parked_since(&self) -> Option<Instant> {
+        self.parked_since
+    }
+
+    /// How often it went on on another path.
+    pub fn resumed(&self) -> u32 {
+        self.resumed
+    }
+
+    /// Opener: the process that holds the acceptor, once it is known.
+    pub fn instance(&self) -> Option<Instance> {
+        self.instance
+    }
+
+    /// Whether this end asked for the session.
+    pub fn is_opener(&self) -> bool {
+        matches!(self.role, Role::Opener { .. })
+    }
+
+    /// Opener: asks, or asks on, over `link`: Open before the session was open, Resume after. Any other end stays as it is.
+    pub fn ask(&mut self, link: LinkId) -> Effects {
+        let answer = match self.phase {
+            Phase::Asking => Answer::Open,
+            Phase::Parked | Phase::Resuming if self.is_opener() => Answer::Resume,
+            _ => return Effects::default(),
+        };
+        self.phase = if answer == Answer::Open { Phase::Asking } else { Phase::Resuming };
+        self.epoch += 1;
+        self.path = Some(link);
+        self.parked_since = None;
+        self.answer = Some(answer);
+        Effects { state: true, ..Effects::default() }
+    }
+
+    /// Acceptor: the target answered.
+    pub fn accept(&mut self, now: Instant) -> Effects {
+        if self.phase == Phase::Dialling {
+            if self.path.is_some() {
+                self.phase = Phase::Open;
+                self.answer = Some(Answer::Opened);
+            } else {
+                self.phase = Phase::Parked;
+                self.parked_since.get_or_insert(now);
+            }
+        }
+        Effects::default()
+    }
+
+    /// The owner lets go. What was not delivered is given up with `why`, unless both directions were ended before:
+    /// then the rest is delivered without it.
+    pub fn abandon(&mut self, why: Refusal) -> Effects {
+        let complete = self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0;
+        match self.phase {
+            Phase::Said | Phase::Leaving | Phase::Gone => return Effects::default(),
+            Phase::Open | Phase::Parked | Phase::Resuming if complete => return Effects::default(),
+            Phase::Dialling => self.answer = Some(Answer::Refused(why.clone())),
+            _ => self.answer = Some(Answer::Reset(why.clone())),
+        }
+        self.leave(why)
+    }
+
+    /// The path is gone, and with it the session if the link's peer cannot resume.
+    pub fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
+        if self.path != Some(link) {
+            return Effects::default();
+        }
+        match why {
+            Some(why) if self.phase != Phase::Gone => self.gone(why),
+            _ => self.lose_path(now),
+        }
+    }
+
+    /// Nobody gave it a path for the grace time, or it broke the rules: over, with nothing more to say.
+    pub fn give_up(&mut self, why: Refusal) -> Effects {
+        self.gone(why)
+    }
+
+    /// Whether it wants to say something that overtakes data: an answer, a reset, or credit.
+    pub fn has_control(&self) -> bool {
+        self.path.is_some() && (self.answer.is_some() || self.phase == Phase::Open && self.recv.credit_due())
+    }
+
+    /// How many bytes it may say, if any, or if its end of stream is due.
+    pub fn backlog(&self) -> Option<usize> {
+        if self.path.is_none() || self.phase != Phase::Open {
+            return None;
+        }
+        let bytes = self.send.sendable();
+        (bytes > 0 || self.send.finish_due()).then_some(bytes)
+    }
+
+    /// What it says next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
+    pub fn speak(&mut self, link: LinkId, max: usize) -> (Option<Word>, Effects) {
+        if self.path != Some(link) {
+            return (None, Effects::default());
+        }
+        if let Some(answer) = self.answer.take() {
+            return self.say(answer);
+        }
+        if self.phase != Phase::Open {
+            return (None, Effects::default());
+        }
+        if self.recv.credit_due() {
+            let (received, limit) = self.recv.credit();
+            return (Some(Word::Credit { received, limit }), self.settle(Effects::default()));
+        }
+        if max == 0 {
+            return (None, Effects::default());
+        }
+        let word = self.send.take(max).map(Word::Data);
+        let word = word.or_else(|| self.send.take_finish().map(|total| Word::Finish { total }));
+        (word, Effects { write: self.send.has_room(), ..Effects::default() })
+    }
+
+    fn say(&mut self, answer: Answer) -> (Option<Word>, Effects) {
+        let epoch = self.epoch;
+        let word = match (answer, &self.role) {
+            (Answer::Open, Role::Opener { target, client }) => {
+                Word::Open { target: target.clone(), limit: self.recv.limit(), epoch, client: client.clone() }
+            }
+            (Answer::Open, Role::Acceptor) => return (None, Effects::default()),
+            (Answer::Opened, _) => Word::Opened { limit: self.recv.limit(), epoch, instance: None },
+            (Answer::Resume, _) => {
+                let (received, limit) = self.recv.credit();
+                Word::Resume { received, limit, epoch, instance: self.instance }
+            }
+            (Answer::Resumed, _) => {
+                let (received, limit) = self.recv.credit();
+                Word::Resumed { received, limit, epoch }
+            }
+            (Answer::Refused(refusal), _) => Word::Refused { epoch, refusal },
+            (Answer::Reset(refusal), _) => Word::Reset { epoch, refusal },
+        };
+        if self.phase == Phase::Leaving {
+            self.phase = Phase::Gone;
+            self.path = None;
+            return (Some(word), Effects { forget: true, ..Effects::default() });
+        }
+        (Some(word), self.settle(Effects::default()))
+    }
+
+    /// Says the waiting answer as the last word, if there is a path to say it on.
+    fn leave(&mut self, why: Refusal) -> Effects {
+        if self.path.is_none() {
+            return self.gone(why);
+        }
+        self.phase = Phase::Leaving;
+        self.send.forget();
+        self.ended.get_or_insert(why);
+        Effects { read: true, write: true, state: true, ..Effects::default() }
+    }
+
+    fn gone(&mut self, why: Refusal) -> Effects {
+        self.phase = Phase::Gone;
+        self.path = None;
+        self.answer = None;
+        let clean = why.code == Code::Over && self.recv.is_ended();
+        if !clean || !self.send.is_finished() {
+            self.ended.get_or_insert(why);
+        }
+        self.send.forget();
+        Effects { read: true, write: true, state: true, forget: true, dropped: false }
+    }
+}
+
+#[cfg(test)]
+mod tests;

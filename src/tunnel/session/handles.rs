@@ -1,0 +1,349 @@
+//! What the owners of a session hold: an opening, an offer, the open session, and one that seeks a path.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::super::frame::{Category, Code, Refusal};
+use super::super::outbox::Outbox;
+use super::Shared;
+use super::end::{End, Phase};
+use crate::names::{Instance, NodeName, SessionId, Target};
+use crate::net::Duplex;
+
+/// A session that is asked for and not open yet. Dropping it takes the request back.
+#[derive(Debug)]
+#[must_use = "dropping an opening takes the request back"]
+pub struct Opening(Owned);
+
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The target answered: [`Opening::into_session`].
+    Open,
+    /// Refused for good.
+    Refused(Refusal),
+    /// The link ended, or the node is not behind it: ask over another one.
+    NoPath,
+}
+
+/// A session the far end wants to open; answer it by accepting or refusing.
+///
+/// Dropping an offer refuses it, so no opener is ever left waiting.
+#[derive(Debug)]
+#[must_use = "dropping an offer refuses it"]
+pub struct Offer {
+    owned: Owned,
+    target: Target,
+    client: String,
+    patience: Duration,
+}
+
+/// One proxied TCP conversation, seen as a byte stream without copies.
+///
+/// Reading ends with empty bytes once the peer has finished its direction, and with
+/// [`io::ErrorKind::ConnectionReset`] once the session is gone and all that arrived has been read. While the session
+/// has no path, reads and writes wait. Finishing the writing side leaves the reading side open. Dropping a session that
+/// is open in either direction resets it; one that is ended in both is delivered in the background.
+#[derive(Debug)]
+pub struct Session(Owned);
+
+/// An opener's session without a path, for whoever looks for one. Holding it keeps nothing alive but memory.
+#[derive(Debug)]
+pub struct Parked(Arc<Shared>);
+
+/// What a session did, for the access log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Account {
+    /// Bytes its owner wrote.
+    pub sent: u64,
+    /// Bytes its owner read.
+    pub received: u64,
+    /// How often it went on on another path.
+    pub resumed: u32,
+    /// Why it ended, if it did not end by itself.
+    pub ended: Option<Refusal>,
+}
+
+/// Lets go of the session when dropped.
+#[derive(Debug)]
+struct Owned {
+    shared: Option<Arc<Shared>>,
+}
+
+impl Opening {
+    pub(in super::super) fn new(shared: Arc<Shared>) -> Self {
+        Self(Owned { shared: Some(shared) })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.0.id()
+    }
+
+    /// Asks over a link. May be repeated with another one.
+    pub fn ask(&self, link: &Arc<Outbox>) {
+        self.0.with(|shared| shared.ask(link));
+    }
+
+    /// Waits until the request over the link it was last sent on is answered. Cancel safe.
+    pub async fn answer(&self) -> Answer {
+        poll_fn(|cx| {
+            self.0.watch(cx, |end| match end.phase() {
+                Phase::Asking if end.path().is_some() => None,
+                Phase::Asking => Some(Answer::NoPath),
+                Phase::Leaving | Phase::Gone if end.ended().is_some() => {
+                    Some(Answer::Refused(end.ended().cloned().unwrap_or_else(given_up)))
+                }
+                _ => Some(Answer::Open),
+            })
+        })
+        .await
+    }
+
+    /// The open session, once [`Self::answer`] said [`Answer::Open`].
+    pub fn into_session(mut self) -> Session {
+        Session(Owned { shared: self.0.shared.take() })
+    }
+}
+
+impl Offer {
+    pub(in super::super) fn new(
+        shared: Arc<Shared>,
+        target: Target,
+        client: String,
+        patience: Duration,
+    ) -> Self {
+        Self { owned: Owned { shared: Some(shared) }, target, client, patience }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.owned.id()
+    }
+
+    /// Which front end asked.
+    pub fn category(&self) -> Category {
+        self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.category)
+    }
+
+    /// At which node the target is.
+    pub fn node(&self) -> Option<&NodeName> {
+        self.owned.shared.as_ref().map(|s| &s.node)
+    }
+
+    /// Where the far end asks us to dial.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Who asked at the far end, for the log. Free text from the peer: printable, at most 200 bytes.
+    pub fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// How long the dial may take, so that the answer is in time.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Waits until the opener has given up. Cancel safe.
+    pub async fn withdrawn(&self) {
+        poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Gone).then_some(()))).await;
+    }
+
+    /// Tells the opener that the target answered, and hands over the byte stream.
+    pub fn accept(mut self) -> Session {
+        self.owned.with(|shared| shared.act(|inner| inner.end.accept(Instant::now())));
+        Session(Owned { shared: self.owned.shared.take() })
+    }
+
+    /// Tells the opener why the target cannot be reached.
+    pub fn refuse(mut self, why: Refusal) {
+        if let Some(shared) = self.owned.shared.take() {
+            shared.reset(why);
+        }
+    }
+}
+
+impl Session {
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.0.id()
+    }
+
+    /// What it did so far.
+    pub fn account(&self) -> Account {
+        let mut account = Account { sent: 0, received: 0, resumed: 0, ended: None };
+        self.0.with(|shared| {
+            let inner = shared.lock();
+            account = Account {
+                sent: inner.end.send.written(),
+                received: inner.end.recv.taken(),
+                resumed: inner.end.resumed(),
+                ended: inner.end.ended().cloned(),
+            };
+        });
+        account
+    }
+
+    /// Ends it with a reason for the far end.
+    pub fn reset(mut self, why: Refusal) {
+        if let Some(shared) = self.0.shared.take() {
+            shared.reset(why);
+        }
+    }
+}
+
+impl Parked {
+    pub(in super::super) fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    /// At which node its target is.
+    pub fn node(&self) -> &NodeName {
+        &self.0.node
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.0.id
+    }
+
+    /// Whether `instance` is the process that holds its other end.
+    pub fn belongs_to(&self, instance: Option<Instance>) -> bool {
+        instance.is_some() && self.0.lock().end.instance() == instance
+    }
+
+    /// Whether it still needs a path.
+    pub fn seeks(&self) -> bool {
+        matches!(self.0.lock().end.phase(), Phase::Parked | Phase::Resuming)
+    }
+
+    /// Asks to go on over a link.
+    pub fn resume(&self, link: &Arc<Outbox>) {
+        self.0.ask(link);
+    }
+
+    /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.
+    pub async fn answered(&self) {
+        poll_fn(|cx| watch(&self.0, cx, |end| (end.phase() != Phase::Resuming).then_some(()))).await;
+    }
+
+    /// Nobody knows a path: the session is over.
+    pub fn give_up(self, why: Refusal) {
+        self.0.act(|inner| inner.end.give_up(why));
+    }
+}
+
+impl Duplex for Session {
+    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
+        let mut inner = shared.lock();
+        let trip = inner.outbox.as_ref().map_or(Duration::ZERO, |o| o.round_trip());
+        if let Some(bytes) = inner.end.recv.take(Instant::now(), trip) {
+            if let Some(outbox) = inner.outbox.as_ref().filter(|o| !o.resumes) {
+                outbox.read.notify_one();
+            }
+            shared.settle(inner, Default::default());
+            return Poll::Ready(Ok(bytes));
+        }
+        if inner.end.recv.is_ended() {
+            return Poll::Ready(Ok(Bytes::new()));
+        }
+        if let Some(why) = over(&inner.end, io::ErrorKind::ConnectionReset) {
+            return Poll::Ready(Err(why));
+        }
+        keep(&mut inner.reader, cx);
+        Poll::Pending
+    }
+
+    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        let Some(shared) = &self.0.shared else { return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())) };
+        let mut inner = shared.lock();
+        if let Some(why) = over(&inner.end, io::ErrorKind::BrokenPipe) {
+            return Poll::Ready(Err(why));
+        }
+        if !inner.end.send.has_room() {
+            keep(&mut inner.writer, cx);
+            return Poll::Pending;
+        }
+        inner.end.send.write(std::mem::take(bytes));
+        shared.settle(inner, Default::default());
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.with(|shared| {
+            shared.act(|inner| {
+                inner.end.send.finish();
+                Default::default()
+            });
+        });
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Owned {
+    fn id(&self) -> SessionId {
+        self.shared.as_ref().map_or(SessionId::from_bits(0), |s| s.id)
+    }
+
+    fn with(&self, step: impl FnOnce(&Arc<Shared>)) {
+        if let Some(shared) = &self.shared {
+            step(shared);
+        }
+    }
+
+    fn watch<T>(&self, cx: &Context<'_>, ready: impl FnOnce(&End) -> Option<T>) -> Poll<T> {
+        match &self.shared {
+            Some(shared) => watch(shared, cx, ready),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.reset(given_up());
+        }
+    }
+}
+
+fn watch<T>(shared: &Arc<Shared>, cx: &Context<'_>, ready: impl FnOnce(&End) -> Option<T>) -> Poll<T> {
+    let mut inner = shared.lock();
+    match ready(&inner.end) {
+        Some(ready) => Poll::Ready(ready),
+        None => {
+            keep(&mut inner.watcher, cx);
+            Poll::Pending
+        }
+    }
+}
+
+fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
+    if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *slot = Some(cx.waker().clone());
+    }
+}
+
+/// The error of an end that is over, for its owner.
+fn over(end: &End, kind: io::ErrorKind) -> Option<io::Error> {
+    let over = matches!(end.phase(), Phase::Leaving | Phase::Gone) || end.ended().is_some();
+    over.then(|| {
+        io::Error::new(
+            kind,
+            end.ended().cloned().unwrap_or_else(|| Refusal::new(Code::Over, "session is over")),
+        )
+    })
+}
+
+fn given_up() -> Refusal {
+    Refusal::new(Code::GivenUp, "given up by its owner")
+}

@@ -1,0 +1,287 @@
+//! Every session of this process.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::budget::Budget;
+use super::frame::{Category, Code, Refusal, Word};
+use super::outbox::{Outbox, unknown};
+use super::recv::{RecvHalf, Windows};
+use super::send::SendHalf;
+use super::session::end::End;
+use super::session::{Offer, Opening, Parked, Shared};
+use crate::names::{Instance, NodeName, SessionId, Target};
+use crate::telemetry::Metrics;
+
+/// What one process allows itself.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Receive windows of each session.
+    pub windows: Windows,
+    /// Bytes that may be promised to peers, and the same again kept for them.
+    pub memory: usize,
+    /// Sessions at once.
+    pub sessions: usize,
+    /// How long a session without a path, and the id of one that ended, are remembered.
+    pub grace: Duration,
+}
+
+/// All sessions of this process, by id; makes new ones.
+#[derive(Debug)]
+pub struct Table {
+    instance: Instance,
+    limits: Limits,
+    metrics: Metrics,
+    promised: Arc<Budget>,
+    kept: Arc<Budget>,
+    shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
+    count: AtomicUsize,
+    ended: Mutex<Ended>,
+}
+
+/// What a frame, or the end of a link, asks the wiring to do.
+#[derive(Debug)]
+pub enum Event {
+    /// The far end wants to open a session here.
+    Offer(Offer),
+    /// A session that was opened here has lost its path.
+    Parked(Parked),
+}
+
+/// There are as many sessions as there may be, or no memory is left to promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many sessions at once")]
+pub struct Full;
+
+/// Ids of sessions that are over, for as long as a late Open could come for one.
+#[derive(Debug, Default)]
+struct Ended {
+    ids: HashMap<SessionId, Instant>,
+    order: VecDeque<(Instant, SessionId)>,
+}
+
+impl Table {
+    /// An empty table of the process `instance`.
+    pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
+        Arc::new(Self {
+            instance,
+            metrics,
+            promised: Budget::new(limits.memory),
+            kept: Budget::new(limits.memory),
+            limits,
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            count: AtomicUsize::new(0),
+            ended: Mutex::default(),
+        })
+    }
+
+    /// This process.
+    pub fn instance(&self) -> Instance {
+        self.instance
+    }
+
+    /// Sessions at this moment.
+    pub fn len(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes promised to peers, and bytes kept for them.
+    pub fn memory(&self) -> (usize, usize) {
+        (self.promised.used(), self.kept.used())
+    }
+
+    /// A new session to `target` at `node`, to be asked for over a link.
+    pub fn open(
+        self: &Arc<Self>,
+        node: NodeName,
+        target: Target,
+        category: Category,
+        client: String,
+    ) -> Result<Opening, Full> {
+        let (send, recv) = self.halves().ok_or(Full)?;
+        let end = End::opener(target, client, send, recv);
+        let id = SessionId::random();
+        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, None);
+        self.insert(&shared);
+        Ok(Opening::new(shared))
+    }
+
+    /// One frame about a session, from the link of `outbox`.
+    pub fn hear(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        id: SessionId,
+        category: Category,
+        word: Word,
+        now: Instant,
+    ) -> Option<Event> {
+        let known = self.shard(id).get(&id).cloned();
+        match (known, word) {
+            (Some(shared), word) => {
+                let parks = matches!(word, Word::Lost { .. });
+                if !shared.hear(outbox, word, now) {
+                    self.metrics.frames_dropped.count("out_of_place");
+                    return None;
+                }
+                let parked = Parked::new(shared);
+                (parks && parked.seeks()).then_some(Event::Parked(parked))
+            }
+            (None, Word::Open { target, limit, epoch, client }) => {
+                self.offered(outbox, id, category, (target, client), (limit, epoch))
+            }
+            (None, Word::Resume { epoch, .. }) => {
+                outbox.reply(id, category, unknown(epoch));
+                None
+            }
+            (None, _) => {
+                self.metrics.frames_dropped.count("unknown_session");
+                None
+            }
+        }
+    }
+
+    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume. Returns the sessions
+    /// for which a new path is to be sought.
+    pub fn link_ended(&self, outbox: &Outbox, why: &Refusal, now: Instant) -> Vec<Parked> {
+        let why = (!outbox.resumes).then(|| why.clone());
+        let mut parked = Vec::new();
+        for shared in outbox.disband() {
+            shared.link_ended(outbox.id, why.clone(), now);
+            let session = Parked::new(shared);
+            if session.seeks() {
+                parked.push(session);
+            }
+        }
+        parked
+    }
+
+    /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
+    pub fn tick(&self, now: Instant) {
+        let Some(before) = now.checked_sub(self.limits.grace) else { return };
+        lock(&self.ended).forget_before(before);
+        let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
+        for shard in &self.shards {
+            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            for session in sessions {
+                session.expire(before, &why);
+            }
+        }
+    }
+
+    /// Resets every session, with a reason for all far ends.
+    pub fn reset_all(&self, why: &Refusal) {
+        for shard in &self.shards {
+            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            for session in sessions {
+                session.reset(why.clone());
+            }
+        }
+    }
+
+    pub(super) fn forget(&self, id: SessionId) {
+        if self.shard(id).remove(&id).is_some() {
+            self.count.fetch_sub(1, Relaxed);
+            lock(&self.ended).add(id, Instant::now());
+        }
+    }
+
+    fn offered(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        id: SessionId,
+        category: Category,
+        (target, client): (Target, String),
+        (limit, epoch): (u64, u64),
+    ) -> Option<Event> {
+        let refused = if lock(&self.ended).ids.contains_key(&id) {
+            Some(Refusal::new(Code::Unknown, "this session has ended"))
+        } else if self.len() >= self.limits.sessions {
+            Some(Refusal::new(Code::Busy, "too many sessions at the node"))
+        } else {
+            None
+        };
+        let halves = if refused.is_none() { self.halves() } else { None };
+        let Some((send, mut recv)) = halves else {
+            let refusal = refused.unwrap_or_else(|| {
+                Refusal::new(Code::Busy, "no memory left for another session at the node")
+            });
+            outbox.reply(id, category, Word::Refused { epoch, refusal });
+            return None;
+        };
+        if !outbox.resumes {
+            recv.lift_limit();
+        }
+        let end = End::acceptor(outbox.id, epoch, limit, send, recv);
+        let node = outbox.node.clone();
+        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
+        outbox.join(&shared);
+        self.insert(&shared);
+        let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };
+        Some(Event::Offer(Offer::new(shared, target, client, patience)))
+    }
+
+    fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
+        if self.len() >= self.limits.sessions {
+            return None;
+        }
+        let start = usize::try_from(self.limits.windows.start).ok()?;
+        let promised = self.promised.claim(start)?;
+        Some((SendHalf::new(self.kept.share()), RecvHalf::new(self.limits.windows, promised)))
+    }
+
+    fn insert(&self, shared: &Arc<Shared>) {
+        self.count.fetch_add(1, Relaxed);
+        self.shard(shared.id).insert(shared.id, shared.clone());
+    }
+
+    fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<Shared>>> {
+        lock(&self.shards[id.shard(SHARDS)])
+    }
+}
+
+impl Ended {
+    fn add(&mut self, id: SessionId, now: Instant) {
+        if self.order.len() >= MOST_ENDED
+            && let Some((_, oldest)) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        self.ids.insert(id, now);
+        self.order.push_back((now, id));
+    }
+
+    fn forget_before(&mut self, before: Instant) {
+        while let Some((at, id)) = self.order.front().copied().filter(|(at, _)| *at <= before) {
+            self.order.pop_front();
+            if self.ids.get(&id) == Some(&at) {
+                self.ids.remove(&id);
+            }
+        }
+        if self.order.is_empty() {
+            self.order.shrink_to_fit();
+            self.ids.shrink_to_fit();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks the sessions are spread over, so that busy ones do not meet.
+const SHARDS: usize = 16;
+/// Ids of ended sessions kept at the most: 40 bytes each.
+const MOST_ENDED: usize = 20_000;
+/// How long an edge may dial: less than the 12 s a front end waits.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a plain pod, which waits 5 s.
+const PLAIN_PATIENCE: Duration = Duration::from_millis(4500);
