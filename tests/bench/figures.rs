@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Error, Result};
 
 use crate::place::Place;
+use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::table::{Row, Table};
 use crate::targets::Targets;
@@ -31,6 +32,8 @@ pub(crate) struct Bench {
     pub(crate) quick: bool,
     /// Rounds of what is taken in pairs.
     pub(crate) rounds: usize,
+    /// Compare with `ssh -R` too.
+    pub(crate) ssh: bool,
     /// How long the idle line is watched.
     pub(crate) idle: Duration,
 }
@@ -106,8 +109,20 @@ impl Bench {
         let tunnel = again.as_ref().map(Tunnel::reachable).transpose()?;
         let mut relay = relay::start(&place, &targets)?;
         relay.until_reachable(Duration::from_secs(5))?;
-        let ssh = ssh::start(&place, &targets).inspect_err(|why| eprintln!("ssh -R skipped: {why:#}")).ok();
-        Ok(Stand { tunnel, relay, ssh, targets, again })
+        let ssh = match self.ssh.then(|| ssh::start(&place, &targets)) {
+            Some(Ok(proxy)) => Some(proxy),
+            Some(Err(why)) => {
+                eprintln!("ssh -R skipped: {why:#}");
+                None
+            }
+            None => None,
+        };
+        let stand = Stand { tunnel, relay, ssh, targets, again };
+        for proxy in stand.all() {
+            let ids: Vec<u32> = proxy.processes.iter().map(Process::id).collect();
+            eprintln!("{}: processes {ids:?}, cloud side first", proxy.name);
+        }
+        Ok(stand)
     }
 
     /// A time that a quick run divides by four.

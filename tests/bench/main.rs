@@ -37,6 +37,9 @@ struct Flags {
     /// Measure the references only.
     #[arg(long)]
     no_tunnel: bool,
+    /// Leave `ssh -R` out.
+    #[arg(long)]
+    no_ssh: bool,
     /// Only these figures; `idle` (ten minutes) and `thousand` run only when named here or by --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
@@ -108,6 +111,7 @@ fn main() -> Result<()> {
         binary,
         dir: dir_path,
         quick: flags.quick,
+        ssh: !flags.no_ssh,
         rounds: flags.rounds.unwrap_or(if flags.quick { 2 } else { 5 }),
         idle: Duration::from_secs(flags.idle_seconds),
     };

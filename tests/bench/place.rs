@@ -1,8 +1,10 @@
 //! Where a measurement takes place: the two machines, be they loopback or namespaces, and their files.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -84,9 +86,16 @@ impl Certificates {
 
 /// Ports that were free just now, for programs that cannot say which one they got.
 pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
-    let held: Vec<TcpListener> =
-        (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect::<io::Result<_>>()?;
-    let ports: Vec<u16> =
-        held.iter().map(|one| Ok(one.local_addr()?.port())).collect::<io::Result<Vec<u16>>>()?;
-    ports.try_into().ok().context("as many ports as listeners")
+    let first = FIXED.start + u16::try_from(std::process::id() % 100)? * 100;
+    let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let ports: Vec<u16> = (first.max(*taken)..FIXED.end).chain(FIXED).filter(free).take(N).collect();
+    *taken = ports.last().map_or(0, |port| port + 1);
+    ports.try_into().ok().context("no free ports")
 }
+
+/// Below the ports that the kernel gives to clients: else an edge that dials a pod which is down may get the pod's
+/// own port, and even connect to itself.
+const FIXED: Range<u16> = 20_000..32_000;
+/// The next port to try in this run: one that is free may still be in another figure's config.
+static TAKEN: Mutex<u16> = Mutex::new(0);

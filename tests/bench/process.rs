@@ -86,6 +86,11 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// The process's number, for whoever wants to look at it while it runs.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// CPU time of it and of all below it so far, user and system.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         let mut ticks = 0;
@@ -131,18 +136,14 @@ fn wrapped(space: Option<&str>, mortal: bool) -> Command {
     if mortal {
         words.extend(["setpriv", "--pdeathsig", "KILL"]);
     }
+    // A thousand sessions need more open files than many machines allow a program at first.
+    words.extend(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "sh"]);
     if let Some(space) = space {
         words.extend(["ip", "netns", "exec", space]);
     }
-    let mut words = words.into_iter();
-    match words.next() {
-        Some(first) => {
-            let mut command = Command::new(first);
-            command.args(words);
-            command
-        }
-        None => Command::new("env"),
-    }
+    let mut command = Command::new("env");
+    command.args(words);
+    command
 }
 
 /// A process and all below it.

@@ -103,6 +103,7 @@ impl Bound {
 /// A number with as many digits as mean something.
 pub(crate) fn short(value: f64) -> String {
     match value.abs() {
+        size if size.is_nan() => "-".to_owned(),
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
         _ => format!("{value:.2}"),

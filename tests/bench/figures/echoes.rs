@@ -1,6 +1,7 @@
 //! A bystander's echo: alone, beside downloads, beside paced readers, beside readers that have stopped.
 
 use std::collections::BTreeMap;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -112,6 +113,8 @@ impl Bench {
             let before = proxy.rss()?;
             let way = proxy.ways.source.clone();
             let load = Load { way, kind: Kind::Stalled, clients: STALLED, time: None }.begin(None)?;
+            // The burst until all buffers are full is no standstill yet.
+            thread::sleep(SETTLED);
             let found = self.seldom(proxy, 2.0).measure(None)?;
             note(&mut beside, proxy, &found);
             let after = proxy.rss()?;
@@ -185,3 +188,5 @@ pub(super) fn micros(value: f64) -> String {
 const PAUSE: Duration = Duration::from_millis(1);
 /// Readers that have stopped.
 const STALLED: usize = 20;
+/// Until readers that have stopped stand still.
+const SETTLED: Duration = Duration::from_secs(1);

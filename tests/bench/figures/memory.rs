@@ -46,7 +46,7 @@ impl Bench {
         let of = |name: &str, pick: Pick| {
             all.iter().find(|one| one.name == name).map_or(f64::NAN, |one| mib(pick(one)))
         };
-        let busy = if count == 100 { Bound::Most(24.0, 20.0) } else { Bound::Most(96.0, 48.0) };
+        let busy = if count == 100 { Bound::Most(24.0, 20.0) } else { Bound::Most(48.0, 48.0) };
         let rows: [(String, Pick, Bound); 3] = [
             ("edge RSS idle, MiB".into(), |one| one.idle, Bound::Most(10.0, 8.0)),
             (format!("edge RSS with {count} sessions, MiB"), |one| one.busy, busy),
