@@ -87,6 +87,10 @@ impl Line {
             ip(&format!("-n {space} link set {device} mtu 1500 txqueuelen 64 up"))?;
             // By route, because the namespace-wide setting is refused where cubic is not the machine's default.
             ip(&format!("-n {space} route add {there}/32 dev {device} src {here} congctl cubic"))?;
+            for own in [here, Ipv4Addr::LOCALHOST] {
+                let route = format!("{own}/32 dev lo table local scope host src {own} congctl cubic");
+                ip(&format!("-n {space} route replace local {route}"))?;
+            }
         }
         Ok(carrier)
     }

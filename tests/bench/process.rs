@@ -133,14 +133,14 @@ impl Drop for Process {
 /// process id is the program's.
 fn wrapped(space: Option<&str>, mortal: bool) -> Command {
     let mut words: Vec<&str> = Vec::new();
+    if let Some(space) = space {
+        words.extend(["ip", "netns", "exec", space]);
+    }
     if mortal {
         words.extend(["setpriv", "--pdeathsig", "KILL"]);
     }
     // A thousand sessions need more open files than many machines allow a program at first.
     words.extend(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "sh"]);
-    if let Some(space) = space {
-        words.extend(["ip", "netns", "exec", space]);
-    }
     let mut command = Command::new("env");
     command.args(words);
     command
