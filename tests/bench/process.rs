@@ -143,6 +143,9 @@ fn wrapped(space: Option<&str>, mortal: bool) -> Command {
     words.extend(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "sh"]);
     let mut command = Command::new("env");
     command.args(words);
+    for name in NOT_OURS {
+        command.env_remove(name);
+    }
     command
 }
 
@@ -186,5 +189,17 @@ fn rss_of(pid: u32) -> Option<u64> {
     find(exact, "Rss:").or_else(|| find(rough, "VmRSS:")).map(|kib| kib * 1024)
 }
 
+/// What would lead the program elsewhere than its config says.
+const NOT_OURS: [&str; 9] = [
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "NODE_NAME",
+    "NODE_IP",
+    "POD_IP",
+];
 /// Linux counts a process's time in hundredths of a second for programs, whatever its own clock.
 const TICKS: u64 = 100;
