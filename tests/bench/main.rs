@@ -133,10 +133,7 @@ fn main() -> Result<()> {
     }
     println!("{}", bench.heading()?);
     println!("{}", table.markdown());
-    match table.missed() {
-        0 => println!("Every requirement that was measured is met."),
-        missed => println!("{missed} missed."),
-    }
+    println!("{}", table.verdict());
     Ok(())
 }
 

@@ -53,9 +53,11 @@ impl Table {
         text
     }
 
-    /// How many rows miss what is required.
-    pub(crate) fn missed(&self) -> usize {
-        self.rows.iter().filter(|row| row.bound.is_some_and(|bound| !bound.kept(row.value))).count()
+    /// What came of all that is required, in one sentence.
+    pub(crate) fn verdict(&self) -> String {
+        let asked = self.rows.iter().filter(|row| row.bound.is_some()).count();
+        let met = |row: &&Row| row.bound.is_some_and(|bound| bound.kept(row.value));
+        format!("{} of {asked} requirements met.", self.rows.iter().filter(met).count())
     }
 }
 
