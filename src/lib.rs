@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod backend;
 pub mod cloud;
+pub mod command;
 pub mod config;
 pub mod drain;
 pub mod edge;

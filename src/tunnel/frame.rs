@@ -27,9 +27,14 @@ pub enum Body {
 }
 
 /// What is said about a session.
+///
+/// In all of them: `limit` is the offset below which the sender of the word takes bytes, `received` the offset up to
+/// which it has stored them (an end of stream counted as one), `epoch` the number of the attempt to open or resume that
+/// the word belongs to, `instance` the process that holds the acceptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are explained above, once for all words")]
 pub enum Word {
-    /// Dial `target`; first of a session. The sender takes bytes below `limit`.
+    /// Dial `target` for `client`; first of a session.
     Open { target: Target, limit: u64, epoch: u64, client: String },
     /// The target answered; before data of that direction.
     Opened { limit: u64, epoch: u64, instance: Option<Instance> },
@@ -41,7 +46,7 @@ pub enum Word {
     Finish { total: u64 },
     /// The session is over, in both directions.
     Reset { epoch: u64, refusal: Refusal },
-    /// `received` bytes are stored here; send below `limit`.
+    /// What was stored, and how far to send.
     Credit { received: u64, limit: u64 },
     /// From the opener, first on a new path.
     Resume { received: u64, limit: u64, epoch: u64, instance: Option<Instance> },

@@ -48,7 +48,9 @@ pub struct Link {
 /// How frames become messages on one link.
 #[derive(Debug, Clone)]
 pub enum Voice {
+    /// With our words.
     Extended,
+    /// In SuperEdge's words, through the end that stands for the peer.
     Plain(Arc<Mutex<Plain>>),
 }
 

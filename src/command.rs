@@ -1,0 +1,3 @@
+//! Commands for people.
+
+pub mod demo;
