@@ -121,3 +121,6 @@ fn verdict(ended: Ended, reset: Option<&Refusal>) -> (&'static str, String) {
 
 /// This end's name in metrics and the access log.
 const FRONT: &str = "backend";
+
+#[cfg(test)]
+mod tests;

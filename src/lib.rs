@@ -2,8 +2,10 @@
 
 pub mod admin;
 pub mod backend;
+pub mod cloud;
 pub mod config;
 pub mod drain;
+pub mod edge;
 pub mod frontend;
 pub mod names;
 pub mod net;

@@ -121,8 +121,8 @@ impl Route {
             parked.resume(&linked.outbox);
             // Late is as good as lost: the link ends, or another one comes.
             if timeout_at(until, parked.answered()).await.is_err() {
-                return parked
-                    .give_up(Refusal::new(Code::GivenUp, format!("node {} did not resume", parked.node())));
+                let why = format!("node {} did not resume", parked.node());
+                return parked.give_up(Refusal::new(Code::GivenUp, why));
             }
             last = Some(linked);
         }

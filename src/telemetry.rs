@@ -7,3 +7,4 @@ mod process;
 
 pub use access::Access;
 pub use metrics::Metrics;
+pub use process::third_of_memory;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use crate::net::reload::Reload;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
@@ -50,7 +50,7 @@ pub enum UsersError {
 
 /// Checks passwords, not too many at once, and remembers for a minute whom it has just let in.
 pub struct Logins {
-    users: Arc<ArcSwap<Users>>,
+    users: Reload<Users>,
     recent: Mutex<HashMap<u128, Instant>>,
     /// Two keys, known to this process only, under which [`Self::recent`] keeps its fingerprints.
     keys: (RandomState, RandomState),
@@ -145,8 +145,8 @@ impl Users {
 }
 
 impl Logins {
-    /// Checks against whatever users the value holds at that moment: swap it when the file changes.
-    pub fn new(users: Arc<ArcSwap<Users>>) -> Self {
+    /// Checks against whatever users the file has at that moment.
+    pub fn new(users: Reload<Users>) -> Self {
         Self {
             users,
             recent: Mutex::default(),

@@ -87,7 +87,8 @@ impl Front {
         match head {
             Head::Opened { session, socket, early } => {
                 drop(place);
-                self.carry(session, socket, early).await;
+                let client = Socket::with_early(socket, self.settings.pool.clone(), early);
+                carry(session, client, &self.metrics).await;
             }
             Head::Denied(socket) => self.close(socket).await,
             Head::Failed { cause, socket } => {
@@ -139,31 +140,6 @@ impl Front {
         Ok((opened?, place))
     }
 
-    async fn carry(&self, opened: Opened, socket: TcpStream, early: Bytes) {
-        let Opened { mut session, mut access, alive, place } = opened;
-        let mut client = Socket::with_early(socket, self.settings.pool.clone(), early);
-        let mut counted = Counted {
-            stream: &mut session,
-            taken: Tally { one: &mut access.down, all: &self.metrics.bytes_down },
-            given: Tally { one: &mut access.up, all: &self.metrics.bytes_up },
-        };
-        let ended = splice(&mut client, &mut counted).await.ended;
-        let account = session.account();
-        access.resumed = account.resumed;
-        let (result, why) = verdict(ended, account.ended.as_ref());
-        access.end(result, &why);
-        alive.end(result);
-        drop(place);
-        leave(session, ended, &why);
-        match ended {
-            // The client must not take a broken session for one that ended well.
-            Ended { by: Side::B, how } if how != How::Finished => {
-                drop(SockRef::from(client.io()).set_linger(Some(Duration::ZERO)));
-            }
-            _ => linger(&mut client).await,
-        }
-    }
-
     /// Closes a connection that has got its answer, or none, so that the answer arrives.
     async fn close(&self, socket: TcpStream) {
         linger(&mut Socket::new(socket, self.settings.pool.clone())).await;
@@ -205,6 +181,31 @@ fn target(head: &Parts) -> Result<Target, NameError> {
         Some(authority) if plain => authority.as_str().parse(),
         // A whole URL is no target; its text holds no port where one is looked for, or a path behind it.
         _ => Err(NameError::Port(asked.chars().take(EXCERPT).collect())),
+    }
+}
+
+/// Carries a session's bytes until both ends are done, and says how it went.
+async fn carry(opened: Opened, mut client: Socket<TcpStream>, metrics: &Metrics) {
+    let Opened { mut session, mut access, alive, place } = opened;
+    let mut counted = Counted {
+        stream: &mut session,
+        taken: Tally { one: &mut access.down, all: &metrics.bytes_down },
+        given: Tally { one: &mut access.up, all: &metrics.bytes_up },
+    };
+    let ended = splice(&mut client, &mut counted).await.ended;
+    let account = session.account();
+    access.resumed = account.resumed;
+    let (result, why) = verdict(ended, account.ended.as_ref());
+    access.end(result, &why);
+    alive.end(result);
+    drop(place);
+    leave(session, ended, &why);
+    match ended {
+        // The client must not take a broken session for one that ended well.
+        Ended { by: Side::B, how } if how != How::Finished => {
+            drop(SockRef::from(client.io()).set_linger(Some(Duration::ZERO)));
+        }
+        _ => linger(&mut client).await,
     }
 }
 

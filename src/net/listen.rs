@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// A listening TCP socket whose accepting never ends, whatever the system lacks for a while.
 #[derive(Debug)]
@@ -42,6 +42,17 @@ impl Listener {
             Ok(Self { socket, at })
         };
         bound().map_err(|cause| BindError { at, cause })
+    }
+
+    /// As [`Self::bind`]; a port that nobody asked for (`implicit`) may be missing, which is said loudly.
+    pub fn bind_optional(at: SocketAddr, implicit: bool) -> Result<Option<Self>, BindError> {
+        match Self::bind(at) {
+            Err(error) if implicit => {
+                error!(%error, "going on without this port, which is only a default: set it to have another");
+                Ok(None)
+            }
+            bound => bound.map(Some),
+        }
     }
 
     /// Where it listens, with the real port.

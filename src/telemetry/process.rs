@@ -42,6 +42,19 @@ impl Collector for Process {
     }
 }
 
+/// A third of the memory that this process may use, at most `most` bytes.
+pub fn third_of_memory(most: usize) -> usize {
+    let third = memory_limit().and_then(|limit| usize::try_from(limit / 3).ok());
+    third.map_or(most, |third| third.min(most))
+}
+
+/// How much memory this process may use, in bytes: the smallest limit of its cgroups (v2 and v1), if there is one.
+fn memory_limit() -> Option<u64> {
+    let paths = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = paths.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
+    limits.filter(|limit| *limit < NO_LIMIT).min()
+}
+
 fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
@@ -63,6 +76,8 @@ fn open_files() -> Option<usize> {
     fs::read_dir("/proc/self/fd").ok().map(|dir| dir.count().saturating_sub(1))
 }
 
+/// cgroup v1 writes a number near the largest for "none".
+const NO_LIMIT: u64 = 1 << 60;
 /// Fields between the program's name and `utime`; proc(5): state is field 3, utime 14, stime 15.
 const FIELDS_BEFORE_UTIME: usize = 11;
 

@@ -88,13 +88,8 @@ pub enum DialError {
 }
 
 /// Serves one encrypted connection until it ends: its calls go to `calls`.
-pub async fn serve<IO>(
-    io: IO,
-    from: SocketAddr,
-    calls: mpsc::Sender<Call>,
-    ground: Ground,
-    deadline: Duration,
-) where
+pub async fn serve<IO>(io: IO, from: SocketAddr, calls: mpsc::Sender<Call>, ground: Ground, waiting: Waiting)
+where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = CancellationToken::new();

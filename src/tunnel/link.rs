@@ -88,6 +88,18 @@ pub enum LinkEnded {
     BadStream(#[from] BadStream),
 }
 
+impl LinkEnded {
+    /// A fixed word for metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Closed(_) => "closed",
+            Self::Silent => "silent",
+            Self::ClosedHere => "closed_here",
+            Self::BadStream(_) => "bad_stream",
+        }
+    }
+}
+
 /// When the peer was last heard, and what is done about silence.
 #[derive(Debug)]
 struct Alive {

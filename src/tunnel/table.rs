@@ -14,7 +14,9 @@ use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
 use super::session::end::End;
 use super::session::{Offer, Opening, Parked, Shared};
+use crate::drain::Drain;
 use crate::names::{Instance, NodeName, SessionId, Target};
+use crate::net::pool::Pool;
 use crate::telemetry::Metrics;
 
 /// What one process allows itself.
@@ -177,6 +179,20 @@ impl Table {
         }
     }
 
+    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins.
+    pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
+        let mut ticks = tokio::time::interval(UPKEEP);
+        loop {
+            tokio::select! {
+                () = drain.draining() => return,
+                _ = ticks.tick() => {
+                    self.tick(Instant::now());
+                    pool.trim();
+                }
+            }
+        }
+    }
+
     /// Resets every session, with a reason for all far ends.
     pub fn reset_all(&self, why: &Refusal) {
         for shard in &self.shards {
@@ -281,6 +297,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 const SHARDS: usize = 16;
 /// Ids of ended sessions kept at the most: 40 bytes each.
 const MOST_ENDED: usize = 20_000;
+/// Between two rounds of upkeep.
+const UPKEEP: Duration = Duration::from_secs(5);
 /// How long an edge may dial: less than the 12 s a front end waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same for a plain pod, which waits 5 s.

@@ -10,14 +10,13 @@ fn hashed(password: &str) -> String {
     bcrypt::hash(password, MIN_COST).unwrap()
 }
 
-fn logins(text: &str) -> (Logins, Arc<ArcSwap<Users>>) {
-    let users = Arc::new(ArcSwap::from_pointee(Users::parse(text).unwrap()));
-    (Logins::new(Arc::clone(&users)), users)
+fn logins(text: &str) -> Logins {
+    Logins::new(Reload::fixed(Users::parse(text).unwrap()))
 }
 
 #[tokio::test]
 async fn only_the_right_password_of_a_known_user_is_let_in() {
-    let (logins, _) = logins(&format!("# people\n\nops:{}\n", hashed("se:cret")));
+    let logins = logins(&format!("# people\n\nops:{}\n", hashed("se:cret")));
     assert_eq!(logins.check(&head("ops:se:cret")).await.unwrap(), "ops");
     for wrong in ["ops:secret", "ops:", "root:se:cret", ":se:cret", "ops", ""] {
         assert!(matches!(logins.check(&head(wrong)).await, Err(Denial::Credentials)), "{wrong}");
@@ -33,7 +32,7 @@ async fn only_the_right_password_of_a_known_user_is_let_in() {
 
 #[tokio::test(start_paused = true)]
 async fn whom_it_let_in_it_knows_for_a_minute() {
-    let (logins, _) = logins(&format!("ops:{}", hashed("pw")));
+    let logins = logins(&format!("ops:{}", hashed("pw")));
     logins.check(&head("ops:pw")).await.unwrap();
     // With no turns left only somebody remembered can come in.
     let _turns = logins.at_work.acquire_many(u32::try_from(AT_WORK).unwrap()).await.unwrap();
@@ -43,12 +42,21 @@ async fn whom_it_let_in_it_knows_for_a_minute() {
     assert!(matches!(logins.check(&head("ops:pw")).await, Err(Denial::Busy(_))));
 }
 
-#[tokio::test]
-async fn a_changed_file_counts_at_once_even_for_those_remembered() {
-    let (logins, users) = logins(&format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw")));
+#[tokio::test(start_paused = true)]
+async fn a_changed_file_counts_even_for_those_remembered() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw"))).unwrap();
+    let parse = |text: &[u8]| Users::parse(&String::from_utf8_lossy(text)).map_err(|e| e.to_string());
+    let users = Reload::file(file.path(), parse).unwrap();
+    let drain = crate::drain::Drain::new();
+    drain.spawn(tracing::Span::none(), users.clone().watch(drain.clone()));
+    let logins = Logins::new(users.clone());
     logins.check(&head("ops:pw")).await.unwrap();
     logins.check(&head("root:pw")).await.unwrap();
-    users.store(Arc::new(Users::parse(&format!("ops:{}", hashed("new"))).unwrap()));
+    std::fs::write(file.path(), format!("ops:{}", hashed("new"))).unwrap();
+    while users.load().len() > 1 {
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+    }
     assert!(logins.check(&head("ops:pw")).await.is_err());
     assert!(logins.check(&head("root:pw")).await.is_err());
     assert!(logins.check(&head("ops:new")).await.is_ok());
@@ -73,7 +81,7 @@ fn a_stranger_costs_as_much_as_the_dearest_user() {
 
 #[test]
 fn what_is_remembered_is_bounded() {
-    let (logins, _) = logins(&format!("ops:{}", hashed("pw")));
+    let logins = logins(&format!("ops:{}", hashed("pw")));
     for print in 0..10_000 {
         logins.let_in(print);
         assert!(logins.was_let_in(print));

@@ -1,0 +1,18 @@
+#!/bin/sh
+# Builds the program for release and measures it: scripts/bench.sh [--profile fast] [flags of the benchmark].
+# `--help` shows those flags; `--quick --only bulk,echo` is the short way while working on something.
+set -eu
+cd "$(dirname "$0")/.."
+
+profile=release
+if [ "${1:-}" = --profile ]; then
+    profile=$2
+    shift 2
+fi
+
+# First the benchmark, then the program: building the former also builds the latter, but with the features that
+# tests want.
+bench=$(cargo bench --profile fast --bench compare --no-run --message-format=json-render-diagnostics |
+    sed -n 's/.*"name":"compare".*"executable":"\([^"]*\)".*/\1/p')
+cargo build --profile "$profile" --bin tunnel
+exec "$bench" --tunnel "target/$profile/tunnel" "$@"

@@ -1,0 +1,348 @@
+//! Builds and runs an edge.
+
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use arc_swap::ArcSwap;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tonic::Code as Grpc;
+use tracing::{info, info_span, warn};
+
+use crate::admin::{self, Admin, Port, Readiness, Side};
+use crate::backend::{Backend, Own, Place};
+use crate::config::edge::{Client, Edge as Settings, MEMORY, Token};
+use crate::drain::{Drain, Drained};
+use crate::names::{Host, Instance, Target};
+use crate::net::backoff::Backoff;
+use crate::net::dial::dial;
+use crate::net::listen::{Listener, tune_link};
+use crate::net::pool::Pool;
+use crate::net::proxy::Proxy;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::socket::Buffered;
+use crate::net::tls::{self, Trust};
+use crate::telemetry::log::Level;
+use crate::telemetry::{Metrics, third_of_memory};
+use crate::tunnel::grpc::{self, DialError, Ground};
+use crate::tunnel::{Code, Event, Limits, Link, LinkEnded, Outbox, Refusal, Table, Windows};
+
+/// A running edge, and where its admin port listens.
+#[derive(Debug)]
+pub struct Edge {
+    /// Health, log level, metrics; none if the implicit port could not be had.
+    pub log: Option<SocketAddr>,
+    /// The numbers.
+    pub metrics: Metrics,
+    /// The sessions.
+    pub table: Arc<Table>,
+    readiness: Readiness,
+    current: Current,
+    sessions: Drain,
+    links: Drain,
+    admin: Drain,
+    deadline: Duration,
+}
+
+/// The link of this moment.
+type Current = Arc<Mutex<Option<Arc<Outbox>>>>;
+
+/// What the keeper of the link needs.
+#[derive(Debug)]
+struct Keeper {
+    client: Client,
+    name: ServerName<'static>,
+    authority: String,
+    token: Reload<String>,
+    tls: Reload<tokio_rustls::rustls::ClientConfig>,
+    proxy: Option<Proxy>,
+    resolver: Resolver,
+    pool: Pool,
+    ground: Ground,
+    backend: Backend,
+    sessions: Drain,
+    readiness: Readiness,
+    linked: Arc<AtomicBool>,
+    current: Current,
+}
+
+impl Edge {
+    /// Reads the files that the settings name, binds the admin port, then keeps a link to the cloud.
+    ///
+    /// # Errors
+    ///
+    /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
+    pub fn start(settings: Settings, level: Option<Level>) -> anyhow::Result<Self> {
+        let Settings { client, session, targets, own } = settings;
+        let (sessions, links, admin_drain) = (Drain::new(), Drain::new(), Drain::new());
+        let metrics = Metrics::edge();
+        let key = "mode.edge.stream.client.log_listen";
+        let log = Listener::bind_optional(client.log_listen.at, client.log_listen.implicit).context(key)?;
+        let limits = Limits {
+            windows: WINDOWS,
+            memory: session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
+            sessions: MOST_SESSIONS,
+            grace: session.grace,
+        };
+        let table = Table::new(Instance::random(), limits, metrics.clone());
+        let readiness = Readiness::waiting_for(&[LINK]);
+        let linked = Arc::new(AtomicBool::new(false));
+        let healthy = linked.clone();
+        let admin = Admin {
+            side: Side::Edge(Arc::new(move || healthy.load(Relaxed))),
+            metrics: metrics.clone(),
+            readiness: readiness.clone(),
+            level,
+            level_from_anywhere: !client.log_listen.is_local(),
+        };
+        let pool = Pool::new();
+        let place = Place::new(client.node.clone(), addresses(own), Arc::new(ArcSwap::from_pointee(targets)));
+        let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
+        let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
+        let current = Current::default();
+        let keeper = Keeper {
+            name: tls::server_name(&client.dns.to_string()).context("mode.edge.stream.client.dns")?,
+            authority: authority(&client),
+            token: token(&client.token)?,
+            tls: tls::Client {
+                trust: Trust::Ca(client.ca.clone()),
+                identity: None,
+                alpn: vec![b"h2".to_vec()],
+            }
+            .load()
+            .context("mode.edge.stream.client.cert")?,
+            proxy: proxy(&client)?,
+            resolver: Resolver::system()?,
+            pool: pool.clone(),
+            ground,
+            backend,
+            sessions: sessions.clone(),
+            readiness: readiness.clone(),
+            linked,
+            current: current.clone(),
+            client,
+        };
+        if let Some(log) = &log {
+            info!(log = %log.at(), "edge is up");
+        }
+        let edge = Self {
+            log: log.as_ref().map(Listener::at),
+            metrics,
+            table: table.clone(),
+            readiness,
+            current,
+            sessions,
+            links: links.clone(),
+            admin: admin_drain.clone(),
+            deadline: session.drain,
+        };
+        if let Some(log) = log {
+            let serving = admin::serve(log, admin, Port::Log, admin_drain.clone());
+            admin_drain.spawn(info_span!("admin"), serving);
+        }
+        links.spawn(info_span!("token"), keeper.token.clone().watch(links.clone()));
+        links.spawn(info_span!("tls"), keeper.tls.clone().watch(links.clone()));
+        links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
+        links.spawn(info_span!("upkeep"), table.upkeep(pool, links.clone()));
+        let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
+        links.spawn(span, keeper.keep());
+        Ok(edge)
+    }
+
+    /// Stops: not ready, no new sessions, those that run until the deadline or until `at_once` completes.
+    pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
+        self.readiness.set(RUNNING, Err("stopping".into()));
+        info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
+        let drained = self.sessions.finish(self.deadline, at_once).await;
+        if let Drained::Cut(left) = drained {
+            warn!(left, "deadline over: sessions are cut");
+        }
+        self.table.reset_all(&Refusal::new(Code::Busy, "the edge is stopping"));
+        self.links.begin();
+        sleep(LAST_WORDS).await;
+        if let Some(link) = lock(&self.current).take() {
+            link.close();
+        }
+        self.links.finish(GOODBYE, std::future::pending()).await;
+        self.admin.finish(GOODBYE, std::future::pending()).await;
+        drained
+    }
+}
+
+impl Keeper {
+    /// Dials the cloud, serves the link, and dials again, until the edge stops.
+    async fn keep(self) {
+        let mut backoff = Backoff::new();
+        let mut said = String::new();
+        let links = self.ground.drain.clone();
+        loop {
+            let pause = backoff.pause(rand::random());
+            tokio::select! {
+                () = links.draining() => return,
+                () = sleep(pause) => {}
+            }
+            match self.connect().await {
+                Ok(link) => {
+                    said.clear();
+                    let begun = Instant::now();
+                    let carried = self.run(link).await;
+                    backoff.ended(begun.elapsed(), carried);
+                }
+                Err(why) => {
+                    let text = format!("{why:#}");
+                    self.readiness.set(LINK, Err(text.clone()));
+                    if said != text {
+                        warn!(error = %text, "cannot link to the cloud; trying again, at most every {:?}", backoff.ceiling());
+                        said = text;
+                    }
+                    if let Some(DialError::Refused { code: Grpc::AlreadyExists, .. }) = why.downcast_ref() {
+                        tokio::select! {
+                            () = links.draining() => return,
+                            () = sleep(NAME_TAKEN) => {}
+                        }
+                    }
+                }
+            }
+            self.ground.metrics.reconnects.inc();
+        }
+    }
+
+    async fn connect(&self) -> anyhow::Result<Link> {
+        let socket = timeout(CONNECT, self.dial()).await.context("connecting took too long")??;
+        tune_link(&socket).context("connection was gone at once")?;
+        let tls = TlsConnector::from(self.tls.load());
+        let io = timeout(CONNECT, tls.connect(self.name.clone(), Buffered::new(socket, self.pool.clone())));
+        let io = io.await.context("the TLS handshake took too long")?;
+        let io =
+            io.with_context(|| format!("TLS with the cloud as {:?} failed", self.client.dns.to_string()))?;
+        let token = self.token.load();
+        Ok(grpc::dial(io, &self.authority, &self.client.node, &token, &self.ground).await?)
+    }
+
+    async fn dial(&self) -> anyhow::Result<TcpStream> {
+        let server = &self.client.server;
+        match self.proxy.as_ref().filter(|proxy| proxy.applies_to(server)) {
+            Some(proxy) => {
+                let at = self.resolve(proxy.at()).await?;
+                Ok(proxy.connect(&at, server, CONNECT).await?)
+            }
+            None => Ok(dial(&self.resolve(server).await?, CONNECT).await?),
+        }
+    }
+
+    async fn resolve(&self, target: &Target) -> anyhow::Result<Vec<SocketAddr>> {
+        let found = match &target.host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => self.resolver.lookup(name).await?,
+        };
+        Ok(found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect())
+    }
+
+    /// Serves a link until it ends. Whether it carried a session.
+    async fn run(&self, mut link: Link) -> bool {
+        info!(pod = ?link.instance, "linked");
+        self.readiness.set(LINK, Ok(()));
+        self.linked.store(true, Relaxed);
+        self.ground.metrics.links.inc();
+        *lock(&self.current) = Some(link.outbox.clone());
+        let mut carried = false;
+        let why = loop {
+            match link.next().await {
+                Ok(Event::Offer(offer)) if self.sessions.is_draining() => {
+                    offer.refuse(Refusal::new(Code::Busy, "the edge is stopping"));
+                }
+                Ok(Event::Offer(offer)) => {
+                    carried = true;
+                    self.backend.take(offer);
+                }
+                Ok(Event::Parked(_)) => {}
+                Err(why) => break why,
+            }
+        };
+        self.ended(&link, &why);
+        carried
+    }
+
+    fn ended(&self, link: &Link, why: &LinkEnded) {
+        *lock(&self.current) = None;
+        self.linked.store(false, Relaxed);
+        self.readiness.set(LINK, Err(format!("{why}; dialling again")));
+        self.ground.metrics.links.dec();
+        self.ground.metrics.links_ended.count(why.name());
+        link.end(why);
+        info!(%why, "link has ended");
+    }
+}
+
+/// What proves the node: the token itself, or a file that holds nothing else and may change.
+fn token(token: &Token) -> anyhow::Result<Reload<String>> {
+    match token {
+        Token::Text(secret) => Ok(Reload::fixed(secret.reveal().to_owned())),
+        Token::File(path) => Reload::file(path, |text| {
+            let token = String::from_utf8_lossy(text).trim().to_owned();
+            if token.is_empty() {
+                Err("the token file is empty: write the token into it".into())
+            } else {
+                Ok(token)
+            }
+        })
+        .with_context(|| format!("mode.edge.stream.client.token_file: {}", path.display())),
+    }
+}
+
+fn proxy(client: &Client) -> anyhow::Result<Option<Proxy>> {
+    let Some(url) = &client.https_proxy else { return Ok(None) };
+    Ok(Proxy::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())?)
+}
+
+/// What goes into `:authority`: the name in the certificate, as Go's edges do.
+fn authority(client: &Client) -> String {
+    Target { host: client.dns.clone(), port: client.server.port }.to_string()
+}
+
+/// This machine's own addresses: those given, and those of its interfaces, looked up again after a while.
+fn addresses(given: Vec<IpAddr>) -> Own {
+    let known: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
+    Own::new(move || {
+        let mut known = lock(&known);
+        if let Some((at, addresses)) = &*known
+            && at.elapsed() < INTERFACES_KNOWN
+        {
+            return addresses.clone();
+        }
+        let mut all = given.clone();
+        all.extend(if_addrs::get_if_addrs().unwrap_or_default().into_iter().map(|i| i.ip()));
+        *known = Some((Instant::now(), all.clone()));
+        all
+    })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Condition of readiness: there is a link.
+const LINK: &str = "link";
+/// Condition of readiness: not stopping.
+const RUNNING: &str = "running";
+/// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes.
+const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
+/// Sessions at once; each costs a few KiB, and the cloud has its own limit.
+const MOST_SESSIONS: usize = 20_000;
+/// For each step of connecting to the cloud.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long to wait when another machine of our name is alive.
+const NAME_TAKEN: Duration = Duration::from_secs(30);
+/// For the last resets to leave before the link is closed.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// For connections to end by themselves at the very end.
+const GOODBYE: Duration = Duration::from_secs(3);
+/// How long the list of interfaces is believed.
+const INTERFACES_KNOWN: Duration = Duration::from_secs(10);

@@ -1,0 +1,63 @@
+//! One session as fast as it goes: rate and CPU time of each proxy, in turns.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+
+use super::{Bench, only_with};
+use crate::load::{Kind, Load};
+use crate::proxy::Proxy;
+use crate::table::{Bound, Row, Table, median, mib, short};
+
+/// One proxy's rounds: MiB a second, CPU seconds per GiB.
+type Rounds = BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>;
+
+impl Bench {
+    /// Both directions.
+    pub(super) fn bulk(&self, table: &mut Table) -> Result<()> {
+        let stand = self.stand()?;
+        for (kind, word) in [(Kind::Download, "download"), (Kind::Upload, "upload")] {
+            let mut rounds = Rounds::new();
+            for _ in 0..self.rounds {
+                for proxy in stand.all() {
+                    let (rate, cost) = self.one(proxy, kind)?;
+                    let of = rounds.entry(proxy.name).or_default();
+                    of.0.push(rate);
+                    of.1.push(cost);
+                }
+            }
+            for (name, (rates, costs)) in &rounds {
+                eprintln!("{word} {name}: MiB/s {rates:.0?}, cpu-s/GiB {costs:.2?}");
+            }
+            let tunnel = stand.tunnel.as_ref();
+            let rate = |name: &str| median(rounds.get(name).map(|of| of.0.clone()).unwrap_or_default());
+            let cost = |name: &str| median(rounds.get(name).map(|of| of.1.clone()).unwrap_or_default());
+            table.add(Row {
+                figure: format!("bulk, one {word}, rate against the relay's"),
+                tunnel: format!("{} MiB/s", short(rate("tunnel"))),
+                reference: format!("{} MiB/s", short(rate("relay"))),
+                others: format!("ssh -R {} MiB/s", short(rate("ssh -R"))),
+                value: rate("tunnel") / rate("relay"),
+                bound: only_with(tunnel, Bound::Least(0.7, 0.85)),
+            });
+            table.add(Row {
+                figure: format!("CPU per GiB of both processes, {word}, against the relay's"),
+                tunnel: format!("{} s", short(cost("tunnel"))),
+                reference: format!("{} s", short(cost("relay"))),
+                others: format!("ssh -R {} s", short(cost("ssh -R"))),
+                value: cost("tunnel") / cost("relay"),
+                bound: only_with(tunnel, Bound::Most(1.4, 1.2)),
+            });
+        }
+        Ok(())
+    }
+
+    fn one(&self, proxy: &Proxy, kind: Kind) -> Result<(f64, f64)> {
+        let way = if kind == Kind::Upload { &proxy.ways.sink } else { &proxy.ways.source };
+        let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time(3.0)) };
+        let before = proxy.cpu()?;
+        let moved = load.measure(None)?;
+        let spent = proxy.cpu()?.saturating_sub(before).as_secs_f64();
+        Ok((moved.rate() / f64::from(1 << 20), spent / (mib(moved.bytes) / 1024.0)))
+    }
+}

@@ -1,0 +1,107 @@
+//! Resident memory of the edge: idle, with sessions, and after they have ended.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::{Bench, only_with};
+use crate::process::Process;
+use crate::proxy::Proxy;
+use crate::role::Role;
+use crate::table::{Bound, Row, Table, mib, short};
+
+/// Which weight a row is about.
+type Pick = fn(&Weights) -> u64;
+
+/// One proxy's edge side, bytes.
+#[derive(Debug)]
+struct Weights {
+    name: &'static str,
+    idle: u64,
+    busy: u64,
+    after: u64,
+    /// The other process, with the sessions.
+    cloud_busy: u64,
+    /// How long until it had come back, or the patience.
+    back: Duration,
+}
+
+impl Bench {
+    /// With so many sessions.
+    pub(super) fn memory(&self, count: usize, table: &mut Table) -> Result<()> {
+        let stand = self.stand()?;
+        let mut all = Vec::new();
+        for proxy in stand.all() {
+            all.push(weigh(proxy, count)?);
+        }
+        for one in &all {
+            let [idle, busy, after, cloud] = [one.idle, one.busy, one.after, one.cloud_busy].map(mib);
+            eprintln!(
+                "{}: edge MiB idle {idle:.1}, with {count} {busy:.1}, {:.1?} after {after:.1}; cloud with {count} {cloud:.1}",
+                one.name, one.back
+            );
+        }
+        let tunnel = stand.tunnel.as_ref();
+        let of = |name: &str, pick: Pick| {
+            all.iter().find(|one| one.name == name).map_or(f64::NAN, |one| mib(pick(one)))
+        };
+        let busy = if count == 100 { Bound::Most(24.0, 20.0) } else { Bound::Most(48.0, 48.0) };
+        let rows: [(String, Pick, Bound); 3] = [
+            ("edge RSS idle, MiB".into(), |one| one.idle, Bound::Most(10.0, 8.0)),
+            (format!("edge RSS with {count} sessions, MiB"), |one| one.busy, busy),
+            (
+                "edge RSS above idle after they ended, MiB".into(),
+                |one| one.after.saturating_sub(one.idle),
+                Bound::Most(4.0, 4.0),
+            ),
+        ];
+        for (figure, pick, bound) in rows {
+            table.add(Row {
+                figure,
+                tunnel: format!("{} MiB", short(of("tunnel", pick))),
+                reference: format!("relay {} MiB", short(of("relay", pick))),
+                others: format!("ssh -R {} MiB", short(of("ssh -R", pick))),
+                value: of("tunnel", pick),
+                bound: only_with(tunnel, bound),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn weigh(proxy: &Proxy, count: usize) -> Result<Weights> {
+    let idle = steady(proxy)?;
+    let mut hold = Process::role(None, &Role::Hold { way: proxy.ways.echo.clone(), count })?;
+    let _: usize = hold.hear()?;
+    let busy = steady(proxy)?;
+    let cloud_busy = proxy.rss()?.first().copied().unwrap_or(0);
+    hold.dismiss();
+    let _: usize = hold.hear()?;
+    let since = Instant::now();
+    let mut after = proxy.edge_rss()?;
+    while after > idle + GIVEN_BACK && since.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(100));
+        after = proxy.edge_rss()?;
+    }
+    Ok(Weights { name: proxy.name, idle, busy, after, cloud_busy, back: since.elapsed() })
+}
+
+/// Its memory once half a second has passed without a change.
+fn steady(proxy: &Proxy) -> Result<u64> {
+    let mut last = proxy.edge_rss()?;
+    for _ in 0..20 {
+        thread::sleep(Duration::from_millis(500));
+        let now = proxy.edge_rss()?;
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    Ok(last)
+}
+
+/// Within this many bytes of idle, what sessions took counts as given back.
+const GIVEN_BACK: u64 = 4 << 20;
+/// What has not been given back by now stays.
+const PATIENCE: Duration = Duration::from_secs(20);

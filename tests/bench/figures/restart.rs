@@ -1,0 +1,53 @@
+//! Edge or pod killed and started again: how long until an echo comes through.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Bench;
+use crate::table::{Bound, Row, Table, largest, median, short};
+
+impl Bench {
+    /// Both, each started again at once and after a second of absence.
+    pub(super) fn restart(&self, table: &mut Table) -> Result<()> {
+        let mut stand = self.stand()?;
+        let (Some(again), Some(mut proxy)) = (stand.again.take(), stand.tunnel.take()) else {
+            eprintln!("restart: only the program itself is measured");
+            return Ok(());
+        };
+        let starts: [(&str, usize); 2] = [("edge", 1), ("pod", 0)];
+        for (what, which) in starts {
+            let mut took = Vec::new();
+            for round in 0..self.rounds * 2 {
+                let process = proxy.processes.get_mut(which).context("two processes")?;
+                process.kill();
+                if round % 2 == 1 {
+                    thread::sleep(ABSENCE);
+                }
+                let since = Instant::now();
+                *process = if which == 0 { again.pod()? } else { again.edge()? };
+                proxy.until_reachable(PATIENCE)?;
+                took.push(since.elapsed().as_secs_f64());
+            }
+            eprintln!("{what}, started at once and after {ABSENCE:?} by turns, s: {took:.3?}");
+            table.add(Row {
+                figure: format!(
+                    "{what} killed and started again: s until reachable, worst of {}",
+                    took.len()
+                ),
+                tunnel: format!("{} s, median {} s", short(largest(&took)), short(median(took.clone()))),
+                reference: String::new(),
+                others: String::new(),
+                value: largest(&took),
+                bound: Some(Bound::Most(0.5, 0.3)),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Long enough that the other end has tried in vain some times.
+const ABSENCE: Duration = Duration::from_secs(1);
+/// What is not reachable by now will not be.
+const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,0 +1,203 @@
+//! A slow line: echoes beside downloads, bulk, and ten idle minutes.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Bench, only_with};
+use crate::echo::{Echo, Echoes};
+use crate::line::{Carry, Ends};
+use crate::load::{Kind, Load};
+use crate::place::{Certificates, Place};
+use crate::process::Process;
+use crate::proxy::Proxy;
+use crate::relay;
+use crate::role::Role;
+use crate::table::{Bound, Row, Table, short};
+use crate::targets::Targets;
+use crate::tunnel::Tunnel;
+use crate::way::{Way, Ways};
+
+/// What stands on both sides of the line. Dropped in this order: processes first, the line last.
+#[derive(Debug)]
+struct Stand {
+    proxies: Vec<Proxy>,
+    _targets: Targets,
+    _over_line: Process,
+    space: String,
+    _ends: Ends,
+}
+
+/// What one proxy showed.
+#[derive(Debug)]
+struct Shown {
+    idle: Echoes,
+    beside: Echoes,
+    /// Four downloads together, Mbit/s.
+    downloads: f64,
+    /// One download alone, Mbit/s.
+    bulk: f64,
+}
+
+impl Bench {
+    /// Echoes and bulk.
+    pub(super) fn slow(&self, table: &mut Table) -> Result<()> {
+        let stand = self.slow_stand()?;
+        let mut shown = Vec::new();
+        for proxy in stand.proxies.iter().filter(|proxy| proxy.name != "direct") {
+            let one = self.show(proxy, &stand.space)?;
+            eprintln!(
+                "{}: idle p50 {} p99 {} max {}; beside 4 downloads p50 {} p99 {} max {} (of {}), {} Mbit/s; one download {} Mbit/s",
+                proxy.name,
+                millis(one.idle.p50()),
+                millis(one.idle.p99()),
+                millis(one.idle.max()),
+                millis(one.beside.p50()),
+                millis(one.beside.p99()),
+                millis(one.beside.max()),
+                one.beside.nanos.len(),
+                short(one.downloads),
+                short(one.bulk),
+            );
+            shown.push((proxy.name, one));
+        }
+        let of = |name: &str, pick: &dyn Fn(&Shown) -> f64| {
+            shown.iter().find(|(of, _)| *of == name).map_or(f64::NAN, |(_, one)| pick(one))
+        };
+        let above = |one: &Shown| (one.beside.p99() - one.idle.p99()) / 1000.0;
+        let tested = stand.proxies.iter().find(|proxy| proxy.name == "tunnel");
+        table.add(Row {
+            figure: "20 Mbit/s, 40 ms: echo p99 beside 4 downloads, ms above idle".into(),
+            tunnel: format!(
+                "p50 {} ms, p99 {} ms, idle p99 {} ms",
+                short(of("tunnel", &|one| one.beside.p50() / 1000.0)),
+                short(of("tunnel", &|one| one.beside.p99() / 1000.0)),
+                short(of("tunnel", &|one| one.idle.p99() / 1000.0))
+            ),
+            reference: format!("relay +{} ms", short(of("relay", &above))),
+            others: String::new(),
+            value: of("tunnel", &above),
+            bound: only_with(tested, Bound::Most(25.0, 20.0)),
+        });
+        for (what, alone) in [("4 downloads", false), ("one download", true)] {
+            let pick = &|one: &Shown| if alone { one.bulk } else { one.downloads };
+            table.add(Row {
+                figure: format!("20 Mbit/s, 40 ms: {what}, share of the line"),
+                tunnel: format!("{} Mbit/s", short(of("tunnel", pick))),
+                reference: format!("relay {} Mbit/s", short(of("relay", pick))),
+                others: String::new(),
+                value: of("tunnel", pick) / LINE_MBIT,
+                bound: only_with(tested, Bound::Least(0.9, 0.9)),
+            });
+        }
+        Ok(())
+    }
+
+    fn show(&self, proxy: &Proxy, space: &str) -> Result<Shown> {
+        let echo = Echo {
+            way: proxy.ways.echo.clone(),
+            clients: 4,
+            pause: Some(Duration::from_millis(5)),
+            time: self.time(20.0),
+            tell: None,
+        };
+        let load =
+            |clients, time| Load { way: proxy.ways.source.clone(), kind: Kind::Download, clients, time };
+        let idle = Echo { clients: 1, ..echo.clone() }.measure(Some(space))?;
+        let mut four = load(4, None).begin(Some(space))?;
+        let beside = echo.measure(Some(space))?;
+        four.dismiss();
+        let downloads = four.hear::<crate::load::Moved>()?;
+        drop(four);
+        // What the four left on the line and in the kernel is gone before one goes alone.
+        std::thread::sleep(Duration::from_secs(2));
+        let bulk = load(1, Some(self.time(20.0))).measure(Some(space))?;
+        Ok(Shown { idle, beside, downloads: downloads.rate() * 8.0 / 1e6, bulk: bulk.rate() * 8.0 / 1e6 })
+    }
+
+    /// Ten minutes of one echo after the other; the straight way beside it shows what is the machine's own doing.
+    pub(super) fn idle_line(&self, table: &mut Table) -> Result<()> {
+        let stand = self.slow_stand()?;
+        let mut watched = Vec::new();
+        for proxy in &stand.proxies {
+            let way = &proxy.ways.echo;
+            let first = Echo::tight(way, Duration::from_secs(2)).measure(Some(&stand.space))?;
+            let limit = Duration::from_secs_f64(first.p50() / 1e6) + STALL;
+            let echo = Echo {
+                way: way.clone(),
+                clients: 1,
+                pause: Some(Duration::from_millis(20)),
+                time: self.idle,
+                tell: Some(limit),
+            };
+            watched.push((proxy.name, first.p50(), echo));
+        }
+        let mut running = Vec::new();
+        for (name, idle, echo) in watched {
+            running.push((name, idle, echo.begin(Some(&stand.space))?));
+        }
+        for (name, idle, mut process) in running {
+            let found: Echoes = process.hear()?;
+            for (at, took) in &found.long {
+                eprintln!("{name}: {took:?} at {at:.3}");
+            }
+            let bound = Bound::Most(STALL.as_secs_f64() * 1000.0, STALL.as_secs_f64() * 1000.0);
+            table.add(Row {
+                figure: format!(
+                    "{name}: {:?} idle at 20 Mbit/s, 40 ms: longest echo, ms above idle p50",
+                    self.idle
+                ),
+                tunnel: format!(
+                    "{} ms of {} echoes, {} stalls",
+                    millis(found.max()),
+                    found.nanos.len(),
+                    found.long.len()
+                ),
+                reference: format!("idle p50 {}", millis(idle)),
+                others: String::new(),
+                value: (found.max() - idle) / 1000.0,
+                bound: (name == "tunnel").then_some(bound),
+            });
+        }
+        Ok(())
+    }
+
+    fn slow_stand(&self) -> Result<Stand> {
+        let ends = Ends::lay(LINE)?;
+        let dir = tempfile::tempdir_in(&self.dir)?.keep();
+        let [cloud_space, edge_space] = ends.spaces.clone();
+        let [cloud_address, edge_address] = ends.addresses;
+        let place = Place {
+            cloud_space: Some(cloud_space.clone()),
+            edge_space: Some(edge_space.clone()),
+            cloud_address,
+            edge_address,
+            certificates: Certificates::make(&dir)?,
+            dir,
+        };
+        let targets = Targets::start(Some(&edge_space), [127, 0, 0, 1].into())?;
+        let mut over_line = Process::role(Some(&edge_space), &Role::EchoTarget { listen: edge_address })?;
+        let straight: Vec<std::net::SocketAddr> = over_line.hear()?;
+        let mut proxies = Vec::new();
+        if let Some(binary) = &self.binary {
+            proxies.push(Tunnel::configure(&place, &targets, binary)?.reachable()?);
+        }
+        proxies.push(relay::start(&place, &targets)?);
+        for echo in straight {
+            let ways = Ways { echo: Way::straight(echo), ..targets.straight() };
+            proxies.push(Proxy { name: "direct", ways, processes: Vec::new() });
+        }
+        Ok(Stand { proxies, _targets: targets, _over_line: over_line, space: cloud_space, _ends: ends })
+    }
+}
+
+fn millis(micros: f64) -> String {
+    short(micros / 1000.0)
+}
+
+/// The line of the requirement.
+const LINE: Carry = Carry { rate: 20_000_000, delay: Duration::from_millis(20), queue: 256 * 1024 };
+/// The same rate, Mbit/s.
+const LINE_MBIT: f64 = 20.0;
+/// An echo this much above idle is a stall.
+const STALL: Duration = Duration::from_millis(100);

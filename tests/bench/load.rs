@@ -1,0 +1,145 @@
+//! Bulk clients: downloads, uploads, readers with a pace, readers that have stopped.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::process::Process;
+use crate::role::{Role, say, until_dismissed};
+use crate::way::Way;
+
+/// What the clients are to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Load {
+    /// Where to.
+    pub(crate) way: Way,
+    /// What they do there.
+    pub(crate) kind: Kind,
+    /// Clients at once, each its own session.
+    pub(crate) clients: usize,
+    /// How long; none means until dismissed.
+    pub(crate) time: Option<Duration>,
+}
+
+/// What a bulk client does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// Reads as fast as it can.
+    Download,
+    /// Writes as fast as it can, until the target has confirmed every byte.
+    Upload,
+    /// Reads so many bytes a second.
+    Paced(u64),
+    /// Reads nothing at all.
+    Stalled,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Moved {
+    /// Bytes that arrived, of all clients.
+    pub(crate) bytes: u64,
+    /// How long that took.
+    pub(crate) time: Duration,
+}
+
+impl Moved {
+    /// Bytes a second.
+    #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
+    pub(crate) fn rate(&self) -> f64 {
+        self.bytes as f64 / self.time.as_secs_f64()
+    }
+}
+
+impl Load {
+    /// Starts it in its own process and waits until every client is at work.
+    pub(crate) fn begin(self, space: Option<&str>) -> Result<Process> {
+        let mut process = Process::role(space, &Role::Load(self))?;
+        let _: String = process.hear()?;
+        Ok(process)
+    }
+
+    /// Starts it and waits for its end.
+    pub(crate) fn measure(self, space: Option<&str>) -> Result<Moved> {
+        self.begin(space)?.hear()
+    }
+
+    /// The process's own part: says that all are at work, then what they moved.
+    pub(crate) fn run(&self) -> Result<()> {
+        let streams: Vec<_> =
+            (0..self.clients).map(|_| self.way.open()).collect::<std::io::Result<_>>().context("opening")?;
+        let count = Arc::new(AtomicU64::new(0));
+        let begin = Instant::now();
+        let end = self.time.map(|time| begin + time);
+        let mut workers = Vec::new();
+        for (stream, early) in streams {
+            count.fetch_add(early.len() as u64, Ordering::Relaxed);
+            let (kind, count) = (self.kind, count.clone());
+            workers.push(thread::spawn(move || kind.work(stream, end, &count)));
+        }
+        say(&"at work")?;
+        if end.is_some() {
+            for worker in workers {
+                worker.join().map_err(|_| anyhow::anyhow!("a bulk client failed"))??;
+            }
+        } else {
+            until_dismissed();
+        }
+        say(&Moved { bytes: count.load(Ordering::Relaxed), time: begin.elapsed() })
+    }
+}
+
+impl Kind {
+    fn work(self, mut stream: TcpStream, end: Option<Instant>, count: &AtomicU64) -> Result<()> {
+        match self {
+            Self::Download => read(&mut stream, end, count, None),
+            Self::Paced(rate) => read(&mut stream, end, count, Some(rate)),
+            Self::Upload => write(&mut stream, end, count),
+            Self::Stalled => {
+                thread::park();
+                drop(stream);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn read(stream: &mut TcpStream, end: Option<Instant>, count: &AtomicU64, pace: Option<u64>) -> Result<()> {
+    let mut buffer = vec![0; if pace.is_some() { PACED_BLOCK } else { BLOCK }];
+    let begin = Instant::now();
+    let mut mine = 0;
+    while end.is_none_or(|end| Instant::now() < end) {
+        let n = stream.read(&mut buffer)?;
+        anyhow::ensure!(n > 0, "a download ended before its time");
+        mine += n as u64;
+        count.fetch_add(n as u64, Ordering::Relaxed);
+        if let Some(rate) = pace {
+            let due = begin + Duration::from_micros(mine * 1_000_000 / rate.max(1));
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+    }
+    Ok(())
+}
+
+fn write(stream: &mut TcpStream, end: Option<Instant>, count: &AtomicU64) -> Result<()> {
+    let block = vec![0xa5; BLOCK];
+    while end.is_none_or(|end| Instant::now() < end) {
+        stream.write_all(&block)?;
+    }
+    stream.shutdown(Shutdown::Write)?;
+    let mut confirmed = [0; 8];
+    stream.read_exact(&mut confirmed).context("an upload was not confirmed")?;
+    count.fetch_add(u64::from_be_bytes(confirmed), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Bytes of one call into the kernel: the clients must not be what bounds a figure.
+const BLOCK: usize = 256 * 1024;
+/// A paced reader takes this much at once.
+const PACED_BLOCK: usize = 32 * 1024;

@@ -1,0 +1,157 @@
+//! Measures `tunnel` against a bare TLS relay and `ssh -R`, all as real processes on this machine, and prints a table.
+#![allow(clippy::disallowed_types, reason = "a benchmark measures real time, never paused time")]
+#![allow(clippy::disallowed_methods, reason = "these processes are ended as a whole: nothing drains")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a table on a terminal is what this is for")]
+
+mod echo;
+mod figures;
+mod line;
+mod load;
+mod place;
+mod process;
+mod proxy;
+mod relay;
+mod role;
+mod sessions;
+mod ssh;
+mod table;
+mod targets;
+mod tunnel;
+mod way;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, ValueEnum};
+
+use crate::figures::Bench;
+use crate::table::Table;
+
+/// Measures `tunnel` against a bare TLS relay and `ssh -R`; prints a Markdown table.
+#[derive(Debug, Parser)]
+struct Flags {
+    /// The program under test; else target/release/tunnel, else target/fast/tunnel.
+    #[arg(long)]
+    tunnel: Option<PathBuf>,
+    /// Measure the references only.
+    #[arg(long)]
+    no_tunnel: bool,
+    /// Leave `ssh -R` out.
+    #[arg(long)]
+    no_ssh: bool,
+    /// Only these figures; `idle` (ten minutes) and `thousand` run only when named here or by --all.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    only: Vec<Figure>,
+    /// Every figure, the long ones too.
+    #[arg(long, conflicts_with = "only")]
+    all: bool,
+    /// Fewer rounds, shorter: for profiling, not for the record.
+    #[arg(long)]
+    quick: bool,
+    /// How long the idle line is watched, in seconds.
+    #[arg(long, default_value_t = 600)]
+    idle_seconds: u64,
+    /// Rounds of every figure that is taken in pairs.
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Keep configs and logs, and say where.
+    #[arg(long)]
+    keep: bool,
+    /// What cargo says to every benchmark.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Figure {
+    /// One session as fast as it goes, each direction: rate and CPU.
+    Bulk,
+    /// 64 bytes there and back, nothing else going on.
+    Echo,
+    /// The same beside four downloads.
+    Loaded,
+    /// The same beside four readers that take 2 MiB/s each.
+    Paced,
+    /// The same beside twenty readers that have stopped.
+    Stalled,
+    /// CONNECT to first echoed byte, one after another and fifty at once.
+    Open,
+    /// The target ends while the client still sends.
+    Tail,
+    /// Memory idle, with sessions, after them.
+    Memory,
+    /// The same with a thousand sessions.
+    Thousand,
+    /// Edge or pod killed and started again.
+    Restart,
+    /// 20 Mbit/s, 40 ms: echoes beside downloads, bulk.
+    Slow,
+    /// Ten idle minutes on that line.
+    Idle,
+}
+
+fn main() -> Result<()> {
+    let mut words = std::env::args().skip(1);
+    if words.next().as_deref() == Some("role") {
+        let role = words.next().context("no role")?;
+        return serde_json::from_str::<role::Role>(&role)?.play();
+    }
+    let flags = Flags::parse();
+    let dir = tempfile::Builder::new().prefix("tunnel-bench-").tempdir()?;
+    let dir_path = dir.path().to_owned();
+    if flags.keep {
+        eprintln!("configs and logs: {}", dir.keep().display());
+    } else {
+        end_on_signal(dir.path().to_owned())?;
+    }
+    let binary = if flags.no_tunnel { None } else { Some(tunnel::find(flags.tunnel.as_deref())?) };
+    let bench = Bench {
+        binary,
+        dir: dir_path,
+        quick: flags.quick,
+        ssh: !flags.no_ssh,
+        rounds: flags.rounds.unwrap_or(if flags.quick { 2 } else { 5 }),
+        idle: Duration::from_secs(flags.idle_seconds),
+    };
+    let long = [Figure::Idle, Figure::Thousand];
+    let wanted: Vec<Figure> = Figure::value_variants()
+        .iter()
+        .copied()
+        .filter(|figure| {
+            flags.all || flags.only.contains(figure) || (flags.only.is_empty() && !long.contains(figure))
+        })
+        .collect();
+    let mut table = Table::default();
+    for figure in wanted {
+        eprintln!("-- {figure:?}");
+        if let Err(why) = bench.measure(figure, &mut table) {
+            eprintln!("{figure:?} failed: {why:#}");
+            table.add(Bench::failed(figure, &why));
+        }
+    }
+    println!("{}", bench.heading()?);
+    println!("{}", table.markdown());
+    println!("{}", table.verdict());
+    Ok(())
+}
+
+/// On Ctrl-C or SIGTERM: away with the files, then with us; the kernel ends the processes, and the line's keeper
+/// removes its namespaces when our end of its input closes.
+fn end_on_signal(dir: PathBuf) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut int, mut term) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! { _ = int.recv() => {}, _ = term.recv() => {} }
+        });
+        let _ = std::fs::remove_dir_all(dir);
+        std::process::exit(130);
+    });
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! Where a measurement takes place: the two machines, be they loopback or namespaces, and their files.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context, Result};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+/// Two machines, one for clients and pod, one for edge and targets.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The pod's namespace, if it has one.
+    pub(crate) cloud_space: Option<String>,
+    /// The edge's namespace, if it has one.
+    pub(crate) edge_space: Option<String>,
+    /// Where the pod listens for everything.
+    pub(crate) cloud_address: IpAddr,
+    /// The edge's address as the pod's machine sees it.
+    pub(crate) edge_address: IpAddr,
+    /// Certificates that both ends of every proxy use.
+    pub(crate) certificates: Certificates,
+    /// Where configs and logs go.
+    pub(crate) dir: PathBuf,
+}
+
+impl Place {
+    /// Both machines are this one.
+    pub(crate) fn loopback(dir: &Path) -> Result<Self> {
+        let here = IpAddr::from(Ipv4Addr::LOCALHOST);
+        Ok(Self {
+            cloud_space: None,
+            edge_space: None,
+            cloud_address: here,
+            edge_address: here,
+            certificates: Certificates::make(dir)?,
+            dir: dir.to_owned(),
+        })
+    }
+
+    /// A file of this place.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+}
+
+/// A certificate for `localhost` and its authority, as files.
+#[derive(Debug)]
+pub(crate) struct Certificates(PathBuf);
+
+impl Certificates {
+    /// Makes them afresh.
+    pub(crate) fn make(dir: &Path) -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate()?;
+        let ca = params.self_signed(&key)?;
+        let issuer = Issuer::new(params, key);
+        let key = KeyPair::generate()?;
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let leaf = CertificateParams::new(names)?.signed_by(&key, &issuer)?;
+        let made = Self(dir.to_owned());
+        fs::write(made.ca(), ca.pem())?;
+        fs::write(made.cert(), leaf.pem())?;
+        fs::write(made.key(), key.serialize_pem())?;
+        Ok(made)
+    }
+
+    /// The authority, PEM.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.0.join("ca.crt")
+    }
+
+    /// The server's certificate, PEM.
+    pub(crate) fn cert(&self) -> PathBuf {
+        self.0.join("server.crt")
+    }
+
+    /// Its key, PEM.
+    pub(crate) fn key(&self) -> PathBuf {
+        self.0.join("server.key")
+    }
+}
+
+/// Ports that were free just now, for programs that cannot say which one they got.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
+    let first = FIXED.start + u16::try_from(std::process::id() % 100)? * 100;
+    let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let ports: Vec<u16> = (first.max(*taken)..FIXED.end).chain(FIXED).filter(free).take(N).collect();
+    *taken = ports.last().map_or(0, |port| port + 1);
+    ports.try_into().ok().context("no free ports")
+}
+
+/// Below the ports that the kernel gives to clients: else an edge that dials a pod which is down may get the pod's
+/// own port, and even connect to itself.
+const FIXED: Range<u16> = 20_000..32_000;
+/// The next port to try in this run: one that is free may still be in another figure's config.
+static TAKEN: Mutex<u16> = Mutex::new(0);

@@ -1,0 +1,205 @@
+//! Real processes: started, listened to, weighed, and surely ended.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+
+use crate::role::Role;
+
+/// A running process; dropping it kills it, and the kernel kills it if the benchmark itself is killed.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    /// Closing it asks a part of ours to end.
+    input: Option<ChildStdin>,
+    output: Option<BufReader<ChildStdout>>,
+    name: String,
+    /// It has something to clear up, and ends when its input does: not to be killed.
+    gentle: bool,
+}
+
+impl Process {
+    /// Starts a program, in a namespace if one is named. What it prints goes to `log`.
+    pub(crate) fn start<S: AsRef<OsStr>>(space: Option<&str>, args: &[S], log: &Path) -> Result<Self> {
+        let log = fs::File::options().create(true).append(true).open(log)?;
+        let mut command = wrapped(space, true);
+        command.args(args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Self::spawn(command, args.first().map(AsRef::as_ref).unwrap_or_default())
+    }
+
+    /// Starts this program again in another role; its output is for [`Process::hear`].
+    pub(crate) fn role(space: Option<&str>, role: &Role) -> Result<Self> {
+        let mut command = wrapped(space, true);
+        command.arg(std::env::current_exe()?).arg("role").arg(serde_json::to_string(role)?);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self::spawn(command, OsStr::new(&format!("{role:?}")))
+    }
+
+    /// As `role`, but it outlives a benchmark that was killed, to clear up behind it.
+    pub(crate) fn survivor(space: Option<&str>, role: &Role) -> Result<Self> {
+        let mut command = wrapped(space, false);
+        command.arg(std::env::current_exe()?).arg("role").arg(serde_json::to_string(role)?);
+        // Out of our group, so that a Ctrl-C does not reach it.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut process = Self::spawn(command, OsStr::new("the survivor"))?;
+        process.gentle = true;
+        Ok(process)
+    }
+
+    /// The next line the part says; an error once it has ended.
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Result<T> {
+        let output = self.output.as_mut().context("this process has no output to hear")?;
+        let mut line = String::new();
+        if output.read_line(&mut line)? == 0 {
+            bail!("{} ended without a word: {}", self.name, self.child.wait()?);
+        }
+        serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
+    }
+
+    /// Asks a part to end by closing its input; what it says then can still be heard.
+    pub(crate) fn dismiss(&mut self) {
+        self.input = None;
+    }
+
+    /// Asks a part to end, and waits until it has.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        self.dismiss();
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Kills it as `kill -9` does, and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// True while it runs.
+    pub(crate) fn alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// The process's number, for whoever wants to look at it while it runs.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// CPU time of it and of all below it so far, user and system.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        let mut ticks = 0;
+        for pid in tree(self.child.id())? {
+            ticks += ticks_of(pid).unwrap_or(0);
+        }
+        Ok(Duration::from_millis(ticks * 1000 / TICKS))
+    }
+
+    /// Resident memory of it and of all below it, in bytes.
+    pub(crate) fn rss(&self) -> Result<u64> {
+        let mut sum = 0;
+        for pid in tree(self.child.id())? {
+            sum += rss_of(pid).unwrap_or(0);
+        }
+        Ok(sum)
+    }
+
+    fn spawn(mut command: Command, name: &OsStr) -> Result<Self> {
+        let name = name.to_string_lossy().into_owned();
+        let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let input = child.stdin.take();
+        let output = child.stdout.take().map(BufReader::new);
+        Ok(Self { child, input, output, name, gentle: false })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.gentle {
+            self.dismiss();
+            let _ = self.child.wait();
+        } else {
+            self.kill();
+        }
+    }
+}
+
+/// A command that dies with us, run in a namespace or not; each wrapper becomes the program itself, so that the
+/// process id is the program's.
+fn wrapped(space: Option<&str>, mortal: bool) -> Command {
+    let mut words: Vec<&str> = Vec::new();
+    if let Some(space) = space {
+        words.extend(["ip", "netns", "exec", space]);
+    }
+    if mortal {
+        words.extend(["setpriv", "--pdeathsig", "KILL"]);
+    }
+    // A thousand sessions need more open files than many machines allow a program at first.
+    words.extend(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "sh"]);
+    let mut command = Command::new("env");
+    command.args(words);
+    for name in NOT_OURS {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A process and all below it.
+fn tree(root: u32) -> Result<Vec<u32>> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Ok(pid) = entry?.file_name().to_string_lossy().parse::<u32>() else { continue };
+        if let Some(parent) = stat_field(pid, 1) {
+            parents.push((pid, parent));
+        }
+    }
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&above) = found.get(next) {
+        found.extend(parents.iter().filter(|(_, parent)| *parent == u64::from(above)).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    Ok(found)
+}
+
+fn ticks_of(pid: u32) -> Option<u64> {
+    Some(stat_field(pid, 11)? + stat_field(pid, 12)?)
+}
+
+/// A field of /proc/PID/stat, counted from 0 behind the name in parentheses.
+fn stat_field(pid: u32, field: usize) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(field)?.parse().ok()
+}
+
+/// The exact figure where the kernel gives one: VmRSS may be off by some pages for each core.
+fn rss_of(pid: u32) -> Option<u64> {
+    let exact = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok();
+    let rough = fs::read_to_string(format!("/proc/{pid}/status")).ok();
+    let find = |text: Option<String>, key: &str| -> Option<u64> {
+        let text = text?;
+        let line = text.lines().find(|line| line.starts_with(key))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    find(exact, "Rss:").or_else(|| find(rough, "VmRSS:")).map(|kib| kib * 1024)
+}
+
+/// What would lead the program elsewhere than its config says.
+const NOT_OURS: [&str; 9] = [
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "NODE_NAME",
+    "NODE_IP",
+    "POD_IP",
+];
+/// Linux counts a process's time in hundredths of a second for programs, whatever its own clock.
+const TICKS: u64 = 100;

@@ -1,0 +1,144 @@
+//! The reference: a bare TLS relay of two processes, one connection for each session.
+
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto, version};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::place::Place;
+use crate::process::Process;
+use crate::proxy::Proxy;
+use crate::role::{Role, say, until_dismissed};
+use crate::targets::Targets;
+use crate::way::{Way, Ways};
+
+/// Starts both ends of a relay to these targets.
+pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
+    let all = vec![targets.echo, targets.source, targets.sink, targets.file];
+    let role = Role::RelayBack {
+        listen: place.edge_address,
+        targets: all,
+        cert: place.certificates.cert(),
+        key: place.certificates.key(),
+    };
+    let mut back = Process::role(place.edge_space.as_deref(), &role)?;
+    let role =
+        Role::RelayFront { listen: place.cloud_address, backs: back.hear()?, ca: place.certificates.ca() };
+    let mut front = Process::role(place.cloud_space.as_deref(), &role)?;
+    let ways: Vec<SocketAddr> = front.hear()?;
+    let mut ways = ways.into_iter().map(Way::straight);
+    let mut next = || ways.next().context("the relay opened too few ports");
+    let ways = Ways { echo: next()?, source: next()?, sink: next()?, file: next()? };
+    Ok(Proxy { name: "relay", ways, processes: vec![front, back] })
+}
+
+/// The end where clients come in.
+pub(crate) fn front(listen: IpAddr, backs: &[SocketAddr], ca: &Path) -> Result<()> {
+    let mut roots = RootCertStore::empty();
+    for cert in CertificateDer::pem_file_iter(ca)? {
+        roots.add(cert?)?;
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
+        .with_protocol_versions(&[&version::TLS13])?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = TlsConnector::from(Arc::new(config));
+    serve(listen, backs, move |client, back| {
+        let connector = connector.clone();
+        async move {
+            let link = TcpStream::connect(back).await?;
+            link.set_nodelay(true)?;
+            let link = connector.connect(ServerName::try_from("localhost")?, link).await?;
+            both_ways(client, link).await
+        }
+    })
+}
+
+/// The end that dials the targets.
+pub(crate) fn back(listen: IpAddr, targets: &[SocketAddr], cert: &Path, key: &Path) -> Result<()> {
+    let chain = CertificateDer::pem_file_iter(cert)?.collect::<Result<Vec<_>, _>>()?;
+    let config = ServerConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
+        .with_protocol_versions(&[&version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(chain, PrivateKeyDer::from_pem_file(key)?)?;
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    serve(listen, targets, move |link, target| {
+        let acceptor = acceptor.clone();
+        async move {
+            let link = acceptor.accept(link).await?;
+            let target = TcpStream::connect(target).await?;
+            target.set_nodelay(true)?;
+            both_ways(link, target).await
+        }
+    })
+}
+
+/// One listener for each address beyond, until dismissed; says the listeners' addresses.
+fn serve<F, R>(listen: IpAddr, beyond: &[SocketAddr], handle: F) -> Result<()>
+where
+    F: Fn(TcpStream, SocketAddr) -> R + Clone + Send + 'static,
+    R: Future<Output = Result<()>> + Send + 'static,
+{
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        let mut addresses = Vec::new();
+        for &far in beyond {
+            let listener = TcpListener::bind((listen, 0)).await?;
+            addresses.push(listener.local_addr()?);
+            let handle = handle.clone();
+            tokio::spawn(async move {
+                while let Ok((near, _)) = listener.accept().await {
+                    let _ = near.set_nodelay(true);
+                    tokio::spawn(handle(near, far));
+                }
+            });
+        }
+        say(&addresses)
+    })?;
+    until_dismissed();
+    Ok(())
+}
+
+/// Copies until both directions have ended, each with its own half-close.
+async fn both_ways<A, B>(a: A, b: B) -> Result<()>
+where
+    A: AsyncRead + AsyncWrite,
+    B: AsyncRead + AsyncWrite,
+{
+    let (mut a_read, mut a_write) = tokio::io::split(a);
+    let (mut b_read, mut b_write) = tokio::io::split(b);
+    tokio::try_join!(pump(&mut a_read, &mut b_write), pump(&mut b_read, &mut a_write))?;
+    Ok(())
+}
+
+async fn pump(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> Result<()> {
+    let mut buffer = vec![0; BUFFER];
+    let mut since_yield = 0;
+    loop {
+        let n = from.read(&mut buffer).await?;
+        if n == 0 {
+            return Ok(to.shutdown().await?);
+        }
+        to.write_all(buffer.get(..n).unwrap_or_default()).await?;
+        // Without it the TLS layer may keep the end of what it was given.
+        to.flush().await?;
+        since_yield += n;
+        if since_yield >= TURN {
+            since_yield = 0;
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// Bytes of one read: large enough that calls into the kernel do not dominate.
+const BUFFER: usize = 64 * 1024;
+/// Bytes after which a pump lets others run. Without it a neighbour waits for 128 reads, 8 ms instead of 1.
+const TURN: usize = 256 * 1024;

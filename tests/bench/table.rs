@@ -1,0 +1,132 @@
+//! The table that a run ends with: each figure beside what it is measured against and what is required.
+
+use std::fmt::Write;
+
+/// Rows as they come in.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    rows: Vec<Row>,
+}
+
+/// One figure.
+#[derive(Debug)]
+pub(crate) struct Row {
+    /// What was measured.
+    pub(crate) figure: String,
+    /// The program's own number, with its unit.
+    pub(crate) tunnel: String,
+    /// The number it is compared with, with its unit; may be empty.
+    pub(crate) reference: String,
+    /// Other proxies' numbers; may be empty.
+    pub(crate) others: String,
+    /// What the requirement is about: mostly a ratio.
+    pub(crate) value: f64,
+    /// What is asked of it; none if the row only informs.
+    pub(crate) bound: Option<Bound>,
+}
+
+/// What a value must keep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bound {
+    /// At least the first; the goal is the second.
+    Least(f64, f64),
+    /// At most the first; the goal is the second.
+    Most(f64, f64),
+}
+
+impl Table {
+    /// Takes a row, and shows it at once for whoever waits.
+    pub(crate) fn add(&mut self, row: Row) {
+        eprintln!("{}", row.cells().join(" | "));
+        self.rows.push(row);
+    }
+
+    /// The whole as Markdown.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = String::new();
+        let heads = ["figure", "tunnel", "reference", "others", "value", "required", "goal", ""];
+        let _ = writeln!(text, "| {} |", heads.join(" | "));
+        let _ = writeln!(text, "|{}", " --- |".repeat(heads.len()));
+        for row in &self.rows {
+            let _ = writeln!(text, "| {} |", row.cells().join(" | "));
+        }
+        text
+    }
+
+    /// What came of all that is required, in one sentence.
+    pub(crate) fn verdict(&self) -> String {
+        let asked = self.rows.iter().filter(|row| row.bound.is_some()).count();
+        let met = |row: &&Row| row.bound.is_some_and(|bound| bound.kept(row.value));
+        format!("{} of {asked} requirements met.", self.rows.iter().filter(met).count())
+    }
+}
+
+impl Row {
+    fn cells(&self) -> [String; 8] {
+        let (required, goal, verdict) = match self.bound {
+            None => (String::new(), String::new(), ""),
+            Some(bound) => {
+                let (sign, must, goal) = match bound {
+                    Bound::Least(must, goal) => ("≥", must, goal),
+                    Bound::Most(must, goal) => ("≤", must, goal),
+                };
+                let verdict = match (bound.kept(self.value), bound.reached(self.value)) {
+                    (true, true) => "ok, goal",
+                    (true, false) => "ok",
+                    (false, _) => "**MISS**",
+                };
+                (format!("{sign} {must}"), format!("{sign} {goal}"), verdict)
+            }
+        };
+        let value = if self.value.is_nan() { String::new() } else { short(self.value) };
+        let [figure, tunnel, reference, others] =
+            [&self.figure, &self.tunnel, &self.reference, &self.others].map(Clone::clone);
+        [figure, tunnel, reference, others, value, required, goal, verdict.to_owned()]
+    }
+}
+
+impl Bound {
+    /// A value that could not be measured keeps nothing.
+    fn kept(self, value: f64) -> bool {
+        match self {
+            Self::Least(must, _) => value >= must,
+            Self::Most(must, _) => value <= must,
+        }
+    }
+
+    fn reached(self, value: f64) -> bool {
+        match self {
+            Self::Least(_, goal) => value >= goal,
+            Self::Most(_, goal) => value <= goal,
+        }
+    }
+}
+
+/// A number with as many digits as mean something.
+pub(crate) fn short(value: f64) -> String {
+    match value.abs() {
+        size if size.is_nan() => "-".to_owned(),
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Bytes as MiB.
+#[expect(clippy::cast_precision_loss, reason = "no process has 2^52 bytes")]
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// The middle one of some values; not a number if there are none.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let upper = values.get(values.len() / 2);
+    let lower = values.get(values.len().saturating_sub(1) / 2);
+    upper.zip(lower).map_or(f64::NAN, |(a, b)| (a + b) / 2.0)
+}
+
+/// The largest of some values; not a number if there are none.
+pub(crate) fn largest(values: &[f64]) -> f64 {
+    values.iter().copied().fold(f64::NAN, f64::max)
+}

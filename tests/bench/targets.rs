@@ -1,0 +1,143 @@
+//! The targets behind every proxy: echo, source, sink, and one that sends a file and ends.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::process::Process;
+use crate::role::{Role, say, until_dismissed};
+use crate::way::{Way, Ways};
+
+/// The targets, in two processes so that bulk does not stand in the way of echoes.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    /// Sends everything back.
+    pub(crate) echo: SocketAddr,
+    /// Sends without end.
+    pub(crate) source: SocketAddr,
+    /// Counts until the end, then answers the count.
+    pub(crate) sink: SocketAddr,
+    /// Sends a file and ends.
+    pub(crate) file: SocketAddr,
+    _processes: [Process; 2],
+}
+
+impl Targets {
+    /// Starts both processes, in a namespace if one is named.
+    pub(crate) fn start(space: Option<&str>, listen: IpAddr) -> Result<Self> {
+        let mut quick = Process::role(space, &Role::EchoTarget { listen })?;
+        let mut bulk = Process::role(space, &Role::BulkTargets { listen })?;
+        let echo: Vec<SocketAddr> = quick.hear()?;
+        let others: Vec<SocketAddr> = bulk.hear()?;
+        let mut all = echo.into_iter().chain(others);
+        let mut next = || all.next().context("a target is missing");
+        Ok(Self { echo: next()?, source: next()?, sink: next()?, file: next()?, _processes: [quick, bulk] })
+    }
+
+    /// The ways without any proxy.
+    pub(crate) fn straight(&self) -> Ways {
+        Ways {
+            echo: Way::straight(self.echo),
+            source: Way::straight(self.source),
+            sink: Way::straight(self.sink),
+            file: Way::straight(self.file),
+        }
+    }
+}
+
+/// The echo target's process: one thread, so that many short connections cost little.
+pub(crate) fn echo(listen: IpAddr) -> Result<()> {
+    let listener = TcpListener::bind((listen, 0))?;
+    listener.set_nonblocking(true)?;
+    say(&[listener.local_addr()?])?;
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(echo_for_ever(listener))
+    });
+    until_dismissed();
+    Ok(())
+}
+
+async fn echo_for_ever(listener: TcpListener) -> std::io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    loop {
+        let (client, _) = listener.accept().await?;
+        tokio::spawn(echo_one(client));
+    }
+}
+
+async fn echo_one(mut client: tokio::net::TcpStream) -> std::io::Result<()> {
+    client.set_nodelay(true)?;
+    let mut buffer = vec![0; 4096];
+    loop {
+        let n = client.read(&mut buffer).await?;
+        if n == 0 {
+            return client.shutdown().await;
+        }
+        client.write_all(buffer.get(..n).unwrap_or_default()).await?;
+    }
+}
+
+/// The bulk targets' process: a thread for each connection, large blocking writes and reads.
+pub(crate) fn bulk(listen: IpAddr) -> Result<()> {
+    let handlers: [fn(TcpStream) -> std::io::Result<()>; 3] = [source, sink, file];
+    let mut addresses = Vec::new();
+    for handle in handlers {
+        let listener = TcpListener::bind((listen, 0))?;
+        addresses.push(listener.local_addr()?);
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                thread::spawn(move || handle(client));
+            }
+        });
+    }
+    say(&addresses)?;
+    until_dismissed();
+    Ok(())
+}
+
+/// The byte at an offset of the file: not a power of two long, so that a lost block shows.
+pub(crate) fn file_byte(offset: usize) -> u8 {
+    u8::try_from(offset % 251).unwrap_or_default()
+}
+
+fn source(mut client: TcpStream) -> std::io::Result<()> {
+    let block = vec![0x5a; BLOCK];
+    loop {
+        client.write_all(&block)?;
+    }
+}
+
+fn sink(mut client: TcpStream) -> std::io::Result<()> {
+    let mut block = vec![0; BLOCK];
+    let mut count = 0_u64;
+    loop {
+        match client.read(&mut block)? {
+            0 => return client.write_all(&count.to_be_bytes()),
+            n => count += n as u64,
+        }
+    }
+}
+
+/// Sends the file and ends its direction, then takes what the client still sends: a target that closed with
+/// unread bytes would have its own kernel destroy the tail.
+fn file(mut client: TcpStream) -> std::io::Result<()> {
+    let bytes: Vec<u8> = (0..FILE).map(file_byte).collect();
+    client.write_all(&bytes)?;
+    client.shutdown(Shutdown::Write)?;
+    client.set_read_timeout(Some(LINGER))?;
+    let mut block = vec![0; BLOCK];
+    while client.read(&mut block)? > 0 {}
+    Ok(())
+}
+
+/// Length of the file in bytes.
+pub(crate) const FILE: usize = 1_000_003;
+/// Bytes of one call into the kernel by a bulk target.
+const BLOCK: usize = 256 * 1024;
+/// How long the file's target waits for a client that says nothing more.
+const LINGER: Duration = Duration::from_secs(5);
