@@ -179,7 +179,7 @@ impl FromStr for Host {
             };
         }
         let name = text.strip_suffix('.').unwrap_or(text);
-        if is_name(name) {
+        if is_name(name) && name.parse::<IpAddr>().is_err() {
             Ok(Self::Name(name.to_ascii_lowercase().into()))
         } else {
             Err(NameError::Name(excerpt(text)))
@@ -286,7 +286,11 @@ fn random_bits() -> u128 {
 
 fn is_name(text: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    matches!(text.len(), 1..=253) && text.bytes().all(plain) && !text.starts_with('.') && !text.contains("..")
+    matches!(text.len(), 1..=253)
+        && text.bytes().all(plain)
+        && !text.starts_with('.')
+        && !text.ends_with('.')
+        && !text.contains("..")
 }
 
 /// A peer's text for an error message, cut so that the message stays short.
@@ -322,6 +326,8 @@ mod tests {
             ":22",
             "::1:22",
             "a b:22",
+            "g..:1",
+            "1.7.0.18.:6",
             "[node]:1",
             "[10.0.0.1]:1",
         ] {
