@@ -1,1 +1,10 @@
 //! Cloud and edge in this process, on loopback sockets with ports of their own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/certificates.rs"]
+mod certificates;
+
+mod support;
+
+mod connect;
