@@ -8,3 +8,5 @@ mod certificates;
 mod support;
 
 mod connect;
+mod refusals;
+mod sessions;
