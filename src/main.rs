@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::future::Future;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -203,12 +202,10 @@ impl Signals {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    fn next(&mut self) -> impl Future<Output = ()> {
-        async {
-            tokio::select! {
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
-            }
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
 }

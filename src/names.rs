@@ -68,7 +68,7 @@ impl NodeName {
 impl SessionId {
     /// A new id from the operating system's random source.
     pub fn random() -> Self {
-        Self::from_bits(random_bits())
+        Self::from_bits(rand::random())
     }
 
     /// An id from 128 bits of which 6 become the UUID's version and variant. For simulations with a seed.
@@ -98,7 +98,7 @@ impl SessionId {
 impl Instance {
     /// A new one from the operating system's random source: once for each process.
     pub fn random() -> Self {
-        Self(random_bits())
+        Self(rand::random())
     }
 
     /// One from given bits. For simulations with a seed.
@@ -278,10 +278,6 @@ impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-fn random_bits() -> u128 {
-    rand::random()
 }
 
 fn is_name(text: &str) -> bool {

@@ -89,7 +89,7 @@ impl Registry {
     }
 
     /// Whether a process may link as `node`: not while another one of that name is alive. A plain link cannot be asked
-    /// and gives way. Takes up to [`ALIVE_WITHIN`].
+    /// and gives way. Takes up to 2 s.
     pub async fn admit(&self, node: &NodeName, instance: Option<Instance>) -> Result<(), Taken> {
         let Place::Here(old) = self.find(node) else { return Ok(()) };
         if old.instance.is_none() || old.instance == instance {

@@ -8,9 +8,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The rows, lowest first. `main` and `lib` stand outside.
-const ROWS: [&[&str]; 8] = [
-    &["names", "drain", "telemetry"],
-    &["config", "policy", "net"],
+const ROWS: [&[&str]; 10] = [
+    &["names"],
+    &["drain", "telemetry"],
+    &["policy"],
+    &["config", "net"],
     &["tunnel"],
     &["registry"],
     &["route"],
@@ -124,7 +126,9 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let wire =
         room == "tunnel" && (matches!(below(1), "codec" | "extension") || below(1).starts_with("grpc"));
     let wiring = matches!(room.as_str(), "config" | "cloud" | "edge" | "command");
-    let http = matches!(room.as_str(), "frontend" | "admin");
+    // gRPC is spoken over HTTP, so its ends look at statuses too.
+    let http =
+        matches!(room.as_str(), "frontend" | "admin") || room == "tunnel" && below(1).starts_with("grpc");
     let mut faults = Vec::new();
     for import in imports(&home, &tokens) {
         if !wire && import.path.iter().any(|s| s == "proto") {
@@ -138,8 +142,12 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
             faults.push(fault(file, import.line, "only wiring reads config".into()));
         }
     }
-    for token in &tokens {
-        if !wire && matches!(token.text.as_str(), "tonic" | "prost" | "tonic_prost") {
+    for (i, token) in tokens.iter().enumerate() {
+        // Why a link has ended stands in a gRPC status, which the rest of the tunnel may read.
+        let status = room == "tunnel"
+            && token.text == "tonic"
+            && tokens.get(i + 2).is_some_and(|t| matches!(t.text.as_str(), "Status" | "Code"));
+        if !wire && !status && matches!(token.text.as_str(), "tonic" | "prost" | "tonic_prost") {
             faults.push(fault(file, token.line, format!("only the gRPC ends know {}", token.text)));
         }
         if !http && token.text == "StatusCode" {
@@ -383,12 +391,19 @@ fn a_module_without_a_row_is_found() {
 
 #[test]
 fn grpc_is_known_to_the_codec_and_the_grpc_ends_only() {
-    let text = "use tonic::Status;\nuse prost::Message;\nuse crate::tunnel::proto::StreamMsg;";
+    let text = "use tonic::client::Grpc;\nuse prost::Message;\nuse crate::tunnel::proto::StreamMsg;";
     for file in ["tunnel/codec.rs", "tunnel/codec/tests.rs", "tunnel/extension.rs", "tunnel/grpc/accept.rs"] {
         assert_eq!(knowledge_faults(file, text), [], "{file}");
     }
     assert_eq!(knowledge_faults("tunnel/link.rs", text).len(), 3);
     assert_eq!(knowledge_faults("registry.rs", text).len(), 3);
+}
+
+#[test]
+fn a_grpc_status_may_be_read_in_the_tunnel_and_nowhere_else() {
+    let text = "fn f(code: tonic::Code) { tonic::Status::ok() }\nuse tonic::{Status, client::Grpc};";
+    assert_eq!(lines_of(&knowledge_faults("tunnel/link.rs", text)), [(2, "only the gRPC ends know tonic")]);
+    assert_eq!(knowledge_faults("edge.rs", text).len(), 3);
 }
 
 #[test]
@@ -403,7 +418,7 @@ fn config_is_read_by_wiring_only() {
 #[test]
 fn http_statuses_are_known_to_the_front_end_and_admin_only() {
     let text = "\nuse http::StatusCode;";
-    for file in ["frontend.rs", "frontend/connect.rs", "admin.rs"] {
+    for file in ["frontend.rs", "frontend/connect.rs", "admin.rs", "tunnel/grpc.rs"] {
         assert_eq!(knowledge_faults(file, text), [], "{file}");
     }
     assert_eq!(

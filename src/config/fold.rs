@@ -63,7 +63,7 @@ impl Report {
             return Ok((settings, self.warnings));
         }
         self.faults.sort_by_key(|(place, _)| *place);
-        let line = |place: usize| text.bytes().take(place).filter(|b| *b == b'\n').count() + 1;
+        let line = lines_of(text);
         let mut broken = BTreeSet::new();
         let mut faults = Vec::new();
         // A line that is not TOML is told once, and what was read there in spite of it was never meant.
@@ -273,6 +273,12 @@ impl<'t> Table<'t> {
 
 fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeValue<'t>>) -> Entry<'t> {
     Entry { name: name.get_ref().to_string(), place: name.span().start, value: value.into_inner() }
+}
+
+/// Which line a place is in, counted from 1. The text is read once: a bad file may have a fault in every line.
+fn lines_of(text: &str) -> impl Fn(usize) -> usize {
+    let ends: Vec<_> = text.match_indices('\n').map(|(place, _)| place).collect();
+    move |place| ends.partition_point(|end| *end < place) + 1
 }
 
 /// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.

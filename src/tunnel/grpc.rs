@@ -82,7 +82,7 @@ pub enum DialError {
         /// The cloud's words.
         message: String,
     },
-    /// No answer within [`ANSWER`].
+    /// No answer within 10 s.
     #[error("the cloud did not answer the call within {ANSWER:?}")]
     Timeout,
 }

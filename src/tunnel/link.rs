@@ -79,7 +79,7 @@ pub enum LinkEnded {
     /// The peer ended the stream, or the connection broke.
     #[error("the far end closed the link: {0}")]
     Closed(String),
-    /// Nothing at all was heard for [`SILENT`].
+    /// Nothing at all was heard for 15 s.
     #[error("nothing was heard for 15s")]
     Silent,
     /// We closed it: replaced by a newer one, or stopping.
@@ -313,7 +313,7 @@ impl Puller {
                 Poll::Pending => Poll::Pending,
             };
             // Looked at last: by now whoever adds to it wakes us.
-            if let Some(message) = lock(plain).next() {
+            if let Some(message) = lock(plain).next_message() {
                 return Poll::Ready(Some(encode(message)));
             }
             std::task::ready!(pulled);
@@ -331,19 +331,14 @@ impl Puller {
 }
 
 async fn read(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, LinkEnded> {
-    loop {
-        match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
-            None => return Err(LinkEnded::Closed("end of stream".into())),
-            Some(Err(e)) => return Err(LinkEnded::Closed(cause(&e))),
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => return Ok(data),
-                Err(frame) => {
-                    let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
-                    let text = status.filter(|s| s.code() != tonic::Code::Ok).map(|s| s.message().to_owned());
-                    return Err(LinkEnded::Closed(text.unwrap_or_else(|| "end of stream".into())));
-                }
-            },
-        }
+    match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
+        None => Err(LinkEnded::Closed("end of stream".into())),
+        Some(Err(e)) => Err(LinkEnded::Closed(cause(&e))),
+        Some(Ok(frame)) => frame.into_data().map_err(|frame| {
+            let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
+            let text = status.filter(|s| s.code() != tonic::Code::Ok).map(|s| s.message().to_owned());
+            LinkEnded::Closed(text.unwrap_or_else(|| "end of stream".into()))
+        }),
     }
 }
 

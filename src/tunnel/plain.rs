@@ -57,7 +57,7 @@ pub enum Meaning {
     Session(Heard),
     /// A sign of life; a pod answers with the same message.
     Heartbeat,
-    /// It was answered: [`Plain::next`] has the message.
+    /// It was answered: [`Plain::next_message`] has the message.
     Answered,
     /// Nothing we know; a fixed word for metrics.
     Unknown(&'static str),
@@ -81,7 +81,7 @@ impl Plain {
     }
 
     /// The next message to send.
-    pub fn next(&mut self) -> Option<StreamMsg> {
+    pub fn next_message(&mut self) -> Option<StreamMsg> {
         self.waiting.pop_front()
     }
 

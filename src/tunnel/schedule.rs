@@ -60,6 +60,16 @@ impl<K> Schedule<K> {
         self.clock = self.clock.max(account);
     }
 
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.small.len() + self.bulk.len()
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Whether anyone waits with more than a small backlog.
     pub fn has_bulk(&self) -> bool {
         !self.bulk.is_empty()
@@ -195,7 +205,6 @@ mod tests {
     #[test]
     fn coming_back_with_a_little_gains_nothing() {
         let mut schedule = Schedule::new();
-        let mut account = 0;
         schedule.enter("bulk", 0, usize::MAX, LONGEST);
         schedule.enter("sly", 0, 4000, LONGEST);
         let (mut bulk, mut sly) = (0, 0);
@@ -206,8 +215,7 @@ mod tests {
             schedule.said(after);
             if turn.key == "sly" {
                 sly += len;
-                account = after;
-                schedule.enter("sly", account, 4000, LONGEST);
+                schedule.enter("sly", after, 4000, LONGEST);
             } else {
                 bulk += len;
                 schedule.enter("bulk", after, usize::MAX, LONGEST);

@@ -9,6 +9,9 @@ mod certificates;
 #[path = "../support/wait.rs"]
 mod wait;
 
+mod command;
+mod cut;
+mod drain;
 mod halfclose;
 mod parts;
 mod plain;

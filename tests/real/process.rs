@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use crate::wait::{wait_for, wait_until};
@@ -36,6 +36,32 @@ impl Running {
         Self { name: name.into(), child, log }
     }
 
+    /// As [`Self::start`], with a pipe as its input.
+    pub(crate) fn start_fed(name: &str, dir: &Path, command: &mut Command) -> (Self, ChildStdin) {
+        let log = dir.join(format!("{name}.log"));
+        let file = File::create(&log).unwrap();
+        command.stdin(Stdio::piped()).stdout(file.try_clone().unwrap()).stderr(file);
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}"));
+        let input = child.stdin.take().unwrap();
+        (Self { name: name.into(), child, log }, input)
+    }
+
+    /// Sends it SIGTERM, as a service manager does that wants it to stop.
+    pub(crate) fn terminate(&mut self) {
+        self.lives();
+        let pid = self.child.id();
+        assert!(Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().unwrap().success());
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Panics
+    ///
+    /// If it takes longer than the given patience.
+    pub(crate) fn ends(&mut self, patience: Duration) -> ExitStatus {
+        wait_for(&format!("{} ends", self.name), patience, || self.child.try_wait().unwrap())
+    }
+
     /// What it has said so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -62,7 +88,7 @@ impl Running {
         let what = format!("{} answers 200 with {text:?} at {path}", self.name);
         wait_until(&what, PATIENCE, || {
             self.lives();
-            fetch(port, path).is_some_and(|answer| is_ok(&answer) && answer.contains(text))
+            ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.contains(text))
         });
     }
 
@@ -113,11 +139,11 @@ pub(crate) fn run(
     Said { status, stdout: text(&out), stderr: text(&err) }
 }
 
-/// One GET, head and body as they came; none if nobody answers.
-fn fetch(port: u16, path: &str) -> Option<String> {
+/// One request, head and body of its answer as they came; none if nobody answers.
+pub(crate) fn ask(port: u16, method: &str, path: &str, body: &str) -> Option<String> {
     let mut conn = TcpStream::connect(("127.0.0.1", port)).ok()?;
     conn.set_read_timeout(Some(PATIENCE)).ok()?;
-    write!(conn, "GET {path} HTTP/1.0\r\n\r\n").ok()?;
+    write!(conn, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()?;
     let mut answer = String::new();
     conn.read_to_string(&mut answer).ok()?;
     Some(answer)

@@ -40,7 +40,12 @@ fn a_hundred_megabytes_go_up_and_come_back_unchanged() {
     if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
         return;
     }
-    let (sshd, pair) = (Sshd::start(), Pair::start());
+    copies_both_ways(&Pair::start());
+}
+
+/// Copies a hundred megabytes to the node and back, and compares.
+pub(crate) fn copies_both_ways(pair: &Pair) {
+    let sshd = Sshd::start();
     let options = sshd.options(&helper("nc.openbsd", pair.cloud.connect));
     let dir = sshd.dir.path();
     let (original, there, back) = (dir.join("original"), dir.join("there"), dir.join("back"));

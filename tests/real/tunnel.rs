@@ -1,6 +1,6 @@
 //! Our own program as cloud and as edge, with config files as people write them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -30,6 +30,8 @@ pub(crate) struct Cloud {
     pub(crate) grpc: u16,
     /// Where CONNECT clients come in.
     pub(crate) connect: u16,
+    /// Where metrics stand alone.
+    pub(crate) metrics: u16,
     log_port: u16,
 }
 
@@ -60,43 +62,62 @@ impl Place {
         self.dir.path()
     }
 
+    /// Writes a config file, and says where it is.
+    pub(crate) fn config(&self, name: &str, text: &str) -> PathBuf {
+        let file = self.path().join(format!("{name}.toml"));
+        std::fs::write(&file, text).unwrap();
+        file
+    }
+
+    /// The part of a cloud's config that every test needs: where edges dial, and with what proof.
+    pub(crate) fn cloud_config(&self, grpc: u16, log_port: u16) -> String {
+        let Files { cert, key, .. } = &self.files;
+        format!(
+            r#"
+[mode.cloud.stream.server]
+listen = "127.0.0.1:{grpc}"
+log_listen = "127.0.0.1:{log_port}"
+cert = "{}"
+key = "{}"
+tokenfile = "{}"
+"#,
+            cert.display(),
+            key.display(),
+            self.path().join("token").display(),
+        )
+    }
+
     fn tunnel(&self, mode: &str, config: &str) -> Running {
-        let file = self.path().join(format!("{mode}.toml"));
-        std::fs::write(&file, config).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
+        let file = self.config(mode, config);
+        let mut command = tunnel();
         command.arg(format!("--m={mode}")).arg(format!("--c={}", file.display())).arg("--v=4");
-        // What the machine has set must not lead the edge astray.
-        for name in ["NODE_NAME", "NODE_IP", "POD_IP", "HTTPS_PROXY", "https_proxy"] {
-            command.env_remove(name);
-        }
         Running::start(mode, self.path(), &mut command)
     }
+}
+
+/// The program. What the machine has set must not lead it astray.
+pub(crate) fn tunnel() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
+    for name in ["NODE_NAME", "NODE_IP", "POD_IP", "HTTPS_PROXY", "https_proxy"] {
+        command.env_remove(name);
+    }
+    command
 }
 
 impl Cloud {
     pub(crate) fn start(place: &Place) -> Self {
         let (grpc, connect, log_port, metrics) = (free_port(), free_port(), free_port(), free_port());
-        let Files { cert, key, .. } = &place.files;
         let config = format!(
-            r#"
-[mode.cloud.stream.server]
-listen = "127.0.0.1:{grpc}"
-log_listen = "127.0.0.1:{log_port}"
-metrics_listen = "127.0.0.1:{metrics}"
-cert = "{}"
-key = "{}"
-tokenfile = "{}"
+            r#"{}metrics_listen = "127.0.0.1:{metrics}"
 [mode.cloud.ssh]
 listen = "127.0.0.1:{connect}"
 auth = "none"
 "#,
-            cert.display(),
-            key.display(),
-            place.path().join("token").display(),
+            place.cloud_config(grpc, log_port),
         );
         let mut process = place.tunnel("cloud", &config);
         process.answers(log_port, "/readyz", "");
-        Self { process, grpc, connect, log_port }
+        Self { process, grpc, connect, metrics, log_port }
     }
 
     /// Waits until a node hangs here.
@@ -129,9 +150,14 @@ log_listen = "127.0.0.1:{log_port}"
 
 impl Pair {
     pub(crate) fn start() -> Self {
+        Self::start_behind(|grpc| grpc)
+    }
+
+    /// As [`Self::start`], where the edge reaches the cloud through a port of the test's own.
+    pub(crate) fn start_behind(line: impl FnOnce(u16) -> u16) -> Self {
         let place = Place::new();
         let mut cloud = Cloud::start(&place);
-        let edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+        let edge = Edge::start(&place, &format!("127.0.0.1:{}", line(cloud.grpc)));
         cloud.has("node1");
         Self { edge, cloud, place }
     }

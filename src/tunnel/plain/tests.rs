@@ -14,8 +14,8 @@ fn id() -> SessionId {
 fn say_to(plain: &mut Plain, id: SessionId, word: Word) -> (Option<StreamMsg>, Vec<Word>) {
     let node = plain.node.clone();
     let heard = plain.say(Frame { node, body: Body::Session(id, Category::Ssh, word) }, Instant::now());
-    let message = plain.next();
-    assert_eq!(plain.next(), None);
+    let message = plain.next_message();
+    assert_eq!(plain.next_message(), None);
     (message, heard.map(|h| h.words).unwrap_or_default())
 }
 
@@ -24,9 +24,9 @@ fn say(plain: &mut Plain, word: Word) -> (Option<StreamMsg>, Vec<Word>) {
 }
 
 /// The type of the message with which the peer is answered.
-fn answer(plain: &mut Plain, meaning: Meaning) -> String {
-    assert_eq!(meaning, Meaning::Answered);
-    plain.next().unwrap().r#type
+fn answer(plain: &mut Plain, meaning: &Meaning) -> String {
+    assert_eq!(*meaning, Meaning::Answered);
+    plain.next_message().unwrap().r#type
 }
 
 fn hear(plain: &mut Plain, kind: &str, topic: &str, data: &str) -> Meaning {
@@ -86,7 +86,7 @@ async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() 
     assert_eq!(words(hear(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
     assert!(plain.tick(Instant::now() + Duration::from_secs(29)).is_empty());
     let ended = plain.tick(Instant::now() + Duration::from_secs(30));
-    assert_eq!(plain.next().unwrap().r#type, "closed");
+    assert_eq!(plain.next_message().unwrap().r#type, "closed");
     assert!(matches!(ended[0].words[..], [Word::Finish { total: 12 }, Word::Reset { .. }]));
 }
 
@@ -108,17 +108,12 @@ async fn a_failed_dial_says_why() {
 async fn a_late_answer_to_a_session_given_up_is_closed() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let message =
-        say(&mut plain, Word::Reset { epoch: 3, refusal: Refusal::new(Code::GivenUp, "client left") })
-            .message;
-    assert_eq!(message.unwrap().r#type, "closed");
-    assert!(
-        matches!(hear(&mut plain, "tcp-forward", &topic, "x"), Meaning::Answer(m) if m.r#type == "closed" && m.topic == topic)
-    );
-    assert!(
-        matches!(hear(&mut plain, "closed", &topic, ""), Meaning::Unknown(_)),
-        "never answer closed with closed"
-    );
+    let left = Word::Reset { epoch: 3, refusal: Refusal::new(Code::GivenUp, "client left") };
+    assert_eq!(say(&mut plain, left).0.unwrap().r#type, "closed");
+    let meaning = hear(&mut plain, "tcp-forward", &topic, "x");
+    assert_eq!(answer(&mut plain, &meaning), "closed");
+    let meaning = hear(&mut plain, "closed", &topic, "");
+    assert!(matches!(meaning, Meaning::Unknown(_)), "never answer closed with closed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,17 +122,12 @@ async fn a_plain_pod_opens_with_any_topic() {
     let Meaning::Session(heard) = hear(&mut plain, "connecting", "any text at all", "CONNECT") else {
         panic!()
     };
-    assert!(
-        matches!(&heard.words[..], [Word::Open { limit: u64::MAX, target, .. }] if target.to_string() == "127.0.0.1:22")
-    );
-    let node = plain.node.clone();
+    let [Word::Open { limit: u64::MAX, target, .. }] = &heard.words[..] else { panic!("{heard:?}") };
+    assert_eq!(target.to_string(), "127.0.0.1:22");
     let opened = Word::Opened { limit: 1, epoch: 1, instance: None };
-    let said =
-        plain.say(Frame { node, body: Body::Session(heard.id, Category::Ssh, opened) }, Instant::now());
-    assert_eq!(said.message.unwrap().topic, "any text at all");
-    assert!(
-        matches!(hear(&mut plain, "connecting", &"x".repeat(257), ""), Meaning::Answer(m) if m.r#type == "connect-failed")
-    );
+    assert_eq!(say_to(&mut plain, heard.id, opened).0.unwrap().topic, "any text at all");
+    let meaning = hear(&mut plain, "connecting", &"x".repeat(257), "");
+    assert_eq!(answer(&mut plain, &meaning), "connect-failed");
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,7 +137,7 @@ async fn heartbeats_and_nonsense() {
     assert_eq!(beat.topic, "edge-1heartbeat");
     assert_eq!(plain.hear(beat, Instant::now()), Meaning::Heartbeat);
     let meaning = hear(&mut plain, "access", "t", "");
-    assert_eq!(answer(&mut plain, meaning), "closed");
+    assert_eq!(answer(&mut plain, &meaning), "closed");
     let foreign = StreamMsg { node: "other".into(), category: "ssh".into(), ..StreamMsg::default() };
     assert_eq!(plain.hear(foreign, Instant::now()), Meaning::Unknown("wrong_node"));
 }

@@ -103,6 +103,7 @@ fn reset(epoch: u64, code: Code) -> Word {
 }
 
 /// Hears a word on `link` and expects it to be dropped without a trace.
+#[expect(clippy::needless_pass_by_value, reason = "most words are made for this one call")]
 fn dropped(mut end: End, link: LinkId, word: Word) {
     let phase = end.phase();
     let path = end.path();

@@ -1,0 +1,106 @@
+//! The line between edge and cloud breaks while something is copied: what ssh sees is at most a pause.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::parts::have;
+use crate::ssh::copies_both_ways;
+use crate::tunnel::Pair;
+
+#[test]
+fn a_copy_survives_every_cut_of_the_line() {
+    survives(&[10_000_000, 35_000_000, 60_000_000, 25_000_000], End::Cut);
+}
+
+/// As behind a NAT that has forgotten the connection: nobody says that it is over.
+#[test]
+fn a_copy_survives_a_line_that_falls_silent() {
+    survives(&[40_000_000], End::Silence);
+}
+
+/// Both copies are 200 MB and more, so every connection that is to end does end.
+fn survives(lives: &[usize], end: End) {
+    if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
+        return;
+    }
+    let line = Line::new(lives, end);
+    let pair = Pair::start_behind(|cloud| line.start(cloud));
+    copies_both_ways(&pair);
+    assert_eq!(line.made(), lives.len() + 1, "each connection that ended was replaced once");
+}
+
+/// How a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Both sides are told.
+    Cut,
+    /// Neither is.
+    Silence,
+}
+
+/// A line whose connections end after so many bytes, both directions together; the last one lasts.
+#[derive(Debug, Clone)]
+struct Line {
+    lives: Arc<[usize]>,
+    end: End,
+    made: Arc<AtomicUsize>,
+    /// Those that have fallen silent: kept open, as nobody ends them.
+    silent: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Line {
+    fn new(lives: &[usize], end: End) -> Self {
+        Self { lives: lives.into(), end, made: Arc::default(), silent: Arc::default() }
+    }
+
+    /// How many connections there have been.
+    fn made(&self) -> usize {
+        self.made.load(Ordering::SeqCst)
+    }
+
+    /// Listens for the edge, and carries its connections to the cloud. Its threads end with the test.
+    fn start(&self, cloud: u16) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let line = self.clone();
+        std::thread::spawn(move || {
+            for edge in listener.incoming() {
+                let edge = edge.unwrap();
+                let Ok(cloud) = TcpStream::connect(("127.0.0.1", cloud)) else { return };
+                let number = line.made.fetch_add(1, Ordering::SeqCst);
+                let left = line.lives.get(number).copied().unwrap_or(usize::MAX);
+                let left = Arc::new(AtomicUsize::new(left));
+                line.carry(&edge, &cloud, &left);
+                line.carry(&cloud, &edge, &left);
+            }
+        });
+        port
+    }
+
+    fn carry(&self, from: &TcpStream, to: &TcpStream, left: &Arc<AtomicUsize>) {
+        let (line, left) = (self.clone(), Arc::clone(left));
+        let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+        std::thread::spawn(move || {
+            let mut piece = vec![0; 64 * 1024];
+            loop {
+                let read = from.read(&mut piece).unwrap_or(0);
+                let lasts = left
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(read))
+                    .is_ok();
+                if read > 0 && lasts && to.write_all(&piece[..read]).is_ok() {
+                    continue;
+                }
+                // One direction that ends takes the other along.
+                left.store(0, Ordering::SeqCst);
+                if !lasts && line.end == End::Silence {
+                    line.silent.lock().unwrap().extend([from, to]);
+                } else {
+                    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                }
+                return;
+            }
+        });
+    }
+}

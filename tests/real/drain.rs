@@ -1,0 +1,89 @@
+//! Told to stop, a process lets the ssh sessions of people end first.
+
+use std::io::Write;
+use std::process::{ChildStdin, Command};
+use std::time::Duration;
+
+use crate::parts::have;
+use crate::process::{PATIENCE, Running, run};
+use crate::ssh::helper;
+use crate::sshd::Sshd;
+use crate::tunnel::Pair;
+
+#[test]
+fn a_cloud_that_stops_lets_an_ssh_session_end() {
+    let Some((sshd, mut pair)) = ready() else { return };
+    let (mut ssh, mut input) = session(&sshd, &pair);
+    pair.cloud.process.terminate();
+    pair.cloud.process.says("stopping");
+    let args = format!("-X connect -x 127.0.0.1:{} node1 {}", pair.cloud.connect, sshd.port);
+    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE);
+    assert!(!said.status.success() && said.stdout.is_empty(), "no new session: {said:?}");
+    ends_well(&mut ssh, &mut input);
+    assert_eq!(pair.cloud.process.ends(SOON).code(), Some(0));
+}
+
+#[test]
+fn an_edge_that_stops_lets_an_ssh_session_end() {
+    let Some((sshd, mut pair)) = ready() else { return };
+    let (mut ssh, mut input) = session(&sshd, &pair);
+    pair.edge.process.terminate();
+    pair.edge.process.says("stopping");
+    ends_well(&mut ssh, &mut input);
+    assert_eq!(pair.edge.process.ends(SOON).code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_the_cloud_at_once() {
+    let Some((sshd, mut pair)) = ready() else { return };
+    let (mut ssh, _input) = session(&sshd, &pair);
+    pair.cloud.process.terminate();
+    pair.cloud.process.says("stopping");
+    pair.cloud.process.terminate();
+    assert_eq!(pair.cloud.process.ends(SOON).code(), Some(0));
+    assert_eq!(ssh.ends(PATIENCE).code(), Some(255), "ssh tells that its connection was lost");
+}
+
+#[test]
+fn a_second_signal_ends_the_edge_at_once() {
+    let Some((sshd, mut pair)) = ready() else { return };
+    let (mut ssh, _input) = session(&sshd, &pair);
+    pair.edge.process.terminate();
+    pair.edge.process.says("stopping");
+    pair.edge.process.terminate();
+    assert_eq!(pair.edge.process.ends(SOON).code(), Some(0));
+    assert_eq!(ssh.ends(PATIENCE).code(), Some(255), "ssh tells that its connection was lost");
+}
+
+#[test]
+fn processes_without_sessions_stop_at_once() {
+    let mut pair = Pair::start();
+    pair.edge.process.terminate();
+    assert_eq!(pair.edge.process.ends(SOON).code(), Some(0));
+    pair.cloud.process.terminate();
+    assert_eq!(pair.cloud.process.ends(SOON).code(), Some(0));
+}
+
+fn ready() -> Option<(Sshd, Pair)> {
+    have(&["sshd", "ssh", "ssh-keygen", "nc.openbsd"]).then(|| (Sshd::start(), Pair::start()))
+}
+
+/// An ssh session that has begun, and ends once it is told a line.
+fn session(sshd: &Sshd, pair: &Pair) -> (Running, ChildStdin) {
+    let mut command = Command::new("ssh");
+    command.args(sshd.options(&helper("nc.openbsd", pair.cloud.connect)));
+    command.args(["node1", "echo begun; read line; echo told $line; exit 5"]);
+    let (mut ssh, input) = Running::start_fed("ssh", pair.place.path(), &mut command);
+    ssh.says("begun");
+    (ssh, input)
+}
+
+fn ends_well(ssh: &mut Running, input: &mut ChildStdin) {
+    ssh.lives();
+    input.write_all(b"a line\n").unwrap();
+    assert_eq!(ssh.ends(PATIENCE).code(), Some(5));
+    assert!(ssh.log().contains("told a line"), "{}", ssh.log());
+}
+
+/// Well below the 25 s for which sessions are waited for.
+const SOON: Duration = Duration::from_secs(10);
