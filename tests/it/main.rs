@@ -8,5 +8,7 @@ mod certificates;
 mod support;
 
 mod connect;
+mod links;
 mod refusals;
+mod resume;
 mod sessions;
