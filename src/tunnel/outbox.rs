@@ -163,14 +163,14 @@ impl Outbox {
     }
 
     /// Answers a ping; a newer one takes a waiting one's place.
-    pub(super) fn pong(&self, number: Option<u64>) {
+    pub fn pong(&self, number: Option<u64>) {
         let mut waiting = self.lock();
         waiting.pong = Some(number);
         waiting.wake();
     }
 
     /// The peer answered ping `number`. Returns the round trip.
-    pub(super) fn ponged(&self, number: u64, now: Instant) -> Duration {
+    pub fn ponged(&self, number: u64, now: Instant) -> Duration {
         self.answered.notify_waiters();
         let mut waiting = self.lock();
         let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
@@ -216,6 +216,12 @@ impl Outbox {
     /// Number of sessions whose path this link is.
     pub fn sessions(&self) -> usize {
         lock(&self.members).as_ref().map_or(0, HashMap::len)
+    }
+
+    /// Entries that wait to be said: answers, and sessions with control or data, stale ones among them.
+    pub fn waiting(&self) -> usize {
+        let waiting = self.lock();
+        waiting.replies.len() + waiting.control.len() + waiting.turns.len()
     }
 
     /// Makes the session known as one that runs here. False if the link has ended.

@@ -143,7 +143,7 @@ impl RecvHalf {
             return unheard > 0;
         }
         let rise = self.next_limit().saturating_sub(self.limit);
-        rise >= (self.window / 2).max(1) || unheard >= (self.window / 8).max(MIN_UNHEARD)
+        rise >= (self.window / 2).max(1) || unheard >= MOST_UNHEARD
     }
 
     /// What to tell the peer now: `received` and `limit`.
@@ -217,8 +217,9 @@ fn as_u64(len: usize) -> u64 {
 
 /// After this long without data a session starts again with its first window.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The peer hears at least every so many bytes what has arrived, so that it need not keep them.
-const MIN_UNHEARD: u64 = 64 * 1024;
+/// The peer hears at least every so many bytes what has arrived, so that it need not keep them; whoever has spent its
+/// memory for what it keeps counts on it.
+const MOST_UNHEARD: u64 = 64 * 1024;
 
 #[cfg(test)]
 mod tests {

@@ -60,6 +60,16 @@ impl<K> Schedule<K> {
         self.clock = self.clock.max(account);
     }
 
+    /// How many wait.
+    pub fn len(&self) -> usize {
+        self.small.len() + self.bulk.len()
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Whether anyone waits with more than a small backlog.
     pub fn has_bulk(&self) -> bool {
         !self.bulk.is_empty()

@@ -101,6 +101,15 @@ impl Table {
         (self.promised.used(), self.kept.used())
     }
 
+    /// Bytes that have arrived and were not read, in all sessions.
+    pub fn queued(&self) -> usize {
+        self.shards
+            .iter()
+            .flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>())
+            .map(|s| s.queued())
+            .sum()
+    }
+
     /// A new session to `target` at `node`, to be asked for over a link.
     pub fn open(
         self: &Arc<Self>,

@@ -1,1 +1,12 @@
 //! Cloud and edge in this process, on loopback sockets with ports of their own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/certificates.rs"]
+mod certificates;
+
+mod support;
+
+mod connect;
+mod refusals;
+mod sessions;

@@ -1,1 +1,95 @@
 //! The tunnel layer under simulated time and a hostile scheduler.
+//!
+//! Each run is drawn from a seed. `SIM_SEED=n` repeats one with a trace, `SIM_SECONDS=n` goes on for so long.
+#![expect(clippy::disallowed_methods, reason = "tests read the environment that a person sets")]
+
+mod chance;
+mod crowd;
+mod ledger;
+mod line;
+mod owner;
+mod plan;
+mod turns;
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use tokio::task::coop::unconstrained;
+use tokio::time::Instant;
+
+use plan::About;
+
+#[test]
+fn faithful_sessions_survive_every_cut_of_their_links() {
+    many(About::Cuts);
+}
+
+#[test]
+fn whatever_ends_at_one_end_ends_at_the_other() {
+    many(About::Drops);
+}
+
+#[test]
+fn keystrokes_and_pings_wait_for_one_frame_at_most() {
+    many(About::Turns);
+}
+
+#[test]
+fn nothing_is_left_of_sessions_that_nobody_came_back_for() {
+    many(About::Grace);
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    for about in [About::Cuts, About::Drops, About::Turns, About::Grace] {
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        run(5, about, Some(&mut first)).unwrap();
+        run(5, about, Some(&mut second)).unwrap();
+        assert!(first == second && !first.is_empty(), "{about:?}");
+    }
+}
+
+/// Runs seed after seed until the time is over.
+fn many(about: About) {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    if let Some(seed) = number("SIM_SEED") {
+        return one(seed, about);
+    }
+    let until = Instant::now() + Duration::from_secs(number("SIM_SECONDS").unwrap_or(20)) / 2;
+    let from = number("SIM_FROM").unwrap_or(0);
+    let mut seed = from;
+    while Instant::now() < until {
+        one(seed, about);
+        seed += 1;
+    }
+    println!("{about:?}: seeds {from} to {}", seed - 1);
+}
+
+fn one(seed: u64, about: About) {
+    let Err(why) = run(seed, about, None) else { return };
+    let mut trace = Vec::new();
+    let _ = run(seed, about, Some(&mut trace));
+    let tail = trace.len().saturating_sub(LAST_LINES);
+    panic!("{}\n{why}\nSIM_SEED={seed} repeats it ({about:?})", trace[tail..].join("\n"));
+}
+
+fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>) -> Result<(), String> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let ledger = ledger::Ledger::new(trace.is_some());
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        // Without it tokio would wake tasks that nobody woke, and hide what is lost.
+        runtime.block_on(unconstrained(async { world::World::new(seed, about, ledger.clone()).live().await }))
+    }));
+    if let Some(trace) = trace {
+        *trace = ledger.trace();
+    }
+    result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panic: {}", text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("?")))
+    })
+}
+
+/// Lines of the trace shown of a run that failed.
+const LAST_LINES: usize = 120;

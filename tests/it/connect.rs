@@ -1,0 +1,204 @@
+//! What clients get through the CONNECT port: every byte, and every end.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::clients::{self, ESTABLISHED, echoed, head, is_reset, rest};
+use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all};
+use crate::support::{soon, targets};
+
+#[tokio::test]
+async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
+    echoed(&mut client, "again").await;
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"");
+    pod.forgets_all().await;
+    edge_forgets_all(&edge).await;
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "over"), 1);
+    assert_eq!((pod.pod.metrics.bytes_up.get(), pod.pod.metrics.bytes_down.get()), (10, 10));
+}
+
+#[tokio::test]
+async fn a_nodes_name_counts_in_any_case() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "Node1").await;
+    echoed(&mut pod.open(&at("nODE1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn requests_of_every_kind_of_client_are_understood() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let target = at("node1", echo);
+    for request in [
+        format!("CONNECT {target} HTTP/1.0\r\n\r\n"),
+        format!("CONNECT {target} HTTP/1.1\r\n\r\n"),
+        format!("CONNECT {target} HTTP/1.1\r\nHost: somewhere.else:1\r\nTraceid: t\r\n\r\n"),
+        format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nProxy-Connection: keep-alive\r\n\r\n"),
+    ] {
+        let mut client = TcpStream::connect(pod.connect).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
+        let answer = head(&mut client).await;
+        // An HTTP/1.0 client may be told its own version.
+        assert_eq!(answer.replace("HTTP/1.0", "HTTP/1.1"), ESTABLISHED, "{request}");
+        echoed(&mut client, "hello").await;
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_come_behind_the_head_are_kept() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = TcpStream::connect(pod.connect).await.unwrap();
+    let mut all = format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", echo)).into_bytes();
+    let early = targets::pattern(50_000);
+    all.extend_from_slice(&early);
+    client.write_all(&all).await.unwrap();
+    assert_eq!(head(&mut client).await, ESTABLISHED);
+    client.shutdown().await.unwrap();
+    assert!(rest(&mut client).await == early);
+}
+
+#[tokio::test]
+async fn a_client_may_end_its_direction_with_its_head() {
+    let (place, source) = (Place::new(), targets::source(100_000).await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = TcpStream::connect(pod.connect).await.unwrap();
+    let request = format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", source));
+    client.write_all(request.as_bytes()).await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(head(&mut client).await, ESTABLISHED);
+    assert!(rest(&mut client).await == targets::pattern(100_000));
+}
+
+#[tokio::test]
+async fn the_clients_end_leaves_the_targets_answer_its_way() {
+    let (place, sink) = (Place::new(), targets::sink().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", sink)).await;
+    client.write_all(&targets::pattern(300_000)).await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"300000");
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn the_targets_end_leaves_the_clients_bytes_their_way() {
+    let place = Place::new();
+    let (told, mut tells) = tokio::sync::mpsc::channel(1);
+    // Ends its direction at once, and tells what it got in the other.
+    let target = targets::serve(move |mut socket| {
+        let told = told.clone();
+        async move {
+            socket.shutdown().await.unwrap();
+            let mut all = Vec::new();
+            socket.read_to_end(&mut all).await.unwrap();
+            told.send(all).await.unwrap();
+        }
+    })
+    .await;
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", target)).await;
+    assert_eq!(rest(&mut client).await, b"", "the target's end arrives");
+    client.write_all(&targets::pattern(200_000)).await.unwrap();
+    client.shutdown().await.unwrap();
+    assert!(soon("all bytes", tells.recv()).await.unwrap() == targets::pattern(200_000));
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn the_whole_answer_arrives_though_the_client_still_sends() {
+    let place = Place::new();
+    let answer = targets::pattern(200_000);
+    // Reads one byte, answers, closes; what the client still sends is never read.
+    let target = targets::serve(move |mut socket| {
+        let answer = answer.clone();
+        async move {
+            socket.read_u8().await.unwrap();
+            socket.write_all(&answer).await.unwrap();
+            socket.shutdown().await.unwrap();
+            let _ = tokio::io::copy(&mut socket, &mut tokio::io::sink()).await;
+        }
+    })
+    .await;
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    for round in 0..50 {
+        let (mut from, mut to) = pod.open(&at("node1", target)).await.into_split();
+        let sends = crate::support::beside(async move { while to.write_all(&[1; 4096]).await.is_ok() {} });
+        let mut all = Vec::new();
+        soon("the answer's end", from.read_to_end(&mut all)).await.unwrap();
+        sends.abort();
+        assert!(all == targets::pattern(200_000), "round {round}: {} bytes", all.len());
+    }
+    pod.forgets_all().await;
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn a_target_that_speaks_first_is_heard_behind_the_head() {
+    let place = Place::new();
+    let target = targets::serve(|mut socket| async move {
+        socket.write_all(b"SSH-2.0-banner\r\n").await.unwrap();
+        let _ = socket.read_u8().await;
+    })
+    .await;
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = TcpStream::connect(pod.connect).await.unwrap();
+    client.write_all(format!("CONNECT {} HTTP/1.1\r\n\r\n", at("node1", target)).as_bytes()).await.unwrap();
+    assert_eq!(head(&mut client).await, ESTABLISHED);
+    let mut banner = [0; 16];
+    soon("the banner", client.read_exact(&mut banner)).await.unwrap();
+    assert_eq!(&banner, b"SSH-2.0-banner\r\n");
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_off_breaks_its_target_off() {
+    let place = Place::new();
+    let (told, mut tells) = tokio::sync::mpsc::channel(1);
+    let target = targets::serve(move |mut socket| {
+        let told = told.clone();
+        async move {
+            let ended = socket.read_to_end(&mut Vec::new()).await;
+            told.send(ended.unwrap_err().kind()).await.unwrap();
+        }
+    })
+    .await;
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", target)).await;
+    client.write_all(b"half a fi").await.unwrap();
+    clients::reset(client);
+    let kind = soon("the target's error", tells.recv()).await.unwrap();
+    assert_eq!(kind, std::io::ErrorKind::ConnectionReset);
+    pod.forgets_all().await;
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "client_failed"), 1);
+}
+
+#[tokio::test]
+async fn a_target_that_breaks_off_breaks_its_client_off() {
+    let place = Place::new();
+    let target = targets::serve(|mut socket| async move {
+        socket.read_u8().await.unwrap();
+        clients::reset(socket);
+    })
+    .await;
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", target)).await;
+    client.write_all(b"x").await.unwrap();
+    is_reset(&mut client).await;
+    pod.forgets_all().await;
+}

@@ -1,0 +1,205 @@
+//! What clients are told when they get no session: a status, and a reason phrase that carries the cause.
+
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, pause};
+use tunnel::names::Instance;
+use tunnel::tunnel::frame::Word;
+use tunnel::tunnel::{Code, Refusal};
+
+use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
+use crate::support::programs::{Place, TestPod, at, edge, edge_with};
+use crate::support::{beside, peer, soon, targets, wait_until};
+
+fn says(answer: &Answer, status: u16, phrase: &str) {
+    assert_eq!((answer.status, answer.phrase.as_str()), (status, phrase), "{answer:?}");
+    assert!(answer.head.to_ascii_lowercase().contains("connection: close"), "{answer:?}");
+    assert!(answer.body.contains("\ntrace: ") && answer.body.contains("\nnext: "), "{answer:?}");
+}
+
+#[tokio::test]
+async fn bad_requests_are_told_what_is_wrong_with_them() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let answer = pod.ask("node1").await;
+    assert_eq!(answer.status, 400, "{answer:?}");
+    for target in ["node1:0", "node1:65536", "no_de!:22"] {
+        let answer = pod.ask(target).await;
+        assert_eq!(answer.status, 400, "{target}: {answer:?}");
+    }
+    says(&pod.ask("10.1.2.3:22").await, 421, "the node of 10.1.2.3:22 cannot be told");
+    says(&pod.ask("[::1]:22").await, 421, "the node of [::1]:22 cannot be told");
+    let get = ask(pod.connect, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    says(&get, 405, "only CONNECT is served here");
+    assert!(get.head.to_ascii_lowercase().contains("allow: connect"), "{get:?}");
+    let garbage = ask(pod.connect, "SSH-2.0-OpenSSH_9.6\r\n\r\n").await;
+    assert_eq!(garbage.status, 400, "{garbage:?}");
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "no_node"), 2);
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "method"), 1);
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
+    let (place, nothing) = (Place::new(), targets::nothing().await);
+    let pod = TestPod::start(&place);
+    says(&pod.ask("node1:22").await, 502, "node node1 is not connected");
+    let edge = edge(&place, &pod, "node1").await;
+    let refused = pod.ask(&at("node1", nothing)).await;
+    says(&refused, 502, &format!("node node1: {nothing} refused the connection"));
+    edge.stop(std::future::ready(())).await;
+    wait_until("the node is gone", || pod.link("node1").is_none()).await;
+    says(&pod.ask("node1:22").await, 502, "node node1 is not connected, last seen 0s ago");
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn an_edge_forbids_what_its_config_does_not_allow() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let more = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
+    let _edge = edge_with(&place, &pod, "node1", &more).await;
+    let answer = pod.ask("node1:1").await;
+    says(&answer, 403, "node node1: this edge may not dial node1:1");
+    assert!(answer.body.contains("[mode.edge.allow]"), "{answer:?}");
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn rules_and_networks_keep_clients_out() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let rules = format!("rules = [{{ nodes = [\"edge-*\"], ports = [{}] }}]", echo.port());
+    let pod = TestPod::with(&place, &rules);
+    let _edge = edge(&place, &pod, "edge-1").await;
+    says(&pod.ask("edge-1:1").await, 403, "no rule lets you reach port 1 of node edge-1");
+    let other = pod.ask(&at("other", echo)).await;
+    says(&other, 403, &format!("no rule lets you reach port {} of node other", echo.port()));
+    echoed(&mut pod.open(&at("edge-1", echo)).await, "hello").await;
+
+    let fenced = TestPod::with(&place, "allow_from = [\"10.0.0.0/8\"]");
+    says(&fenced.ask("edge-1:1").await, 403, "your address is not allowed here");
+}
+
+#[tokio::test]
+async fn credentials_are_asked_for_and_checked() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let hash = bcrypt::hash("right", 4).unwrap();
+    let users = place.file("htpasswd", &format!("ops:{hash}\n"));
+    let rules = "rules = [{ users = [\"ops\"] }]";
+    let pod = TestPod::with(&place, &format!("auth = \"basic\"\nusers = \"{}\"\n{rules}", users.display()));
+    let _edge = edge(&place, &pod, "node1").await;
+    let request = |login: &str| {
+        let login = STANDARD.encode(login);
+        let target = at("node1", echo);
+        format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {login}\r\n\r\n")
+    };
+    let answer = pod.ask(&at("node1", echo)).await;
+    says(&answer, 407, "user and password needed");
+    assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
+    for wrong in ["ops:wrong", "ops:", "nobody:right", "ops"] {
+        says(&ask(pod.connect, &request(wrong)).await, 407, "user and password needed");
+    }
+    for _ in 0..2 {
+        let mut client = TcpStream::connect(pod.connect).await.unwrap();
+        client.write_all(request("ops:right").as_bytes()).await.unwrap();
+        assert!(head(&mut client).await.starts_with("HTTP/1.1 200 "));
+        echoed(&mut client, "hello").await;
+    }
+}
+
+#[tokio::test]
+async fn a_full_pod_says_so_and_has_room_again_later() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nmax = 1");
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut first = pod.open(&at("node1", echo)).await;
+    says(&pod.ask(&at("node1", echo)).await, 503, "this pod is full");
+    first.shutdown().await.unwrap();
+    rest(&mut first).await;
+    drop(first);
+    pod.forgets_all().await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_turns_away_who_was_already_connected() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let session = pod.open(&at("node1", echo)).await;
+    let mut late = TcpStream::connect(pod.connect).await.unwrap();
+    late.write_all(b"CONNECT ").await.unwrap();
+    // Accepted in order: once a later connection has its answer, the earlier one is in as well.
+    pod.ask("nowhere:1").await;
+    let stopped = beside(pod.pod.stop(std::future::pending()));
+    wait_until_closed(pod.connect).await;
+    late.write_all(b"node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
+    says(&answer(late).await, 503, "this pod is stopping");
+    drop(session);
+    soon("the pod's end", stopped).await.unwrap();
+}
+
+async fn wait_until_closed(at: std::net::SocketAddr) {
+    let closed = async { while TcpStream::connect(at).await.is_ok() {} };
+    soon("a closed port", closed).await;
+}
+
+#[tokio::test]
+async fn no_answer_in_time_is_told_as_such() {
+    let place = Place::new();
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
+    let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    says(&pod.ask("node1:22").await, 504, "node node1 did not answer within 200ms");
+    let (id, open) = silent.word().await;
+    assert!(matches!(open, Word::Open { .. }), "{open:?}");
+    let (again, reset) = silent.word().await;
+    assert!(again == id && matches!(reset, Word::Reset { .. }), "{reset:?}");
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn what_an_edge_gives_as_reason_has_its_status() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    for (code, status) in [(Code::TargetTimeout, 504), (Code::TargetUnreachable, 502), (Code::Busy, 503)] {
+        let answer = async {
+            let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+            edge.say(id, Word::Refused { epoch, refusal: Refusal::new(code, "as it is") }).await;
+        };
+        let (told, ()) = tokio::join!(pod.ask("node1:22"), answer);
+        says(&told, status, "node node1: as it is");
+    }
+}
+
+#[tokio::test]
+async fn a_long_head_is_refused() {
+    let pod = TestPod::start(&Place::new());
+    let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17 * 1024));
+    let answer = ask(pod.connect, &long).await;
+    assert_eq!(answer.status, 431, "{answer:?}");
+    wait_until("it is counted", || pod.pod.metrics.connections_refused.counted("long_head") == 1).await;
+}
+
+#[tokio::test]
+async fn a_slow_head_is_not_waited_for_longer_than_ten_seconds() {
+    let pod = TestPod::start(&Place::new());
+    pause();
+    let begun = Instant::now();
+    let mut silent = TcpStream::connect(pod.connect).await.unwrap();
+    let (mut slow, mut drip) = TcpStream::connect(pod.connect).await.unwrap().into_split();
+    beside(async move {
+        while drip.write_all(b"C").await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    for read in [silent.read_u8().await, slow.read_u8().await] {
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+        assert_eq!(begun.elapsed().as_secs(), 10);
+    }
+    let slow_heads = || pod.pod.metrics.connections_refused.counted("slow_head");
+    wait_until("both are counted", || slow_heads() == 2).await;
+}

@@ -1,0 +1,55 @@
+//! What the tests stand on: pods, edges, clients, targets, and peers that follow a script.
+
+pub(crate) mod call;
+pub(crate) mod clients;
+pub(crate) mod line;
+pub(crate) mod peer;
+pub(crate) mod programs;
+pub(crate) mod targets;
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+/// Asks until it is so.
+///
+/// # Panics
+///
+/// Once [`PATIENCE`] is over, with what was waited for.
+pub(crate) async fn wait_until(what: &str, is: impl FnMut() -> bool) {
+    wait_within(PATIENCE, what, is).await;
+}
+
+/// [`wait_until`] with a patience of its own, for what takes its time by design.
+pub(crate) async fn wait_within(patience: Duration, what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
+    while !is() {
+        assert!(Instant::now() < deadline, "not within {patience:?}: {what}");
+        sleep(BETWEEN).await;
+    }
+}
+
+/// The result, which has to come soon.
+///
+/// # Panics
+///
+/// Once [`PATIENCE`] is over, with what was waited for.
+pub(crate) async fn soon<F: Future>(what: &str, work: F) -> F::Output {
+    let done = tokio::time::timeout(PATIENCE, work).await;
+    done.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Runs beside the test, until its runtime ends.
+#[expect(clippy::disallowed_methods, reason = "the end of a test's runtime ends its tasks")]
+pub(crate) fn beside<F>(task: F) -> JoinHandle<F::Output>
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    tokio::spawn(task)
+}
+
+/// For whatever should take milliseconds: two busy cores are no failure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Between two questions.
+const BETWEEN: Duration = Duration::from_millis(5);

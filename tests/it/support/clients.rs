@@ -1,0 +1,95 @@
+//! Clients of the CONNECT port, and of the admin ports.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::soon;
+
+/// What came back for a request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    /// The reason phrase.
+    pub(crate) phrase: String,
+    /// All of the head.
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+/// Sends a request's text and reads until the far end closes.
+pub(crate) async fn ask(at: SocketAddr, request: &str) -> Answer {
+    let mut socket = TcpStream::connect(at).await.unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    answer(socket).await
+}
+
+/// The answer on a connection on which the request was sent.
+pub(crate) async fn answer(mut socket: TcpStream) -> Answer {
+    let mut text = String::new();
+    soon("an answer and its end", socket.read_to_string(&mut text)).await.unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head: {text:?}"));
+    let mut line = head.lines().next().unwrap().splitn(3, ' ').skip(1);
+    let status = line.next().unwrap().parse().unwrap();
+    let phrase = line.next().unwrap_or_default().to_owned();
+    Answer { status, phrase, head: head.to_owned(), body: body.to_owned() }
+}
+
+/// A session to `target` through a CONNECT port.
+pub(crate) async fn open(at: SocketAddr, target: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(at).await.unwrap();
+    socket.set_nodelay(true).unwrap();
+    socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
+    let head = head(&mut socket).await;
+    assert_eq!(head, ESTABLISHED, "asked for {target}");
+    socket
+}
+
+/// Reads a head, and not a byte more.
+pub(crate) async fn head(socket: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let byte = soon("a head", socket.read_u8()).await;
+        head.push(byte.unwrap_or_else(|e| panic!("{e} after {:?}", String::from_utf8_lossy(&head))));
+    }
+    String::from_utf8(head).unwrap()
+}
+
+/// Writes a text and reads it back.
+pub(crate) async fn echoed(socket: &mut TcpStream, text: &str) {
+    socket.write_all(text.as_bytes()).await.unwrap();
+    let mut back = vec![0; text.len()];
+    soon("an echo", socket.read_exact(&mut back)).await.unwrap();
+    assert_eq!(String::from_utf8_lossy(&back), text);
+}
+
+/// All that comes until the end of stream.
+pub(crate) async fn rest(socket: &mut TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    soon("the end of stream", socket.read_to_end(&mut all)).await.unwrap();
+    all
+}
+
+/// Waits for the far end to break the connection off. An orderly end would be a lie.
+pub(crate) async fn is_reset(socket: &mut TcpStream) {
+    let mut all = Vec::new();
+    let ended = soon("a reset", socket.read_to_end(&mut all)).await;
+    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// Breaks a connection off.
+pub(crate) fn reset(socket: TcpStream) {
+    SockRef::from(&socket).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(socket);
+}
+
+/// One page of an admin port.
+pub(crate) async fn get(at: SocketAddr, path: &str) -> Answer {
+    ask(at, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")).await
+}
+
+/// The whole head of the answer to a CONNECT that succeeds.
+pub(crate) const ESTABLISHED: &str = "HTTP/1.1 200 Connection established\r\n\r\n";

@@ -1,0 +1,66 @@
+//! A line between an edge and a pod that can be cut: broken off, or gone silent.
+
+use std::net::SocketAddr;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::{beside, clients};
+
+/// A TCP relay on loopback. Connections that come after a cut go through again.
+pub(crate) struct Line {
+    /// Where it listens.
+    pub(crate) at: SocketAddr,
+    cut: watch::Sender<Option<Cut>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Cut {
+    Reset,
+    Silent,
+}
+
+impl Line {
+    /// A line to `to`.
+    pub(crate) async fn to(to: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let (cut, _) = watch::channel(None);
+        let cuts = cut.clone();
+        beside(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let mut cuts = cuts.subscribe();
+                cuts.mark_unchanged();
+                beside(relay(socket, to, cuts));
+            }
+        });
+        Self { at, cut }
+    }
+
+    /// Breaks all connections off.
+    pub(crate) fn reset(&self) {
+        self.cut.send_replace(Some(Cut::Reset));
+    }
+
+    /// All connections stay, but nothing goes through any more.
+    pub(crate) fn fall_silent(&self) {
+        self.cut.send_replace(Some(Cut::Silent));
+    }
+}
+
+async fn relay(mut socket: TcpStream, to: SocketAddr, mut cuts: watch::Receiver<Option<Cut>>) {
+    let Ok(mut onward) = TcpStream::connect(to).await else { return };
+    let _ = (socket.set_nodelay(true), onward.set_nodelay(true));
+    tokio::select! {
+        _ = copy_bidirectional(&mut socket, &mut onward) => return,
+        _ = cuts.changed() => {}
+    }
+    let cut = *cuts.borrow();
+    if matches!(cut, Some(Cut::Silent)) {
+        // Held until the line itself is gone.
+        let _ = cuts.wait_for(|_| false).await;
+    }
+    clients::reset(socket);
+    clients::reset(onward);
+}

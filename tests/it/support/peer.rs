@@ -1,0 +1,123 @@
+//! Peers that follow a script: an edge towards a pod, and a pod towards an edge.
+
+use std::net::SocketAddr;
+
+use http::{HeaderMap, HeaderValue, Request};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tonic::Status;
+use tunnel::names::Instance;
+use tunnel::net::tls::{self, Clients, Identity, Offer, Trust};
+use tunnel::tunnel::hello::Hello;
+
+use super::call::{Call, said};
+use super::programs::{NAME, Place, TOKEN, TestPod};
+use super::{beside, soon};
+
+/// A pod that is the test. Edges may dial it as often as they like.
+pub(crate) struct ScriptedPod {
+    pub(crate) at: SocketAddr,
+    calls: mpsc::Receiver<Call>,
+}
+
+/// Links to a pod as an edge that speaks extended if it has an instance, else plain.
+pub(crate) async fn link(place: &Place, pod: &TestPod, node: &str, instance: Option<Instance>) -> Call {
+    let call = try_link(place, pod, node, instance).await.unwrap();
+    pod.has(node).await;
+    call
+}
+
+/// As [`link`]; the pod may refuse.
+pub(crate) async fn try_link(
+    place: &Place,
+    pod: &TestPod,
+    node: &str,
+    instance: Option<Instance>,
+) -> Result<Call, Status> {
+    let mut headers =
+        Hello::edge_request(&node.parse().unwrap(), TOKEN, instance.unwrap_or(Instance::from_bits(0)));
+    if instance.is_none() {
+        for name in ["tunnel-dialect", "tunnel-instance", "tunnel-role"] {
+            headers.remove(name);
+        }
+    }
+    dial(place, pod, headers, node).await
+}
+
+/// A connection to a pod's gRPC port, encrypted.
+pub(crate) async fn encrypted(place: &Place, pod: &TestPod) -> TlsStream<TcpStream> {
+    let client = tls::Client {
+        trust: Trust::Ca(place.files.ca.clone()),
+        identity: None,
+        alpn: vec![b"h2".to_vec()],
+    };
+    let socket = TcpStream::connect(pod.pod.grpc).await.unwrap();
+    let name = ServerName::try_from(NAME).unwrap();
+    TlsConnector::from(client.load().unwrap().load()).connect(name, socket).await.unwrap()
+}
+
+async fn dial(place: &Place, pod: &TestPod, headers: HeaderMap, node: &str) -> Result<Call, Status> {
+    let io = TokioIo::new(encrypted(place, pod).await);
+    let (mut sender, driver) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    beside(driver);
+    let (say, body) = said();
+    let uri = format!("https://{NAME}/proto.Stream/TunnelStreaming");
+    let mut request = Request::post(uri).version(http::Version::HTTP_2).body(body).unwrap();
+    *request.headers_mut() = headers;
+    request.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    let response = soon("an answer to the call", sender.send_request(request)).await;
+    let response = response.map_err(|e| Status::unavailable(e.to_string()))?;
+    match Status::from_header_map(response.headers()) {
+        Some(status) => Err(status),
+        None => {
+            let (parts, hear) = response.into_parts();
+            Ok(Call::made(node.parse().unwrap(), parts.headers, say, hear))
+        }
+    }
+}
+
+impl ScriptedPod {
+    /// A pod with the certificate of `place`.
+    pub(crate) async fn start(place: &Place) -> Self {
+        let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+        let (offer, _) = Offer::parse("", "").unwrap();
+        let server =
+            tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
+        let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let (called, calls) = mpsc::channel(16);
+        beside(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                beside(serve(socket, acceptor.clone(), called.clone()));
+            }
+        });
+        Self { at, calls }
+    }
+
+    /// The next call, not yet answered.
+    pub(crate) async fn call(&mut self) -> Call {
+        soon("a call", self.calls.recv()).await.unwrap()
+    }
+}
+
+async fn serve(socket: TcpStream, acceptor: TlsAcceptor, called: mpsc::Sender<Call>) {
+    let Ok(io) = acceptor.accept(socket).await else { return };
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        let called = called.clone();
+        async move {
+            let (answer, answered) = oneshot::channel();
+            let (parts, hear) = request.into_parts();
+            let _ = called.send(Call::got(parts.headers, hear, answer)).await;
+            answered.await
+        }
+    });
+    let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    let _ = http.serve_connection(TokioIo::new(io), service).await;
+}

@@ -1,0 +1,185 @@
+//! A pod and an edge in this process, with the files that their configs name.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tunnel::cloud::Pod;
+use tunnel::config::Environment;
+use tunnel::config::cloud::Cloud;
+use tunnel::edge::Edge;
+use tunnel::names::{NodeName, Target};
+use tunnel::registry::{Linked, Place as Where};
+
+use super::clients::{self, Answer};
+use super::wait_until;
+use crate::certificates::{Authority, Files};
+
+use tokio::net::TcpStream;
+
+/// A directory with certificates and a token file, shared by the programs of one test.
+pub(crate) struct Place {
+    dir: TempDir,
+    pub(crate) files: Files,
+}
+
+/// A pod that clients and edges can reach.
+pub(crate) struct TestPod {
+    pub(crate) pod: Pod,
+    /// Where clients come in.
+    pub(crate) connect: SocketAddr,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Authority::new().write(dir.path(), &[NAME, "127.0.0.1"]);
+        std::fs::write(dir.path().join("token"), format!("default:{TOKEN}\n")).unwrap();
+        Self { dir, files }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Writes a file into the directory.
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// A pod's config. `more` goes on in `[mode.cloud.ssh]` and may open further tables.
+    pub(crate) fn cloud(&self, more: &str) -> String {
+        let dir = self.path().display();
+        format!(
+            r#"
+[mode.cloud.stream.server]
+listen = "127.0.0.1:0"
+log_listen = "127.0.0.1:0"
+metrics_listen = "127.0.0.1:0"
+cert = "{dir}/cloud.crt"
+key = "{dir}/cloud.key"
+tokenfile = "{dir}/token"
+[mode.cloud.ssh]
+listen = "127.0.0.1:0"
+{more}
+"#
+        )
+    }
+
+    /// An edge's config, towards a pod. `more` goes on in `[mode.edge.stream.client]` and may open further tables.
+    pub(crate) fn edge(&self, node: &str, pod: impl ToString, more: &str) -> String {
+        let (dir, pod) = (self.path().display(), pod.to_string());
+        format!(
+            r#"
+[mode.edge.stream.client]
+node = "{node}"
+token = "{TOKEN}"
+cert = "{dir}/ca.crt"
+dns = "{NAME}"
+server_name = "{pod}"
+log_listen = "127.0.0.1:0"
+{more}
+"#
+        )
+    }
+}
+
+impl TestPod {
+    pub(crate) fn start(place: &Place) -> Self {
+        Self::with(place, "")
+    }
+
+    /// A pod whose config goes on with `more`, see [`Place::cloud`].
+    pub(crate) fn with(place: &Place, more: &str) -> Self {
+        let text = place.cloud(more);
+        let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
+        Self::from(Pod::start(settings, None).unwrap())
+    }
+
+    pub(crate) fn from(pod: Pod) -> Self {
+        let connect = pod.ssh.unwrap();
+        Self { pod, connect }
+    }
+
+    /// Asks for `target`; whatever the answer.
+    pub(crate) async fn ask(&self, target: &str) -> Answer {
+        clients::ask(self.connect, &format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n")).await
+    }
+
+    /// A session to `target`.
+    pub(crate) async fn open(&self, target: &str) -> TcpStream {
+        clients::open(self.connect, target).await
+    }
+
+    /// The link of a node, if it has one.
+    pub(crate) fn link(&self, node: &str) -> Option<Linked> {
+        match self.pod.registry.find(&node.parse().unwrap()) {
+            Where::Here(linked) => Some(linked),
+            Where::Nowhere(_) => None,
+        }
+    }
+
+    /// Waits until a node is linked.
+    pub(crate) async fn has(&self, node: &str) -> Linked {
+        let node: NodeName = node.parse().unwrap();
+        let until = Instant::now() + super::PATIENCE;
+        self.pod.registry.wait(&node, None, until).await.unwrap_or_else(|| panic!("{node} is not linked"))
+    }
+
+    /// Waits until nothing is left of any session: neither in the table, nor in memory, nor in a counter.
+    pub(crate) async fn forgets_all(&self) {
+        let (table, metrics) = (&self.pod.table, &self.pod.metrics);
+        wait_until("the pod has forgotten its sessions", || table.is_empty()).await;
+        wait_until("the pod has its memory back", || table.memory() == (0, 0)).await;
+        wait_until("the pod counts no session", || metrics.sessions.now("ssh") == 0).await;
+        let links = self.pod.registry.nodes();
+        for node in links {
+            if let Some(linked) = self.link(node.as_str()) {
+                wait_until("the link has no sessions", || linked.outbox.sessions() == 0).await;
+            }
+        }
+    }
+}
+
+/// An edge of that name, linked to a pod.
+pub(crate) async fn edge(place: &Place, pod: &TestPod, node: &str) -> Edge {
+    edge_with(place, pod, node, "").await
+}
+
+/// As [`edge`], with more config, see [`Place::edge`].
+pub(crate) async fn edge_with(place: &Place, pod: &TestPod, node: &str, more: &str) -> Edge {
+    let edge = start_edge(&place.edge(node, pod.pod.grpc, more));
+    pod.has(node).await;
+    edge
+}
+
+/// An edge from its config's text.
+pub(crate) fn start_edge(text: &str) -> Edge {
+    let (settings, _) = tunnel::config::edge::Edge::read(text, &Environment::default()).unwrap();
+    Edge::start(settings, None).unwrap()
+}
+
+/// Waits until nothing is left of any session of an edge.
+pub(crate) async fn edge_forgets_all(edge: &Edge) {
+    wait_until("the edge has forgotten its sessions", || edge.table.is_empty()).await;
+    wait_until("the edge has its memory back", || edge.table.memory() == (0, 0)).await;
+    wait_until("the edge counts no session", || edge.metrics.sessions.now("backend") == 0).await;
+}
+
+/// A target at a node, as clients write it.
+pub(crate) fn at(node: &str, target: SocketAddr) -> String {
+    format!("{node}:{}", target.port())
+}
+
+/// A target, as edges see it.
+pub(crate) fn target(text: &str) -> Target {
+    text.parse().unwrap()
+}
+
+/// The name in the pods' certificates.
+pub(crate) const NAME: &str = "cloud.test";
+/// What all edges know.
+pub(crate) const TOKEN: &str = "0123456789abcdef";

@@ -1,0 +1,83 @@
+//! Servers that sessions lead to.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::beside;
+
+/// Serves each connection with a task.
+pub(crate) async fn serve<F>(task: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    serve_at("127.0.0.1:0", task).await
+}
+
+/// As [`serve`], at an address.
+pub(crate) async fn serve_at<F>(at: &str, task: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind(at).await.unwrap();
+    let at = listener.local_addr().unwrap();
+    beside(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            // A connection that breaks is the test's business, not the target's.
+            drop(beside(task(socket)));
+        }
+    });
+    at
+}
+
+/// Sends back what comes, and ends when the client does.
+pub(crate) async fn echo() -> SocketAddr {
+    serve(echo_one).await
+}
+
+pub(crate) async fn echo_one(mut socket: TcpStream) {
+    let _ = socket.set_nodelay(true);
+    let (mut from, mut to) = socket.split();
+    let _ = tokio::io::copy(&mut from, &mut to).await;
+    let _ = to.shutdown().await;
+}
+
+/// Reads to the end, then says how many bytes there were.
+pub(crate) async fn sink() -> SocketAddr {
+    serve(|mut socket| async move {
+        let mut taken = tokio::io::sink();
+        let count = tokio::io::copy(&mut socket, &mut taken).await.unwrap_or(0);
+        let _ = socket.write_all(count.to_string().as_bytes()).await;
+    })
+    .await
+}
+
+/// Sends so many bytes of [`pattern`], ends its direction, and reads until the client ends too.
+pub(crate) async fn source(bytes: usize) -> SocketAddr {
+    let all = pattern(bytes);
+    serve(move |mut socket| {
+        let all = all.clone();
+        async move {
+            if socket.write_all(&all).await.is_ok() && socket.shutdown().await.is_ok() {
+                let _ = socket.read_to_end(&mut Vec::new()).await;
+            }
+        }
+    })
+    .await
+}
+
+/// Never stops sending.
+pub(crate) async fn fountain() -> SocketAddr {
+    serve(|mut socket| async move { while socket.write_all(&[7; 32 * 1024]).await.is_ok() {} }).await
+}
+
+/// A port on which nothing listens.
+pub(crate) async fn nothing() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+/// Bytes in which every one that is lost, doubled or moved shows.
+pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes.div_ceil(4)).flat_map(|n| u32::try_from(n).unwrap().to_be_bytes()).take(bytes).collect()
+}

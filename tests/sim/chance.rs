@@ -1,0 +1,63 @@
+//! Chance with a seed, and the bytes that each session must carry.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+
+/// All chance of one run. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Dice(Rc<RefCell<StdRng>>);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(Rc::new(RefCell::new(StdRng::seed_from_u64(seed))))
+    }
+
+    /// From 0 to `n - 1`.
+    pub(crate) fn below(&self, n: usize) -> usize {
+        self.0.borrow_mut().random_range(0..n.max(1))
+    }
+
+    /// From `least` to `most`.
+    pub(crate) fn between(&self, least: usize, most: usize) -> usize {
+        self.0.borrow_mut().random_range(least..=most)
+    }
+
+    /// Any magnitude up to `most` is as likely as any other.
+    pub(crate) fn magnitude(&self, most: usize) -> usize {
+        let bits = self.below(usize::BITS as usize - most.leading_zeros() as usize + 1);
+        self.between(0, (1 << bits) - 1).min(most)
+    }
+
+    /// True once in `n` times; never if `n` is 0.
+    pub(crate) fn one_in(&self, n: usize) -> bool {
+        n > 0 && self.below(n) == 0
+    }
+
+    pub(crate) fn time(&self, most: Duration) -> Duration {
+        Duration::from_micros(self.magnitude(most.as_micros() as usize) as u64)
+    }
+}
+
+/// `len` bytes, at most [`MOST`], of what `side` of a session says from `offset` on: never twice the same in two places.
+pub(crate) fn content(session: usize, side: usize, offset: u64, len: usize) -> Bytes {
+    let start = (session * 7919 + side * 104_729) % PERIOD;
+    let at = (start + (offset % PERIOD as u64) as usize) % PERIOD;
+    TABLE.slice(at..at + len)
+}
+
+static TABLE: LazyLock<Bytes> = LazyLock::new(|| {
+    let mut period = vec![0; PERIOD];
+    StdRng::seed_from_u64(7).fill_bytes(&mut period);
+    period.repeat(2).into()
+});
+
+/// A prime, so that no shift by a frame, window or page looks right.
+const PERIOD: usize = 262_147;
+/// The longest piece of [`content`].
+pub(crate) const MOST: usize = PERIOD;

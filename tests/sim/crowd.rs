@@ -1,0 +1,111 @@
+//! Tasks that run in any order, and only after their waker was called: a lost wake-up stays lost.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+
+/// All tasks of one run.
+#[derive(Default)]
+pub(crate) struct Crowd {
+    tasks: BTreeMap<usize, Task>,
+    ready: Ready,
+    next: usize,
+    newborn: Cradle,
+}
+
+/// Where running tasks put new ones.
+#[derive(Clone, Default)]
+pub(crate) struct Cradle(Rc<RefCell<Vec<(String, Work)>>>);
+
+type Ready = Arc<Mutex<BTreeSet<usize>>>;
+
+struct Task {
+    name: String,
+    work: Work,
+    waker: Waker,
+}
+
+struct Flag {
+    task: usize,
+    ready: Ready,
+}
+
+/// Whether a waker was called.
+#[derive(Default)]
+pub(crate) struct Woken(AtomicBool);
+
+impl Crowd {
+    pub(crate) fn cradle(&self) -> Cradle {
+        self.newborn.clone()
+    }
+
+    /// Those that may run.
+    pub(crate) fn ready(&mut self) -> usize {
+        for (name, work) in self.newborn.0.take() {
+            let flag = Arc::new(Flag { task: self.next, ready: self.ready.clone() });
+            flag.wake_by_ref();
+            self.tasks.insert(self.next, Task { name, work, waker: flag.into() });
+            self.next += 1;
+        }
+        self.ready.lock().unwrap().len()
+    }
+
+    /// Runs the `nth` of those that may run; returns its name.
+    pub(crate) fn run(&mut self, nth: usize) -> String {
+        let id = {
+            let mut ready = self.ready.lock().unwrap();
+            let id = *ready.iter().nth(nth).unwrap();
+            ready.remove(&id);
+            id
+        };
+        let Some(task) = self.tasks.get_mut(&id) else { return "a task that is done".into() };
+        let name = task.name.clone();
+        if task.work.as_mut().poll(&mut Context::from_waker(&task.waker)).is_ready() {
+            self.tasks.remove(&id);
+        }
+        name
+    }
+
+    /// Names of those that are not done.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        self.tasks.values().map(|task| task.name.as_str()).collect()
+    }
+}
+
+impl Cradle {
+    pub(crate) fn spawn(&self, name: String, work: impl Future<Output = ()> + 'static) {
+        self.0.borrow_mut().push((name, Box::pin(work)));
+    }
+}
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ready.lock().unwrap().insert(self.task);
+    }
+}
+
+impl Woken {
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Relaxed)
+    }
+
+    pub(crate) fn is(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Relaxed);
+    }
+}

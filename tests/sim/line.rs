@@ -1,0 +1,279 @@
+//! One link: two queues of frames with a rate and a latency, which can be cut, and a pod in the middle that can lose it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use tunnel::names::SessionId;
+use tunnel::tunnel::Outbox;
+use tunnel::tunnel::codec::{Reader, encode};
+use tunnel::tunnel::extension::{from_message, to_message};
+use tunnel::tunnel::frame::{Body, Frame, Word};
+
+use super::chance::Dice;
+use super::crowd::Woken;
+use super::ledger::Ledger;
+use super::turns::Turns;
+
+pub(crate) struct Line {
+    pub(crate) number: u64,
+    /// The cloud's end first.
+    pub(crate) ends: [End; 2],
+    /// From the cloud first.
+    wires: [Wire; 2],
+    pub(crate) cut: bool,
+    /// Epochs of the sessions that run through the middle.
+    pub(crate) bound: HashMap<SessionId, Bound>,
+    codec: bool,
+}
+
+pub(crate) struct Bound {
+    pub(crate) epoch: u64,
+    pub(crate) session: usize,
+    /// The Open or Resume without its answer, as a middle sees it.
+    pub(crate) last: Frame,
+}
+
+pub(crate) struct End {
+    pub(crate) outbox: Arc<Outbox>,
+    woken: Arc<Woken>,
+    waker: Waker,
+    idle: bool,
+    /// When this end finds out that the link is gone.
+    pub(crate) notices: Option<Instant>,
+    /// Whether the link was taken out of service here.
+    pub(crate) over: bool,
+    pub(crate) turns: Turns,
+}
+
+struct Wire {
+    frames: VecDeque<(Instant, Frame)>,
+    bytes: VecDeque<(Instant, Bytes)>,
+    reader: Reader,
+    free_at: Instant,
+    latency: Duration,
+    rate: u64,
+    lost: usize,
+}
+
+impl Line {
+    pub(crate) fn new(
+        number: u64,
+        outboxes: [Arc<Outbox>; 2],
+        latency: Duration,
+        rate: u64,
+        codec: bool,
+    ) -> Self {
+        let wire = || Wire {
+            frames: VecDeque::new(),
+            bytes: VecDeque::new(),
+            reader: Reader::default(),
+            free_at: Instant::now(),
+            latency,
+            rate,
+            lost: 0,
+        };
+        Self {
+            number,
+            ends: outboxes.map(End::new),
+            wires: [wire(), wire()],
+            cut: false,
+            bound: HashMap::new(),
+            codec,
+        }
+    }
+
+    /// Whether the link takes another frame from this end: it was woken, or has more, and there is room below.
+    pub(crate) fn can_pull(&self, side: usize, now: Instant) -> bool {
+        let (end, wire) = (&self.ends[side], &self.wires[side]);
+        let room = if self.cut { wire.lost < BUFFER } else { wire.waiting(now) < BUFFER };
+        !end.over && room && (!end.idle || end.woken.is())
+    }
+
+    /// Pulls the next frame of this end onto the wire.
+    pub(crate) fn pull(&mut self, side: usize, now: Instant, dice: &Dice, ledger: &Ledger) {
+        let end = &mut self.ends[side];
+        end.woken.take();
+        let frame = match end.outbox.poll_pull(&mut Context::from_waker(&end.waker), now) {
+            Poll::Ready(Some(frame)) => frame,
+            Poll::Pending => {
+                end.idle = true;
+                return;
+            }
+            Poll::Ready(None) => {
+                end.idle = true;
+                end.notices.get_or_insert(now);
+                return self.close(now, dice);
+            }
+        };
+        end.idle = false;
+        end.turns.pulled(&frame, ledger);
+        ledger.note(|| format!("link {} {} says {}", self.number, [">", "<"][side], show(&frame)));
+        let passes = self.passes(side, &frame);
+        let wire = &mut self.wires[side];
+        if self.cut {
+            wire.lost += weight(&frame);
+        } else if passes {
+            wire.push(frame, now, self.codec);
+        }
+    }
+
+    /// Whether anything has arrived at the end `side`.
+    pub(crate) fn has_arrived(&self, side: usize, now: Instant) -> bool {
+        !self.ends[side].over && self.wires[1 - side].arrives().is_some_and(|at| at <= now)
+    }
+
+    /// When the next frame arrives anywhere.
+    pub(crate) fn next_arrival(&self) -> Option<Instant> {
+        (0..2).filter(|side| !self.ends[*side].over).filter_map(|side| self.wires[1 - side].arrives()).min()
+    }
+
+    /// What arrives at the end `side` next: a frame, or as many as end in one piece of the stream.
+    pub(crate) fn deliver(&mut self, side: usize, dice: &Dice, ledger: &Ledger) -> Vec<Frame> {
+        let wire = &mut self.wires[1 - side];
+        if let Some((_, frame)) = wire.frames.pop_front() {
+            return vec![frame];
+        }
+        let Some((at, mut bytes)) = wire.bytes.pop_front() else { return Vec::new() };
+        let piece = if dice.one_in(2) {
+            bytes.split_to(dice.magnitude(bytes.len()))
+        } else {
+            std::mem::take(&mut bytes)
+        };
+        if !bytes.is_empty() {
+            wire.bytes.push_front((at, bytes));
+        }
+        wire.reader.piece(piece);
+        let mut frames = Vec::new();
+        loop {
+            match wire.reader.message() {
+                Ok(Some(message)) => match from_message(message, &self.ends[side].outbox.node) {
+                    Ok(frame) => frames.push(frame),
+                    Err(why) => ledger.fault(format!("a message that is no frame: {why}")),
+                },
+                Ok(None) => return frames,
+                Err(why) => {
+                    ledger.fault(format!("a stream that breaks: {why}"));
+                    return frames;
+                }
+            }
+        }
+    }
+
+    /// The line breaks: what is under way is lost from some place on, and each end finds out in its own time.
+    pub(crate) fn cut(&mut self, now: Instant, slowest: Duration, dice: &Dice) {
+        if self.cut {
+            return;
+        }
+        self.cut = true;
+        for (end, wire) in self.ends.iter_mut().zip(&mut self.wires) {
+            wire.frames.truncate(dice.below(wire.frames.len() + 1));
+            wire.bytes.truncate(dice.below(wire.bytes.len() + 1));
+            if let Some((_, last)) = wire.bytes.back_mut()
+                && dice.one_in(2)
+            {
+                last.truncate(dice.below(last.len()));
+            }
+            end.notices.get_or_insert(now + dice.time(slowest));
+        }
+    }
+
+    /// One end has said its last: the other hears what was said before, or not.
+    fn close(&mut self, now: Instant, dice: &Dice) {
+        if dice.one_in(2) {
+            return self.cut(now, Duration::from_secs(3), dice);
+        }
+        let last = self.wires.iter().filter_map(Wire::last).max().unwrap_or(now);
+        self.cut = true;
+        for end in &mut self.ends {
+            end.notices.get_or_insert(last + dice.time(Duration::from_secs(1)));
+        }
+    }
+
+    /// The middle loses its way for one session and says so to both ends, behind what it sent before.
+    pub(crate) fn lose(&mut self, id: SessionId, now: Instant, ledger: &Ledger) {
+        let Some(Bound { epoch, session, last }) = self.bound.remove(&id) else { return };
+        ledger.note(|| format!("link {} loses session {session}, epoch {epoch}", self.number));
+        let Body::Session(id, category, _) = last.body else { return };
+        for wire in &mut self.wires {
+            let body = Body::Session(id, category, Word::Lost { epoch });
+            if !self.cut {
+                wire.push(Frame { node: last.node.clone(), body }, now, self.codec);
+            }
+        }
+    }
+
+    /// What a pod in the middle does with a frame: bind, pass, or drop.
+    fn passes(&mut self, side: usize, frame: &Frame) -> bool {
+        let Body::Session(id, _, word) = &frame.body else { return true };
+        match word {
+            Word::Open { epoch, .. } | Word::Resume { epoch, .. } if side == 0 => {
+                if self.bound.get(id).is_some_and(|bound| bound.epoch >= *epoch) {
+                    return false;
+                }
+                let known = self.bound.get(id).map(|bound| bound.session);
+                let session =
+                    if let Word::Open { client, .. } = word { client[1..].parse().ok() } else { known };
+                let bound =
+                    Bound { epoch: *epoch, session: session.unwrap_or(usize::MAX), last: frame.clone() };
+                self.bound.insert(*id, bound);
+                true
+            }
+            Word::Refused { .. } | Word::Reset { .. } => self.bound.remove(id).is_some(),
+            _ => self.bound.contains_key(id),
+        }
+    }
+}
+
+impl End {
+    fn new(outbox: Arc<Outbox>) -> Self {
+        let woken = Arc::new(Woken::default());
+        let waker = woken.clone().into();
+        Self { outbox, woken, waker, idle: false, notices: None, over: false, turns: Turns::default() }
+    }
+}
+
+impl Wire {
+    fn push(&mut self, frame: Frame, now: Instant, codec: bool) {
+        let time = Duration::from_secs_f64(weight(&frame) as f64 / self.rate as f64);
+        self.free_at = self.free_at.max(now) + time;
+        let at = self.free_at + self.latency;
+        if codec {
+            self.bytes.push_back((at, encode(to_message(frame)).to_bytes()));
+        } else {
+            self.frames.push_back((at, frame));
+        }
+    }
+
+    /// Bytes that have not left this end yet.
+    fn waiting(&self, now: Instant) -> usize {
+        ((self.free_at.saturating_duration_since(now)).as_secs_f64() * self.rate as f64) as usize
+    }
+
+    fn arrives(&self) -> Option<Instant> {
+        self.frames.front().map(|f| f.0).or(self.bytes.front().map(|b| b.0))
+    }
+
+    fn last(&self) -> Option<Instant> {
+        self.frames.back().map(|f| f.0).or(self.bytes.back().map(|b| b.0))
+    }
+}
+
+fn weight(frame: &Frame) -> usize {
+    100 + if let Body::Session(_, _, Word::Data(bytes)) = &frame.body { bytes.len() } else { 0 }
+}
+
+/// A frame for the trace, without the session's random id.
+pub(crate) fn show(frame: &Frame) -> String {
+    match &frame.body {
+        Body::Session(_, _, Word::Data(bytes)) => format!("{} bytes", bytes.len()),
+        Body::Session(_, _, word) => format!("{word:?}"),
+        body => format!("{body:?}"),
+    }
+}
+
+/// What HTTP/2 takes before the line does.
+const BUFFER: usize = 64 * 1024;

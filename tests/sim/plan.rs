@@ -1,0 +1,89 @@
+//! What kind of world a run has: drawn from its seed, so that rare mixtures come up.
+
+use std::time::Duration;
+
+use tunnel::tunnel::Windows;
+
+use super::chance::Dice;
+
+/// What a test is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum About {
+    /// Links come and go; owners are faithful.
+    Cuts,
+    /// Owners drop, reset and refuse, and links come and go.
+    Drops,
+    /// One link that holds; who speaks first.
+    Turns,
+    /// Nobody comes back within the grace time.
+    Grace,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) about: About,
+    pub(crate) sessions: usize,
+    /// Most bytes of one direction.
+    pub(crate) most: usize,
+    pub(crate) windows: [Windows; 2],
+    pub(crate) memory: usize,
+    pub(crate) grace: Duration,
+    pub(crate) chaos: Duration,
+    /// Harm ends after so many steps, if not before.
+    pub(crate) steps: usize,
+    /// Mean steps between two cuts; 0 for none.
+    pub(crate) cuts: usize,
+    /// Mean steps between two Lost of a pod in the middle; 0 for none.
+    pub(crate) losses: usize,
+    /// One in so many owners drops its end before its time; 0 for none.
+    pub(crate) drops: usize,
+    /// One in so many offers is refused.
+    pub(crate) refusals: usize,
+    /// One in so many reads is followed by a rest.
+    pub(crate) rests: usize,
+    /// Whether seekers and openers are ours, who ask again and again over any link, instead of the program's.
+    pub(crate) wild: bool,
+    /// Whether frames go through the codec, cut anywhere.
+    pub(crate) codec: bool,
+    pub(crate) latency: Duration,
+    /// Bytes a second.
+    pub(crate) rate: u64,
+    /// How eagerly tasks, pulls, deliveries and the clock are chosen.
+    pub(crate) weights: [usize; 4],
+}
+
+impl Plan {
+    pub(crate) fn draw(about: About, dice: &Dice) -> Self {
+        let windows = || {
+            let start = [1_000, 4_096, 32 << 10, 64 << 10][dice.below(4)];
+            Windows { start, max: start << dice.below(6) }
+        };
+        let harsh = matches!(about, About::Cuts | About::Drops);
+        let calm = about == About::Turns;
+        Self {
+            about,
+            sessions: dice.between(1, [3, 12, 40][dice.below(3)]),
+            most: [2_000, 100_000, 700_000][dice.below(3)],
+            windows: [windows(), windows()],
+            memory: [300 << 10, 8 << 20][dice.below(2)],
+            grace: if about == About::Grace { Duration::from_secs(4) } else { Duration::from_secs(60) },
+            chaos: Duration::from_secs(dice.between(2, 16) as u64),
+            steps: 300 << dice.below(6),
+            cuts: if calm { 0 } else { [60, 300, 2_000][dice.below(3)] },
+            losses: if harsh { [0, 0, 40, 400][dice.below(4)] } else { 0 },
+            drops: if about == About::Drops { dice.between(2, 6) } else { 0 },
+            refusals: if about == About::Drops { dice.between(2, 9) } else { 0 },
+            rests: [0, 3, 20][dice.below(3)],
+            wild: harsh && dice.one_in(2),
+            codec: dice.one_in(2),
+            latency: dice.time(Duration::from_millis(80)),
+            rate: [20_000, 300_000, 2_500_000, 100_000_000][dice.below(4)],
+            weights: std::array::from_fn(|_| [1, 3, 12][dice.below(3)]),
+        }
+    }
+
+    /// Whether a session may end although both owners are faithful.
+    pub(crate) fn may_give_up(&self) -> bool {
+        self.about == About::Grace
+    }
+}

@@ -1,0 +1,92 @@
+//! Who spoke when on one end of a link: pings and answers before data, keystrokes before bulk.
+
+use std::collections::HashMap;
+
+use tunnel::names::SessionId;
+use tunnel::tunnel::frame::{Body, Frame, Word};
+
+use super::ledger::Ledger;
+
+#[derive(Default)]
+pub(crate) struct Turns {
+    ping: bool,
+    pong: Option<u64>,
+    /// Data frames so far: whose, and how long.
+    said: Vec<(usize, usize)>,
+    /// Where in `said` a keystroke began to wait.
+    waits: HashMap<usize, usize>,
+    sessions: HashMap<SessionId, usize>,
+    /// Pings without an answer.
+    pub(crate) unanswered: usize,
+    /// How many keystrokes were timed.
+    pub(crate) timed: usize,
+}
+
+impl Turns {
+    pub(crate) fn ping(&mut self) {
+        self.ping = true;
+    }
+
+    pub(crate) fn heard(&mut self, body: &Body) {
+        match body {
+            Body::Ping(number) => self.pong = *number,
+            Body::Pong(_) => self.unanswered = 0,
+            Body::Session(id, _, Word::Open { client, .. }) => self.knows(*id, client),
+            Body::Session(..) => {}
+        }
+    }
+
+    /// A session that has nothing else to say has just written a keystroke.
+    pub(crate) fn typed(&mut self, session: usize) {
+        let Some(last) = self.said.iter().rposition(|(who, _)| *who == session) else { return };
+        let mut others: HashMap<usize, usize> = HashMap::new();
+        for (who, bytes) in &self.said[last + 1..] {
+            *others.entry(*who).or_default() += bytes;
+        }
+        // Silent for so long that its account is behind the clock by all that it may be.
+        if others.values().max().is_some_and(|most| *most >= 2 * 65_400) {
+            self.waits.insert(session, self.said.len());
+        }
+    }
+
+    pub(crate) fn pulled(&mut self, frame: &Frame, ledger: &Ledger) {
+        match &frame.body {
+            Body::Ping(_) => {
+                self.ping = false;
+                self.unanswered += 1;
+            }
+            Body::Pong(number) => {
+                if self.pong.take() != *number {
+                    ledger.fault("a pong that answers no ping, or not the newest");
+                }
+            }
+            Body::Session(id, _, Word::Open { client, .. }) => self.knows(*id, client),
+            Body::Session(id, _, Word::Data(bytes)) => self.data(*id, bytes.len(), ledger),
+            Body::Session(..) => {}
+        }
+    }
+
+    fn data(&mut self, id: SessionId, bytes: usize, ledger: &Ledger) {
+        if self.ping || self.pong.is_some() {
+            ledger.fault("data was said before a ping or a pong that waited");
+        }
+        let Some(session) = self.sessions.get(&id).copied() else { return };
+        if let Some(since) = self.waits.remove(&session) {
+            self.timed += 1;
+            let before = self.said[since..].iter().filter(|(_, len)| *len > bytes).count();
+            if before > 1 {
+                ledger.fault(format!(
+                    "a keystroke of session {session} waited for {before} frames: {:?}",
+                    &self.said[since..]
+                ));
+            }
+        }
+        self.said.push((session, bytes));
+    }
+
+    fn knows(&mut self, id: SessionId, client: &str) {
+        if let Some(number) = client.strip_prefix('s').and_then(|n| n.parse().ok()) {
+            self.sessions.insert(id, number);
+        }
+    }
+}
