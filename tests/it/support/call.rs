@@ -34,12 +34,7 @@ pub(crate) struct Said(mpsc::Receiver<Bytes>);
 
 impl Call {
     /// A call that the test made.
-    pub(super) fn made(
-        node: NodeName,
-        headers: HeaderMap,
-        say: mpsc::Sender<Bytes>,
-        hear: Incoming,
-    ) -> Self {
+    pub(super) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
         Self { node, headers, say, hear, reader: Reader::default(), answer: None }
     }
 

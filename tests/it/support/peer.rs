@@ -51,11 +51,8 @@ pub(crate) async fn try_link(
 
 /// A connection to a pod's gRPC port, encrypted.
 pub(crate) async fn encrypted(place: &Place, pod: &TestPod) -> TlsStream<TcpStream> {
-    let client = tls::Client {
-        trust: Trust::Ca(place.files.ca.clone()),
-        identity: None,
-        alpn: vec![b"h2".to_vec()],
-    };
+    let client =
+        tls::Client { trust: Trust::Ca(place.files.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
     let socket = TcpStream::connect(pod.pod.grpc).await.unwrap();
     let name = ServerName::try_from(NAME).unwrap();
     TlsConnector::from(client.load().unwrap().load()).connect(name, socket).await.unwrap()
@@ -63,8 +60,7 @@ pub(crate) async fn encrypted(place: &Place, pod: &TestPod) -> TlsStream<TcpStre
 
 async fn dial(place: &Place, pod: &TestPod, headers: HeaderMap, node: &str) -> Result<Call, Status> {
     let io = TokioIo::new(encrypted(place, pod).await);
-    let (mut sender, driver) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    let (mut sender, driver) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
     beside(driver);
     let (say, body) = said();
     let uri = format!("https://{NAME}/proto.Stream/TunnelStreaming");
@@ -87,8 +83,7 @@ impl ScriptedPod {
     pub(crate) async fn start(place: &Place) -> Self {
         let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
         let (offer, _) = Offer::parse("", "").unwrap();
-        let server =
-            tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
+        let server = tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
         let acceptor = TlsAcceptor::from(server.load().unwrap().load());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
