@@ -2,13 +2,15 @@
 
 pub mod end;
 mod handles;
+mod stream;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
 use tokio::time::Instant;
 
-pub use handles::{Account, Answer, Offer, Opening, Parked, Session};
+pub use handles::{Answer, Offer, Opening, Parked};
+pub use stream::{Account, Session};
 
 use self::end::{Effects, End, LinkId};
 use super::frame::{Category, Refusal, Word};

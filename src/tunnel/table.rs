@@ -1,11 +1,15 @@
 //! Every session of this process.
 
-use std::collections::{HashMap, VecDeque};
+mod ended;
+
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use ended::Ended;
 
 use super::budget::Budget;
 use super::frame::{Category, Code, Refusal, Word};
@@ -58,13 +62,6 @@ pub enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many sessions at once")]
 pub struct Full;
-
-/// Ids of sessions that are over, for as long as a late Open could come for one.
-#[derive(Debug, Default)]
-struct Ended {
-    ids: HashMap<SessionId, Instant>,
-    order: VecDeque<(Instant, SessionId)>,
-}
 
 impl Table {
     /// An empty table of the process `instance`.
@@ -227,7 +224,7 @@ impl Table {
         (target, client): (Target, String),
         (limit, epoch): (u64, u64),
     ) -> Option<Event> {
-        let refused = if lock(&self.ended).ids.contains_key(&id) {
+        let refused = if lock(&self.ended).contains(id) {
             Some(Refusal::new(Code::Unknown, "this session has ended"))
         } else if self.len() >= self.limits.sessions {
             Some(Refusal::new(Code::Busy, "too many sessions at the node"))
@@ -273,39 +270,12 @@ impl Table {
     }
 }
 
-impl Ended {
-    fn add(&mut self, id: SessionId, now: Instant) {
-        if self.order.len() >= MOST_ENDED
-            && let Some((_, oldest)) = self.order.pop_front()
-        {
-            self.ids.remove(&oldest);
-        }
-        self.ids.insert(id, now);
-        self.order.push_back((now, id));
-    }
-
-    fn forget_before(&mut self, before: Instant) {
-        while let Some((at, id)) = self.order.front().copied().filter(|(at, _)| *at <= before) {
-            self.order.pop_front();
-            if self.ids.get(&id) == Some(&at) {
-                self.ids.remove(&id);
-            }
-        }
-        if self.order.is_empty() {
-            self.order.shrink_to_fit();
-            self.ids.shrink_to_fit();
-        }
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
-/// Ids of ended sessions kept at the most: 40 bytes each.
-const MOST_ENDED: usize = 20_000;
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// How long an edge may dial: less than the 12 s a front end waits.

@@ -4,6 +4,7 @@
 //! [`Effects`], and what the end wants to say is fetched by [`End::speak`] when the link has room for it.
 
 mod hear;
+mod state;
 
 use tokio::time::Instant;
 
@@ -12,60 +13,7 @@ use super::super::recv::RecvHalf;
 use super::super::send::SendHalf;
 use crate::names::{Instance, Target};
 
-/// Which link of this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkId(pub u64);
-
-/// Which of the two ends.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Role {
-    /// The end that asked for the session.
-    Opener {
-        /// What the acceptor is asked to dial.
-        target: Target,
-        /// Who asks, for the acceptor's log.
-        client: String,
-    },
-    /// The end that dials.
-    Acceptor,
-}
-
-/// Where an end stands. A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Opener: waits for Opened or Refused.
-    Asking,
-    /// Acceptor: the offer is not answered yet.
-    Dialling,
-    /// Bytes move.
-    Open,
-    /// No path: nothing is sent, nothing taken; what has arrived may still be read.
-    Parked,
-    /// Opener: waits for Resumed.
-    Resuming,
-    /// Acceptor: all is said and heard; kept until the opener says so too, or the grace time is over.
-    Said,
-    /// One last word is to be said, then the end is forgotten.
-    Leaving,
-    /// Over. What has arrived may still be read.
-    Gone,
-}
-
-/// What has to be done after an event; all may hold at once.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[must_use]
-pub struct Effects {
-    /// The reader may go on.
-    pub read: bool,
-    /// The writer may go on.
-    pub write: bool,
-    /// The phase or the path changed: whoever waits for an answer or seeks a path should look.
-    pub state: bool,
-    /// Nothing is left to say or hear: the table may forget the session.
-    pub forget: bool,
-    /// The frame did not count: wrong link, wrong role, wrong moment or an old epoch.
-    pub dropped: bool,
-}
+pub use state::{Effects, LinkId, Phase, Role};
 
 /// One end; see the module.
 #[derive(Debug)]
