@@ -160,7 +160,8 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let begun = Instant::now();
     let _new = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 2);
-    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id)).await;
+    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+        .await;
     assert!(old.outbox.is_closed());
     drop(frozen);
 }
@@ -218,7 +219,8 @@ async fn an_edge_whose_line_is_cut_is_back_at_once() {
     let old = pod.has("node1").await;
     is_ready(&edge).await;
     line.reset();
-    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id)).await;
+    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+        .await;
     echoed(&mut open(pod.connect, &at("node1", echo)).await, "hello").await;
     is_ready(&edge).await;
 }
