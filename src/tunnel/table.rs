@@ -260,9 +260,10 @@ impl Table {
         if self.len() >= self.limits.sessions {
             return None;
         }
-        let start = usize::try_from(self.limits.windows.start).ok()?;
-        let promised = self.promised.claim(start)?;
-        Some((SendHalf::new(self.kept.share()), RecvHalf::new(self.limits.windows, promised)))
+        let start = self.limits.windows.start >> self.promised.scarcity();
+        let promised = self.promised.claim(usize::try_from(start).ok()?)?;
+        let windows = Windows { start, max: self.limits.windows.max };
+        Some((SendHalf::new(self.kept.share()), RecvHalf::new(windows, promised)))
     }
 
     fn insert(&self, shared: &Arc<Shared>) {
