@@ -1,6 +1,7 @@
 //! Those who hold sessions and seek paths for them: each a task.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
-use tunnel::names::Target;
+use tunnel::names::{SessionId, Target};
 use tunnel::net::Duplex as _;
 use tunnel::route::{Request, Route, RouteError};
 use tunnel::tunnel::{Answer, Category, Code, Full, Offer, Outbox, Parked, Refusal, Session, Table};
@@ -30,6 +31,8 @@ pub(crate) struct Place {
     pub(crate) table: Arc<Table>,
     /// The cloud's ends of links, some of them ended.
     pub(crate) paths: Rc<RefCell<Vec<Arc<Outbox>>>>,
+    /// Sessions that have a wild seeker.
+    pub(crate) sought: Rc<RefCell<BTreeSet<SessionId>>>,
 }
 
 /// One end, shared by its reader and its writer.
@@ -135,10 +138,22 @@ impl Place {
         if !self.plan.borrow().wild {
             return self.route.seek(parked).await;
         }
+        // One for each session: several would take each other's answers for late ones.
+        if !self.sought.borrow_mut().insert(parked.id()) {
+            return;
+        }
+        self.seek_wildly(&parked).await;
+        self.sought.borrow_mut().remove(&parked.id());
+        if parked.seeks() {
+            parked.give_up(Refusal::new(Code::GivenUp, "no path"));
+        }
+    }
+
+    async fn seek_wildly(&self, parked: &Parked) {
         let until = Instant::now() + self.plan.borrow().grace;
         while parked.seeks() {
             if Instant::now() >= until {
-                return parked.give_up(Refusal::new(Code::GivenUp, "no path"));
+                return;
             }
             let Some(link) = self.any_path() else {
                 sleep(Duration::from_millis(20)).await;

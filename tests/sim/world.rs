@@ -59,14 +59,17 @@ impl World {
         let tables = [table(0), table(1)];
         let registry = Registry::new(Metrics::cloud("", ""));
         let crowd = Crowd::default();
+        // No longer than ended ids are remembered: else a late Open would be dialled again.
+        let patience = plan.grace.min(Duration::from_secs(12));
         let place = Place {
             dice: dice.clone(),
             plan: Rc::new(RefCell::new(plan.clone())),
             ledger: ledger.clone(),
             cradle: crowd.cradle(),
-            route: Route::new(registry.clone(), tables[0].clone(), Duration::from_secs(12), plan.grace),
+            route: Route::new(registry.clone(), tables[0].clone(), patience, plan.grace),
             table: tables[0].clone(),
             paths: Rc::default(),
+            sought: Rc::default(),
         };
         let now = Instant::now();
         let (lines, links, steps) = (Vec::new(), 0, 0);
