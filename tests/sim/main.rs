@@ -5,6 +5,8 @@
 
 mod chance;
 mod crowd;
+mod harm;
+mod held;
 mod ledger;
 mod line;
 mod owner;
