@@ -78,13 +78,17 @@ impl Held {
 
     async fn write(self: Rc<Self>) {
         let (dice, ledger) = (&self.place.dice, &self.place.ledger);
-        let most = self.place.plan.borrow().most;
-        let types = dice.one_in(3);
-        let total = if types { dice.between(0, 900) } else { dice.magnitude(most) };
+        let (most, calm) = (self.place.plan.borrow().most, self.place.plan.borrow().is_calm());
+        let types = if calm { self.number % 2 == 0 } else { dice.one_in(3) };
+        let total = match (types, calm) {
+            (true, _) => dice.between(0, 900),
+            (false, true) => dice.between(most / 2, most),
+            (false, false) => dice.magnitude(most),
+        };
         let mut drop_after = self.drop_after();
         let mut written = 0;
         while written < total {
-            let largest = if types { 40 } else { 1 << dice.between(1, 16) };
+            let largest = if types { 40 } else { 1 << dice.between(if calm { 12 } else { 1 }, 16) };
             let len = dice.between(1, largest).min(total - written).min(MOST);
             let mut bytes = content(self.number, self.side, written as u64, len);
             match self.give(&mut bytes).await {
@@ -98,7 +102,8 @@ impl Held {
             written += len;
             if types {
                 ledger.typed(self.number, self.side, len);
-                sleep(dice.time(Duration::from_millis(800))).await;
+                let rest = if calm { dice.between(0, 900) } else { dice.magnitude(800) };
+                sleep(Duration::from_millis(rest as u64)).await;
             }
             drop_after = drop_after.map(|left| left.saturating_sub(len));
             if drop_after == Some(0) {
@@ -163,6 +168,7 @@ impl Held {
     fn let_go(&self) {
         let Some(session) = self.session.borrow_mut().take() else { return };
         self.place.ledger.dropped(self.number, self.side);
+        self.place.ledger.resumed(session.account().resumed);
         self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.side));
         if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
             session.reset(Refusal::new(Code::TargetTimeout, "enough"));

@@ -172,7 +172,8 @@ impl World {
     async fn pass_time(&mut self, busy: bool, now: Instant) {
         let arrival = self.lines.iter().filter_map(Line::next_arrival).min();
         let until = arrival.filter(|at| *at > now && self.dice.one_in(2)).map(|at| at - now);
-        let most = if busy { Duration::from_millis(20) } else { Duration::from_millis(900) };
+        let (short, long) = if self.plan.is_calm() { (1, 50) } else { (20, 900) };
+        let most = Duration::from_millis(if busy { short } else { long });
         let step = until.unwrap_or(Duration::ZERO).max(self.dice.time(most)).min(Duration::from_secs(1));
         advance(step + Duration::from_micros(10)).await;
         let now = Instant::now();
