@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, pause, sleep};
+use tokio::time::{Instant, sleep};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
@@ -13,7 +13,7 @@ use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
 use crate::support::line::Line;
 use crate::support::programs::{NAME, Place, TOKEN, TestPod, at, edge, start_edge};
-use crate::support::{beside, peer, soon, targets, wait_until, wait_within};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// What an edge that is not ready says of it.
 async fn not_ready(edge: &Edge, because: &str) {
@@ -82,7 +82,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     let place = Place::new();
     place.file("token", "default:another");
     let pod = TestPod::start(&place);
-    pause();
+    hurry();
     let edge = start_edge(&place.edge("node1", pod.pod.grpc, ""));
     not_ready(&edge, "invalid token").await;
     place.file("token", &format!("default:{TOKEN}"));
@@ -156,11 +156,12 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let pod = TestPod::start(&place);
     let frozen = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let old = pod.has("node1").await;
-    pause();
+    hurry();
     let begun = Instant::now();
     let _new = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 2);
-    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id)).await;
+    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+        .await;
     assert!(old.outbox.is_closed());
     drop(frozen);
 }
@@ -171,7 +172,7 @@ async fn a_plain_link_gives_way_at_once() {
     let pod = TestPod::start(&place);
     let mut plain = peer::link(&place, &pod, "node1", None).await;
     let old = pod.has("node1").await;
-    pause();
+    hurry();
     let begun = Instant::now();
     let _new = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.unwrap();
     wait_until("the old one is closed", || old.outbox.is_closed()).await;
@@ -184,7 +185,7 @@ async fn a_plain_link_gives_way_at_once() {
 async fn a_silent_link_is_pinged_and_given_up() {
     let place = Place::new();
     let pod = TestPod::start(&place);
-    pause();
+    hurry();
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let begun = Instant::now();
     let ping = silent.next().await.unwrap();
@@ -200,7 +201,7 @@ async fn a_silent_link_is_pinged_and_given_up() {
 async fn a_link_that_answers_its_pings_stays() {
     let place = Place::new();
     let pod = TestPod::start(&place);
-    pause();
+    hurry();
     let mut idle = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let link = pod.has("node1").await;
     let begun = Instant::now();
@@ -218,7 +219,8 @@ async fn an_edge_whose_line_is_cut_is_back_at_once() {
     let old = pod.has("node1").await;
     is_ready(&edge).await;
     line.reset();
-    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id)).await;
+    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+        .await;
     echoed(&mut open(pod.connect, &at("node1", echo)).await, "hello").await;
     is_ready(&edge).await;
 }

@@ -8,7 +8,9 @@ mod certificates;
 mod support;
 
 mod connect;
+mod hostile;
 mod links;
+mod plain;
 mod refusals;
 mod resume;
 mod sessions;

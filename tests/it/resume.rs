@@ -1,7 +1,7 @@
 //! Sessions that outlive their links, and those that may not.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Instant, pause};
+use tokio::time::Instant;
 use tunnel::names::Instance;
 use tunnel::tunnel::Code;
 use tunnel::tunnel::frame::Word;
@@ -9,7 +9,7 @@ use tunnel::tunnel::frame::Word;
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
 use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
-use crate::support::{beside, peer, soon, targets, wait_until};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
@@ -54,7 +54,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
     let old = pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    pause();
+    hurry();
     line.fall_silent();
     client.write_all(b"lost on the way").await.unwrap();
     wait_until("there is a new link", || {
@@ -113,7 +113,7 @@ async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
         edge.say(id, Word::Opened { limit: 5, epoch, instance }).await;
     };
     let (mut client, ()) = tokio::join!(pod.open("node1:22"), accept);
-    pause();
+    hurry();
     let begun = Instant::now();
     drop(edge);
     let ended = client.read_u8().await;
