@@ -3,15 +3,14 @@
 mod dial;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::drain::Drain;
 use crate::net::counted::{Counted, Tally};
+use crate::net::listen::breaks_off;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::net::splice::{Ended, How, Side, linger, splice};
@@ -80,6 +79,7 @@ impl Backend {
             taken: Tally { one: &mut access.up, all: &self.metrics.bytes_up },
             given: Tally { one: &mut access.down, all: &self.metrics.bytes_down },
         };
+        breaks_off(target.io(), true);
         let ended = splice(&mut target, &mut counted).await.ended;
         let account = session.account();
         access.resumed = account.resumed;
@@ -87,12 +87,9 @@ impl Backend {
         access.end(result, &why);
         alive.end(result);
         leave(session, ended, &why);
-        match ended {
-            // The target must not take a broken session for one that ended well.
-            Ended { by: Side::B, how } if how != How::Finished => {
-                drop(SockRef::from(target.io()).set_linger(Some(Duration::ZERO)));
-            }
-            _ => linger(&mut target).await,
+        if ended.by == Side::A || ended.how == How::Finished {
+            breaks_off(target.io(), false);
+            linger(&mut target).await;
         }
     }
 }

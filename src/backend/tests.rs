@@ -1,8 +1,10 @@
 use std::future::poll_fn;
 use std::net::Shutdown;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -182,4 +184,6 @@ async fn a_session_cut_at_the_drains_deadline_is_counted_as_far_as_it_came() {
     assert_eq!(take_all(&mut session).await.unwrap(), b"");
     pair.drain.finish(Duration::ZERO, async {}).await;
     assert_eq!((pair.ended("cut").await, pair.metrics.bytes_up.get()), (1, 4));
+    let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
 }

@@ -4,14 +4,12 @@ mod head;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Method, Response};
 use http_body_util::Full;
-use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -22,7 +20,7 @@ use super::{Denial, TRACE};
 use crate::drain::Drain;
 use crate::names::{Host, NameError, NodeName, Target};
 use crate::net::counted::{Counted, Tally};
-use crate::net::listen::Listener;
+use crate::net::listen::{Listener, breaks_off};
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::net::splice::{Ended, How, Side, linger, splice};
@@ -192,6 +190,7 @@ async fn carry(opened: Opened, mut client: Socket<TcpStream>, metrics: &Metrics)
         taken: Tally { one: &mut access.down, all: &metrics.bytes_down },
         given: Tally { one: &mut access.up, all: &metrics.bytes_up },
     };
+    breaks_off(client.io(), true);
     let ended = splice(&mut client, &mut counted).await.ended;
     let account = session.account();
     access.resumed = account.resumed;
@@ -200,12 +199,9 @@ async fn carry(opened: Opened, mut client: Socket<TcpStream>, metrics: &Metrics)
     alive.end(result);
     drop(place);
     leave(session, ended, &why);
-    match ended {
-        // The client must not take a broken session for one that ended well.
-        Ended { by: Side::B, how } if how != How::Finished => {
-            drop(SockRef::from(client.io()).set_linger(Some(Duration::ZERO)));
-        }
-        _ => linger(&mut client).await,
+    if ended.by == Side::A || ended.how == How::Finished {
+        breaks_off(client.io(), false);
+        linger(&mut client).await;
     }
 }
 

@@ -4,7 +4,7 @@ mod ended;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use ended::Ended;
 
 use super::budget::Budget;
 use super::frame::{Category, Code, Refusal, Word};
+use super::lock;
 use super::outbox::{Outbox, unknown};
 use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
@@ -268,10 +269,6 @@ impl Table {
     fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<Shared>>> {
         lock(&self.shards[id.shard(SHARDS)])
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks the sessions are spread over, so that busy ones do not meet.

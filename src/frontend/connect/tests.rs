@@ -1,7 +1,9 @@
 use super::*;
 use std::future::poll_fn;
+use std::time::Duration;
 
 use http::Request as Http;
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -180,4 +182,16 @@ async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(ended(&metrics, "given_up").await, 1);
+}
+
+/// nc would wait on for an answer from a connection that was closed in good order, and ssh behind it.
+#[tokio::test]
+async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_either() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut far) = carried(&drain, b"early", &metrics).await;
+    assert_eq!(take(&mut far).await.unwrap(), "early");
+    drain.finish(Duration::ZERO, async {}).await;
+    let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(ended(&metrics, "cut").await, 1);
 }
