@@ -77,9 +77,11 @@ async fn opens_without_end_are_refused_and_take_no_room_from_others() {
         client: String::new(),
     };
     // It does not read the answers meanwhile.
-    for _ in 0..3000 {
+    for _ in 0..20_000 {
         bad.say(SessionId::random(), open("node1:22")).await;
     }
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    assert!((500..=1001).contains(&pod.pod.table.len()), "{}", pod.pod.table.len());
     let (_, answer) = bad.word().await;
     assert!(
         matches!(&answer, Word::Refused { refusal, .. } if refusal.code == Code::NotAllowed),
