@@ -195,7 +195,7 @@ async fn garbage_before_and_after_tls_is_closed() {
     before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = soon("its end", before.read_to_end(&mut Vec::new())).await;
     wait_until("it is counted", || pod.pod.metrics.calls_refused.counted("tls") == 1).await;
-    let mut after = peer::encrypted(&place, &pod).await;
+    let mut after = peer::encrypted(&place, pod.pod.grpc).await;
     after.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = soon("its end", after.read_to_end(&mut Vec::new())).await;
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
@@ -229,7 +229,7 @@ async fn a_call_that_never_comes_is_not_waited_for() {
     let place = Place::new();
     let pod = TestPod::start(&place);
     hurry();
-    let mut silent = peer::encrypted(&place, &pod).await;
+    let mut silent = peer::encrypted(&place, pod.pod.grpc).await;
     let _ = silent.read_to_end(&mut Vec::new()).await;
     let late = || pod.pod.metrics.calls_refused.counted("no_call_in_time");
     wait_until("it is counted", || late() == 1).await;

@@ -97,7 +97,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
 async fn wait_refused(place: &Place, pod: &TestPod) {
     let refused = async {
         loop {
-            match peer::try_link(place, pod, "node2", Some(Instance::random())).await {
+            match peer::try_link(place, pod.pod.grpc, "node2", Some(Instance::random())).await {
                 Err(status) => break assert_eq!(status.code(), Grpc::Unauthenticated),
                 Ok(_) => sleep(BETWEEN).await,
             }
@@ -111,7 +111,7 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
     let place = Place::new();
     place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
     let pod = TestPod::start(&place);
-    let refused = peer::try_link(&place, &pod, "node1", None).await.err().unwrap();
+    let refused = peer::try_link(&place, pod.pod.grpc, "node1", None).await.err().unwrap();
     assert_eq!((refused.code(), refused.message()), (Grpc::Unauthenticated, "invalid token"));
     peer::link(&place, &pod, "node2", None).await;
     let own = place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "itsown");
@@ -125,7 +125,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     let pod = TestPod::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let old = pod.has("node1").await;
-    let _second = peer::try_link(&place, &pod, "node1", instance).await.unwrap();
+    let _second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
     first.ends().await;
     wait_until("the old one's end is over", || pod.pod.metrics.links.get() == 1).await;
     let new = pod.link("node1").expect("the old one's end leaves the new one alone");
@@ -139,7 +139,8 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let old = pod.has("node1").await;
-    let refused = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.err().unwrap();
+    let refused =
+        peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.err().unwrap();
     assert_eq!(refused.code(), Grpc::AlreadyExists);
     assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
     assert_eq!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
@@ -158,7 +159,7 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let old = pod.has("node1").await;
     hurry();
     let begun = Instant::now();
-    let _new = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.unwrap();
+    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 2);
     wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
         .await;
@@ -174,7 +175,7 @@ async fn a_plain_link_gives_way_at_once() {
     let old = pod.has("node1").await;
     hurry();
     let begun = Instant::now();
-    let _new = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.unwrap();
+    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
     wait_until("the old one is closed", || old.outbox.is_closed()).await;
     assert!(begun.elapsed().as_secs() < 1);
     plain.ends().await;

@@ -139,7 +139,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
     assert_eq!(data, Word::Data("hello".into()), "no byte above the limit");
     drop(first);
 
-    let mut second = peer::try_link(&place, &pod, "node1", instance).await.unwrap();
+    let mut second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
     let (again, resume) = second.word().await;
     let Word::Resume { received: 0, epoch, instance: named, .. } = resume else { panic!("{resume:?}") };
     assert!(again == id && epoch > opened && named == instance);
