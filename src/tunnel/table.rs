@@ -210,8 +210,12 @@ impl Table {
         }
     }
 
-    pub(super) fn forget(&self, id: SessionId) {
+    /// The session is over, for the given reason if it did not end by itself.
+    pub(super) fn forget(&self, id: SessionId, why: Option<Code>) {
         if self.shard(id).remove(&id).is_some() {
+            if let Some(code) = why {
+                self.metrics.resets.count(code.name());
+            }
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
         }
