@@ -159,3 +159,20 @@ async fn a_scripted_edge_resumes_where_it_was() {
     pod.forgets_all().await;
     assert!(pod.pod.metrics.frames_dropped.counted("out_of_place") >= 1);
 }
+
+#[tokio::test]
+async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    let begun = Instant::now();
+    for cut in 0..9 {
+        line.reset();
+        echoed(&mut client, &format!("cut {cut}")).await;
+    }
+    // Doubling pauses would make it ten seconds.
+    assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
+}
