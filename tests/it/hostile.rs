@@ -262,6 +262,21 @@ async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
     }
 }
 
+#[tokio::test]
+async fn the_default_policy_is_this_machine_and_nothing_else() {
+    let (place, echo) = (Place::new(), targets::serve_at("[::1]:0", targets::echo_one).await);
+    let mut pod = ScriptedPod::start(&place).await;
+    let _edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut call = pod.call().await;
+    call.answer(Some(Instance::random()));
+    for text in [echo.to_string(), format!("localhost:{}", echo.port()), format!("node1:{}", echo.port())] {
+        assert_eq!(open(&mut call, &text).await, None, "{text}");
+    }
+    for text in ["192.0.2.1:80", "[2001:db8::1]:80", "[::ffff:192.0.2.1]:80", "169.254.169.254:80"] {
+        assert_eq!(open(&mut call, text).await, Some(Code::NotAllowed), "{text}");
+    }
+}
+
 /// Opens a session at an edge. Why it refuses, if it does.
 async fn open(call: &mut Call, text: &str) -> Option<Code> {
     let id = SessionId::random();
