@@ -233,6 +233,8 @@ impl Table {
             Some(Refusal::new(Code::Unknown, "this session has ended"))
         } else if self.len() >= self.limits.sessions {
             Some(Refusal::new(Code::Busy, "too many sessions at the node"))
+        } else if outbox.is_behind() {
+            Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {
             None
         };

@@ -255,6 +255,7 @@ impl End {
         }
         self.phase = Phase::Leaving;
         self.send.forget();
+        self.recv.close();
         self.ended.get_or_insert(why);
         Effects { read: true, write: true, state: true, ..Effects::default() }
     }
