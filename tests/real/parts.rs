@@ -52,7 +52,7 @@ pub(crate) fn kept(program: &str) -> Option<PathBuf> {
     let cache = std::env::var("XDG_CACHE_HOME").ok().map(PathBuf::from).or_else(home)?;
     let found = Some(cache.join("tunnel-tests").join(program)).filter(|file| file.is_file());
     if found.is_none() {
-        skip(&format!("{program} is not built: scripts/coredns.sh builds it"));
+        skip(&format!("{program} is not built: scripts/goparts.sh builds it"));
     }
     found
 }

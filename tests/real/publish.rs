@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::certificates::Files;
 use crate::parts::{free_port, have, kept};
 use crate::process::{PATIENCE, Running, run};
 use crate::tunnel::{Cloud, Edge, Place};
@@ -40,7 +41,7 @@ fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
 
 #[test]
 fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
-    let Some((etcd, dns, place)) = etcd_and_dns() else { return };
+    let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
     let lines =
         format!("publish = \"etcd\"\netcd = [\"http://127.0.0.1:{}\", \"{}\"]\n", free_port(), etcd.url);
     let mut cloud = cloud(&place, &lines);
@@ -58,7 +59,7 @@ fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
 
 #[test]
 fn records_of_a_killed_pod_go_with_its_lease_and_those_of_a_living_one_outlast_many() {
-    let Some((etcd, dns, place)) = etcd_and_dns() else { return };
+    let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
     let mut cloud = cloud(&place, &format!("publish = \"etcd\"\netcd = [\"{}\"]\n", etcd.url));
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     dns.answers("node1.nodes.test", POD_IP);
@@ -75,7 +76,7 @@ fn records_of_a_killed_pod_go_with_its_lease_and_those_of_a_living_one_outlast_m
 
 #[test]
 fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_makes_the_pod_unready_but_cuts_nothing() {
-    let Some((mut etcd, dns, place)) = etcd_and_dns() else { return };
+    let Some((mut etcd, _dns, place)) = etcd_and_dns(false) else { return };
     if !have(&["curl"]) {
         return;
     }
@@ -97,8 +98,13 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_makes_the_pod_unready_but
         password.display()
     );
     let mut cloud = cloud(&place, &lines);
-    let edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    cloud.has("node1");
+    let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    cloud.publishes(1);
+    edge.process.terminate();
+    edge.process.ends(PATIENCE);
+    cloud.publishes(0);
+    cloud.process.says("logging in again");
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.publishes(1);
     etcd.process.kill();
     cloud.is_unready("publisher: etcd at");
@@ -106,7 +112,22 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_makes_the_pod_unready_but
     etcd.restart(&place);
     cloud.ready();
     cloud.publishes(1);
-    drop((edge, dns));
+}
+
+#[test]
+fn an_etcd_with_tls_wants_our_certificate_and_shows_its_own() {
+    let Some((etcd, dns, place)) = etcd_and_dns(true) else { return };
+    let Files { ca, cert, key } = &place.files;
+    let lines = format!(
+        "publish = \"etcd\"\netcd = [\"{}\"]\netcd_ca = \"{}\"\netcd_cert = \"{}\"\netcd_key = \"{}\"\n",
+        etcd.url,
+        ca.display(),
+        cert.display(),
+        key.display()
+    );
+    let cloud = cloud(&place, &lines);
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
 }
 
 fn cloud(place: &Place, registry: &str) -> Cloud {
@@ -152,8 +173,9 @@ struct Etcd {
 }
 
 impl Etcd {
-    fn start(place: &Place, program: &Path) -> Self {
-        let (url, peers) = (format!("http://127.0.0.1:{}", free_port()), free_port());
+    fn start(place: &Place, program: &Path, tls: bool) -> Self {
+        let scheme = if tls { "https" } else { "http" };
+        let (url, peers) = (format!("{scheme}://127.0.0.1:{}", free_port()), free_port());
         let process = Self::run(place, program, &url, peers);
         Self { process, program: program.to_owned(), url, peers }
     }
@@ -169,22 +191,32 @@ impl Etcd {
         command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         command.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
+        // So short that a token is over when the next record goes.
+        command.args(["--auth-token-ttl", "1"]);
+        if url.starts_with("https") {
+            let Files { ca, cert, key } = &place.files;
+            command.arg("--cert-file").arg(cert).arg("--key-file").arg(key);
+            command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);
+        }
         let mut process = Running::start("etcd", place.path(), &mut command);
         process.says("ready to serve client requests");
         process
     }
 }
 
-fn etcd_and_dns() -> Option<(Etcd, Dns, Place)> {
+fn etcd_and_dns(tls: bool) -> Option<(Etcd, Dns, Place)> {
     let (etcd, coredns) = (kept("etcd-3.6.16/etcd")?, kept("coredns-1.15.0/coredns")?);
     if !have(&["dig"]) {
         return None;
     }
     let place = Place::new();
-    let etcd = Etcd::start(&place, &etcd);
+    let etcd = Etcd::start(&place, &etcd, tls);
     let url = &etcd.url;
+    let Files { ca, cert, key } = &place.files;
+    let files = format!("tls {} {} {}", cert.display(), key.display(), ca.display());
+    let files = if tls { files } else { String::new() };
     let corefile = format!(
-        "nodes.test:{{$PORT}} {{\n bind 127.0.0.1\n etcd {{\n path /skydns\n endpoint {url}\n }}\n}}\n"
+        "nodes.test:{{$PORT}} {{\n bind 127.0.0.1\n etcd {{\n path /skydns\n endpoint {url}\n {files}\n }}\n}}\n"
     );
     let dns = Dns::start(&place, &coredns, &corefile);
     Some((etcd, dns, place))

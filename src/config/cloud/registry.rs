@@ -98,11 +98,11 @@ pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
 }
 
 fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> Etcd {
-    let endpoints = table.list("etcd", endpoint, report);
-    if used && endpoints.as_ref().map_or(!table.has("etcd"), Vec::is_empty) {
+    let before = report.fault_count();
+    let endpoints = table.list("etcd", endpoint, report).unwrap_or_default();
+    if used && endpoints.is_empty() && report.fault_count() == before {
         table.complain("etcd", None, "name etcd's members: [\"https://10.0.0.5:2379\"]", report);
     }
-    let endpoints = endpoints.unwrap_or_default();
     let prefix = table.read("etcd_prefix", prefix, report).unwrap_or_else(|| PREFIX.to_owned());
     let ca = table.read("etcd_ca", value::path, report);
     if ca.is_none() && !table.has("etcd_ca") && endpoints.iter().any(|member| member.tls) {

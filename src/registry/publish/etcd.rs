@@ -107,8 +107,14 @@ impl Etcd {
     /// A login or a lease that is over is made anew once; whatever else fails is this member's failure.
     async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
         match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
-            Err((Kind::LoggedOut, _)) => self.connection = None,
-            Err((Kind::LeaseLost, _)) => self.lease = None,
+            Err((Kind::LoggedOut, cause)) => {
+                debug!(%cause, "logging in again");
+                self.connection = None;
+            }
+            Err((Kind::LeaseLost, cause)) => {
+                debug!(%cause, "asking for another lease");
+                self.lease = None;
+            }
             other => return other.map_err(|(_, cause)| cause),
         }
         self.write_once(records).await
