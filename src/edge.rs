@@ -81,7 +81,13 @@ impl Edge {
             level_from_anywhere: !client.log_listen.is_local(),
         };
         let pool = Pool::new();
-        let place = Place::new(client.node.clone(), addresses(own), Arc::new(ArcSwap::from_pointee(targets)));
+        let resolver = Resolver::system()?;
+        let place = Place {
+            node: client.node.clone(),
+            own: addresses(own),
+            targets: Arc::new(ArcSwap::from_pointee(targets)),
+            resolver: resolver.clone(),
+        };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
         let current = Current::default();
@@ -97,7 +103,7 @@ impl Edge {
             .load()
             .context("mode.edge.stream.client.cert")?,
             proxy: proxy(&client)?,
-            resolver: Resolver::system()?,
+            resolver,
             pool: pool.clone(),
             ground,
             backend,

@@ -139,6 +139,8 @@ impl Keeper {
                 Err(why) => break why,
             }
         };
+        // A session that only went on here was carried as well.
+        carried |= link.outbox.sessions() > 0;
         self.ended(&link, &why);
         carried
     }

@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn klogs_numbers_choose_what_is_logged() {
         for (verbosity, ours, others) in [
-            (-1, At::INFO, At::WARN),
+            (-1, At::WARN, At::ERROR),
             (0, At::INFO, At::WARN),
             (2, At::DEBUG, At::WARN),
             (4, At::DEBUG, At::DEBUG),

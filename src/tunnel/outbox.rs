@@ -181,6 +181,11 @@ impl Outbox {
         self.lock().wake();
     }
 
+    /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
+    pub(super) fn is_behind(&self) -> bool {
+        self.lock().control.len() >= MOST_REPLIES
+    }
+
     /// Whether the link was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed

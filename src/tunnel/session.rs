@@ -215,6 +215,7 @@ impl Shared {
         let outbox = if inner.end.path().is_none() { inner.outbox.take() } else { None };
         let left = [inner.left.take(), outbox];
         let wish = inner.wish();
+        let ended = inner.end.ended().map(|why| why.code);
         drop(inner);
         for waker in [reader, writer, watcher].into_iter().flatten() {
             waker.wake();
@@ -228,7 +229,7 @@ impl Shared {
         if effects.forget
             && let Some(table) = self.table.upgrade()
         {
-            table.forget(self.id);
+            table.forget(self.id, ended);
         }
     }
 

@@ -210,8 +210,12 @@ impl Table {
         }
     }
 
-    pub(super) fn forget(&self, id: SessionId) {
+    /// The session is over, for the given reason if it did not end by itself.
+    pub(super) fn forget(&self, id: SessionId, why: Option<Code>) {
         if self.shard(id).remove(&id).is_some() {
+            if let Some(code) = why {
+                self.metrics.resets.count(code.name());
+            }
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
         }
@@ -229,6 +233,8 @@ impl Table {
             Some(Refusal::new(Code::Unknown, "this session has ended"))
         } else if self.len() >= self.limits.sessions {
             Some(Refusal::new(Code::Busy, "too many sessions at the node"))
+        } else if outbox.is_behind() {
+            Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {
             None
         };
@@ -256,9 +262,10 @@ impl Table {
         if self.len() >= self.limits.sessions {
             return None;
         }
-        let start = usize::try_from(self.limits.windows.start).ok()?;
-        let promised = self.promised.claim(start)?;
-        Some((SendHalf::new(self.kept.share()), RecvHalf::new(self.limits.windows, promised)))
+        let start = self.limits.windows.start >> self.promised.scarcity();
+        let promised = self.promised.claim(usize::try_from(start).ok()?)?;
+        let windows = Windows { start, max: self.limits.windows.max };
+        Some((SendHalf::new(self.kept.share()), RecvHalf::new(windows, promised)))
     }
 
     fn insert(&self, shared: &Arc<Shared>) {

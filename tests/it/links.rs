@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, pause, sleep};
+use tokio::time::{Instant, sleep};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
@@ -13,7 +13,7 @@ use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
 use crate::support::line::Line;
 use crate::support::programs::{NAME, Place, TOKEN, TestPod, at, edge, start_edge};
-use crate::support::{beside, peer, soon, targets, wait_until, wait_within};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// What an edge that is not ready says of it.
 async fn not_ready(edge: &Edge, because: &str) {
@@ -82,7 +82,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     let place = Place::new();
     place.file("token", "default:another");
     let pod = TestPod::start(&place);
-    pause();
+    hurry();
     let edge = start_edge(&place.edge("node1", pod.pod.grpc, ""));
     not_ready(&edge, "invalid token").await;
     place.file("token", &format!("default:{TOKEN}"));
@@ -97,7 +97,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
 async fn wait_refused(place: &Place, pod: &TestPod) {
     let refused = async {
         loop {
-            match peer::try_link(place, pod, "node2", Some(Instance::random())).await {
+            match peer::try_link(place, pod.pod.grpc, "node2", Some(Instance::random())).await {
                 Err(status) => break assert_eq!(status.code(), Grpc::Unauthenticated),
                 Ok(_) => sleep(BETWEEN).await,
             }
@@ -111,7 +111,7 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
     let place = Place::new();
     place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
     let pod = TestPod::start(&place);
-    let refused = peer::try_link(&place, &pod, "node1", None).await.err().unwrap();
+    let refused = peer::try_link(&place, pod.pod.grpc, "node1", None).await.err().unwrap();
     assert_eq!((refused.code(), refused.message()), (Grpc::Unauthenticated, "invalid token"));
     peer::link(&place, &pod, "node2", None).await;
     let own = place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "itsown");
@@ -125,7 +125,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     let pod = TestPod::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let old = pod.has("node1").await;
-    let _second = peer::try_link(&place, &pod, "node1", instance).await.unwrap();
+    let _second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
     first.ends().await;
     wait_until("the old one's end is over", || pod.pod.metrics.links.get() == 1).await;
     let new = pod.link("node1").expect("the old one's end leaves the new one alone");
@@ -139,7 +139,8 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let old = pod.has("node1").await;
-    let refused = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.err().unwrap();
+    let refused =
+        peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.err().unwrap();
     assert_eq!(refused.code(), Grpc::AlreadyExists);
     assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
     assert_eq!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
@@ -156,9 +157,9 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let pod = TestPod::start(&place);
     let frozen = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let old = pod.has("node1").await;
-    pause();
+    hurry();
     let begun = Instant::now();
-    let _new = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.unwrap();
+    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 2);
     wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
         .await;
@@ -172,9 +173,9 @@ async fn a_plain_link_gives_way_at_once() {
     let pod = TestPod::start(&place);
     let mut plain = peer::link(&place, &pod, "node1", None).await;
     let old = pod.has("node1").await;
-    pause();
+    hurry();
     let begun = Instant::now();
-    let _new = peer::try_link(&place, &pod, "node1", Some(Instance::random())).await.unwrap();
+    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
     wait_until("the old one is closed", || old.outbox.is_closed()).await;
     assert!(begun.elapsed().as_secs() < 1);
     plain.ends().await;
@@ -185,7 +186,7 @@ async fn a_plain_link_gives_way_at_once() {
 async fn a_silent_link_is_pinged_and_given_up() {
     let place = Place::new();
     let pod = TestPod::start(&place);
-    pause();
+    hurry();
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let begun = Instant::now();
     let ping = silent.next().await.unwrap();
@@ -201,7 +202,7 @@ async fn a_silent_link_is_pinged_and_given_up() {
 async fn a_link_that_answers_its_pings_stays() {
     let place = Place::new();
     let pod = TestPod::start(&place);
-    pause();
+    hurry();
     let mut idle = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let link = pod.has("node1").await;
     let begun = Instant::now();

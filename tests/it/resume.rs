@@ -1,7 +1,7 @@
 //! Sessions that outlive their links, and those that may not.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Instant, pause};
+use tokio::time::Instant;
 use tunnel::names::Instance;
 use tunnel::tunnel::Code;
 use tunnel::tunnel::frame::Word;
@@ -9,7 +9,7 @@ use tunnel::tunnel::frame::Word;
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
 use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
-use crate::support::{beside, peer, soon, targets, wait_until};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
@@ -54,7 +54,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
     let old = pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    pause();
+    hurry();
     line.fall_silent();
     client.write_all(b"lost on the way").await.unwrap();
     wait_until("there is a new link", || {
@@ -113,7 +113,7 @@ async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
         edge.say(id, Word::Opened { limit: 5, epoch, instance }).await;
     };
     let (mut client, ()) = tokio::join!(pod.open("node1:22"), accept);
-    pause();
+    hurry();
     let begun = Instant::now();
     drop(edge);
     let ended = client.read_u8().await;
@@ -139,7 +139,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
     assert_eq!(data, Word::Data("hello".into()), "no byte above the limit");
     drop(first);
 
-    let mut second = peer::try_link(&place, &pod, "node1", instance).await.unwrap();
+    let mut second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
     let (again, resume) = second.word().await;
     let Word::Resume { received: 0, epoch, instance: named, .. } = resume else { panic!("{resume:?}") };
     assert!(again == id && epoch > opened && named == instance);
@@ -158,4 +158,21 @@ async fn a_scripted_edge_resumes_where_it_was() {
     drop(client);
     pod.forgets_all().await;
     assert!(pod.pod.metrics.frames_dropped.counted("out_of_place") >= 1);
+}
+
+#[tokio::test]
+async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    let begun = Instant::now();
+    for cut in 0..9 {
+        line.reset();
+        echoed(&mut client, &format!("cut {cut}")).await;
+    }
+    // Doubling pauses would make it ten seconds.
+    assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
 }

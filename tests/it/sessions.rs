@@ -43,7 +43,6 @@ async fn five_hundred_sessions_at_once_all_work_and_leave_nothing_behind() {
     let mut sessions = JoinSet::new();
     for number in 0..500 {
         let (pod, all, target) = (pod.clone(), all.clone(), at("node1", echo));
-        #[expect(clippy::disallowed_methods, reason = "a set that the test waits for")]
         sessions.spawn(async move {
             let mut client = pod.open(&target).await;
             echoed(&mut client, &format!("session {number}")).await;
