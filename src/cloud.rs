@@ -1,6 +1,7 @@
 //! Builds and runs a pod.
 
 mod links;
+mod publish;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ use crate::net::reload::Reload;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
 use crate::registry::Registry;
+use crate::registry::publish::Publisher;
 use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
@@ -57,6 +59,7 @@ pub struct Pod {
 #[derive(Debug)]
 struct Stopping {
     clients: Drain,
+    publisher: Drain,
     links: Drain,
     admin: Drain,
     deadline: Duration,
@@ -69,7 +72,8 @@ impl Pod {
     ///
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
-        let Cloud { server, tls, ssh, session, pod_name, pod_namespace, .. } = settings;
+        let Cloud { server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip } =
+            settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server.cert, &server.key, &tls)?;
         let tokens =
@@ -96,6 +100,7 @@ impl Pod {
 
         let stopping = Stopping {
             clients: Drain::new(),
+            publisher: Drain::new(),
             links: Drain::new(),
             admin: Drain::new(),
             deadline: session.drain,
@@ -119,7 +124,9 @@ impl Pod {
             pool: pool.clone(),
             clients: stopping.clients.clone(),
         };
-        let readiness = Readiness::waiting_for(&[]);
+        let store = publish::store(publishing.publish, pod_ip)?;
+        let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
+        let readiness = Readiness::waiting_for(conditions);
         let nodes = registry.clone();
         let admin = Admin {
             side: Side::Cloud(Arc::new(move || nodes.nodes())),
@@ -150,6 +157,18 @@ impl Pod {
             let serving = connect::serve(front, settings, route, metrics, drain.clone());
             drain.spawn(info_span!("ssh"), serving);
         }
+        if let Some(store) = store {
+            let readiness = pod.readiness.clone();
+            let publisher = Publisher {
+                registry: pod.registry.clone(),
+                store,
+                zone: publishing.zone,
+                metrics: pod.metrics.clone(),
+                tell: Box::new(move |state| readiness.set(publish::CONDITION, state)),
+            };
+            let drain = &pod.stopping.publisher;
+            drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
+        }
         links::spawn(grpc, acceptor, shared);
         info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
         Ok(pod)
@@ -157,18 +176,21 @@ impl Pod {
 
     /// Stops: not ready, listeners closed, sessions until the deadline or until `at_once` completes.
     pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Stopping { clients, links, admin, deadline } = self.stopping;
+        let Stopping { clients, publisher, links, admin, deadline } = self.stopping;
         self.readiness.set("running", Err("stopping".into()));
         info!(
             sessions = self.table.len(),
             ?deadline,
             "stopping: no new sessions, waiting for those that run"
         );
+        // At once, so that new clients are not sent here any more.
+        publisher.begin();
         let drained = clients.finish(deadline, at_once).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }
         self.table.reset_all(&Refusal::new(Code::Busy, "the pod is stopping"));
+        publisher.finish(GOODBYE, std::future::pending()).await;
         links.begin();
         tokio::time::sleep(LAST_WORDS).await;
         self.registry.close_all();
