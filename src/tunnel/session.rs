@@ -44,6 +44,9 @@ struct Inner {
     in_turns: Option<LinkId>,
     /// What it has said on the link's clock; starts anew with each link.
     account: u64,
+    /// Whose [`Parked`] it is to find a path, and how many were handed out.
+    seeker: Option<u64>,
+    seekers: u64,
     reader: Option<Waker>,
     writer: Option<Waker>,
     /// Whoever waits for an answer, a path or an end.
@@ -83,6 +86,8 @@ impl Shared {
                 in_control: None,
                 in_turns: None,
                 account: 0,
+                seeker: None,
+                seekers: 0,
                 reader: None,
                 writer: None,
                 watcher: None,
@@ -136,6 +141,18 @@ impl Shared {
     /// The link has ended; `why` is given if its peer cannot resume.
     pub(super) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<Refusal>, now: Instant) {
         self.act(|inner| inner.end.link_ended(link, why, now));
+    }
+
+    /// The right to look for a path, if it needs one and nobody has that right.
+    pub(super) fn parked(self: &Arc<Self>) -> Option<Parked> {
+        let mut inner = self.lock();
+        if inner.seeker.is_some() || !inner.end.is_opener() || !inner.end.needs_path() {
+            return None;
+        }
+        inner.seekers += 1;
+        let seeker = inner.seekers;
+        inner.seeker = Some(seeker);
+        Some(Parked::new(self.clone(), seeker))
     }
 
     /// Gives up an end that nobody took up again: one that waits for its peer since before `before`.

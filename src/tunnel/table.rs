@@ -141,8 +141,7 @@ impl Table {
                     self.metrics.frames_dropped.count("out_of_place");
                     return None;
                 }
-                let parked = Parked::new(shared);
-                (parks && parked.seeks()).then_some(Event::Parked(parked))
+                if parks { shared.parked().map(Event::Parked) } else { None }
             }
             (None, Word::Open { target, limit, epoch, client }) => {
                 self.offered(outbox, id, category, (target, client), (limit, epoch))
@@ -165,10 +164,7 @@ impl Table {
         let mut parked = Vec::new();
         for shared in outbox.disband() {
             shared.link_ended(outbox.id, why.clone(), now);
-            let session = Parked::new(shared);
-            if session.seeks() {
-                parked.push(session);
-            }
+            parked.extend(shared.parked());
         }
         parked
     }

@@ -44,7 +44,7 @@ impl World {
         }
         if self.dice.one_in(self.plan.losses) && !alive.is_empty() {
             let line = &mut self.lines[alive[self.dice.below(alive.len())]];
-            let mut bound: Vec<_> = line.bound.iter().map(|(id, bound)| (bound.session, *id)).collect();
+            let mut bound: Vec<_> = line.bound.keys().map(|id| (self.ledger.number(*id), *id)).collect();
             bound.sort_unstable();
             if !bound.is_empty() {
                 line.lose(bound[self.dice.below(bound.len())].1, now, &self.ledger);
@@ -75,7 +75,7 @@ impl World {
                 let mut parked =
                     self.tables[side].link_ended(&outbox, &Refusal::new(Code::GivenUp, "link gone"), now);
                 // In the order in which they were opened, not in that of a map of random ids.
-                parked.sort_by_key(|session| line.bound.get(&session.id()).map(|bound| bound.session));
+                parked.sort_by_key(|session| self.ledger.number(session.id()));
                 parked.into_iter().for_each(|session| self.seek(session, side));
                 if side == 0 {
                     self.registry.remove(&outbox);

@@ -1,10 +1,12 @@
 //! What both owners of each session really did, to hold against what they are told.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
 use tokio::time::Instant;
+use tunnel::names::SessionId;
 
 use super::chance::content;
 
@@ -23,6 +25,7 @@ struct Inner {
     typed: Vec<(usize, usize, usize)>,
     timed: usize,
     resumed: u32,
+    numbers: HashMap<SessionId, usize>,
 }
 
 /// What runs have seen, so that none passes because nothing happened.
@@ -69,6 +72,7 @@ impl Ledger {
             typed: Vec::new(),
             timed: 0,
             resumed: 0,
+            numbers: HashMap::new(),
         })))
     }
 
@@ -97,6 +101,17 @@ impl Ledger {
 
     pub(crate) fn trace(&self) -> Vec<String> {
         self.0.borrow_mut().trace.take().unwrap_or_default()
+    }
+
+    /// The session of `id`, known from its Open, is the one that its opener calls `s7`.
+    pub(crate) fn knows(&self, id: SessionId, client: &str) {
+        if let Some(number) = client.strip_prefix('s').and_then(|n| n.parse().ok()) {
+            self.0.borrow_mut().numbers.insert(id, number);
+        }
+    }
+
+    pub(crate) fn number(&self, id: SessionId) -> Option<usize> {
+        self.0.borrow().numbers.get(&id).copied()
     }
 
     pub(crate) fn offered(&self, session: usize) {

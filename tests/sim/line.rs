@@ -32,7 +32,6 @@ pub(crate) struct Line {
 
 pub(crate) struct Bound {
     pub(crate) epoch: u64,
-    pub(crate) session: usize,
     /// The Open or Resume without its answer, as a middle sees it.
     pub(crate) last: Frame,
 }
@@ -195,8 +194,9 @@ impl Line {
 
     /// The middle loses its way for one session and says so to both ends, behind what it sent before.
     pub(crate) fn lose(&mut self, id: SessionId, now: Instant, ledger: &Ledger) {
-        let Some(Bound { epoch, session, last }) = self.bound.remove(&id) else { return };
-        ledger.note(|| format!("link {} loses session {session}, epoch {epoch}", self.number));
+        let Some(Bound { epoch, last }) = self.bound.remove(&id) else { return };
+        let session = ledger.number(id);
+        ledger.note(|| format!("link {} loses session {:?}, epoch {epoch}", self.number, session));
         let Body::Session(id, category, _) = last.body else { return };
         for wire in &mut self.wires {
             let body = Body::Session(id, category, Word::Lost { epoch });
@@ -214,15 +214,15 @@ impl Line {
                 if self.bound.get(id).is_some_and(|bound| bound.epoch >= *epoch) {
                     return false;
                 }
-                let known = self.bound.get(id).map(|bound| bound.session);
-                let session =
-                    if let Word::Open { client, .. } = word { client[1..].parse().ok() } else { known };
-                let bound =
-                    Bound { epoch: *epoch, session: session.unwrap_or(usize::MAX), last: frame.clone() };
+                let bound = Bound { epoch: *epoch, last: frame.clone() };
                 self.bound.insert(*id, bound);
                 true
             }
-            Word::Refused { .. } | Word::Reset { .. } => self.bound.remove(id).is_some(),
+            // One that answers an older attempt must not take the newer one's binding with it.
+            Word::Refused { epoch, .. } | Word::Reset { epoch, .. } => match self.bound.get(id) {
+                Some(bound) if bound.epoch <= *epoch => self.bound.remove(id).is_some(),
+                bound => bound.is_some(),
+            },
             _ => self.bound.contains_key(id),
         }
     }

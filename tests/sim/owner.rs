@@ -1,13 +1,12 @@
 //! Those who ask for sessions, answer offers and seek paths: each a task.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tunnel::names::{SessionId, Target};
+use tunnel::names::Target;
 use tunnel::route::{Request, Route, RouteError};
 use tunnel::tunnel::{Answer, Category, Code, Full, Offer, Outbox, Parked, Refusal, Session, Table};
 
@@ -27,8 +26,6 @@ pub(crate) struct Place {
     pub(crate) table: Arc<Table>,
     /// The cloud's ends of links, some of them ended.
     pub(crate) paths: Rc<RefCell<Vec<Arc<Outbox>>>>,
-    /// Sessions that have a wild seeker.
-    pub(crate) sought: Rc<RefCell<BTreeSet<SessionId>>>,
 }
 
 impl Place {
@@ -124,22 +121,10 @@ impl Place {
         if !self.plan.borrow().wild {
             return self.route.seek(parked).await;
         }
-        // One for each session: several would take each other's answers for late ones.
-        if !self.sought.borrow_mut().insert(parked.id()) {
-            return;
-        }
-        self.seek_wildly(&parked).await;
-        self.sought.borrow_mut().remove(&parked.id());
-        if parked.seeks() {
-            parked.give_up(Refusal::new(Code::GivenUp, "no path"));
-        }
-    }
-
-    async fn seek_wildly(&self, parked: &Parked) {
         let until = Instant::now() + self.plan.borrow().grace;
         while parked.seeks() {
             if Instant::now() >= until {
-                return;
+                return parked.give_up(Refusal::new(Code::GivenUp, "no path"));
             }
             let Some(link) = self.any_path() else {
                 sleep(Duration::from_millis(20)).await;

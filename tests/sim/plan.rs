@@ -63,10 +63,14 @@ impl Plan {
         Self {
             about,
             sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
-            most: if calm { 1_500_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
+            most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
             windows: [windows(), windows()],
             memory: [if calm { 3 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)],
-            grace: if about == About::Grace { Duration::from_secs(4) } else { Duration::from_secs(60) },
+            grace: if about == About::Grace {
+                Duration::from_millis(500 << dice.below(4))
+            } else {
+                Duration::from_secs(60)
+            },
             chaos: Duration::from_secs(dice.between(2, 16) as u64),
             steps: 300 << dice.below(6),
             cuts: if calm { 0 } else { [60, 300, 2_000][dice.below(3)] },
@@ -76,7 +80,7 @@ impl Plan {
             rests: if calm { 0 } else { [0, 3, 20][dice.below(3)] },
             wild: harsh && dice.one_in(2),
             codec: dice.one_in(2),
-            latency: dice.time(Duration::from_millis(80)),
+            latency: dice.time(Duration::from_millis(if about == About::Grace { 600 } else { 80 })),
             rate: [if calm { 1_000_000 } else { 20_000 }, 300_000, 2_500_000, 100_000_000][dice.below(4)],
             weights: std::array::from_fn(|_| [1, 3, 12][dice.below(3)]),
         }

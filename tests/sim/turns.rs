@@ -15,7 +15,6 @@ pub(crate) struct Turns {
     said: Vec<(usize, usize)>,
     /// Where in `said` a keystroke began to wait.
     waits: HashMap<usize, usize>,
-    sessions: HashMap<SessionId, usize>,
     /// Pings without an answer.
     pub(crate) unanswered: usize,
 }
@@ -29,7 +28,6 @@ impl Turns {
         match body {
             Body::Ping(number) => self.pong = *number,
             Body::Pong(_) => self.unanswered = 0,
-            Body::Session(id, _, Word::Open { client, .. }) => self.knows(*id, client),
             Body::Session(..) => {}
         }
     }
@@ -58,7 +56,7 @@ impl Turns {
                     ledger.fault("a pong that answers no ping, or not the newest");
                 }
             }
-            Body::Session(id, _, Word::Open { client, .. }) => self.knows(*id, client),
+            Body::Session(id, _, Word::Open { client, .. }) => ledger.knows(*id, client),
             Body::Session(id, _, Word::Data(bytes)) => self.data(*id, bytes.len(), ledger),
             Body::Session(..) => {}
         }
@@ -68,11 +66,11 @@ impl Turns {
         if self.ping || self.pong.is_some() {
             ledger.fault("data was said before a ping or a pong that waited");
         }
-        let Some(session) = self.sessions.get(&id).copied() else { return };
+        let Some(session) = ledger.number(id) else { return };
         if let Some(since) = self.waits.remove(&session) {
             ledger.timed();
             let before = self.said[since..].iter().filter(|(_, len)| *len > bytes).count();
-            if before > 1 {
+            if before > 0 {
                 ledger.fault(format!(
                     "a keystroke of session {session} waited for {before} frames: {:?}",
                     &self.said[since..]
@@ -80,11 +78,5 @@ impl Turns {
             }
         }
         self.said.push((session, bytes));
-    }
-
-    fn knows(&mut self, id: SessionId, client: &str) {
-        if let Some(number) = client.strip_prefix('s').and_then(|n| n.parse().ok()) {
-            self.sessions.insert(id, number);
-        }
     }
 }

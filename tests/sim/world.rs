@@ -68,7 +68,6 @@ impl World {
             route: Route::new(registry.clone(), tables[0].clone(), patience, plan.grace),
             table: tables[0].clone(),
             paths: Rc::default(),
-            sought: Rc::default(),
         };
         let now = Instant::now();
         let (lines, links, steps) = (Vec::new(), 0, 0);
@@ -111,6 +110,11 @@ impl World {
                 "nothing moves any more; waiting: {:?}; unfinished: {unfinished:#?}",
                 self.crowd.names()
             ));
+        }
+        // An opener finds out that nobody is there by asking; only an acceptor may have to wait for the grace time.
+        let waits = |name: &&str| name.ends_with(".0") || name.starts_with("opener");
+        if self.plan.about != About::Grace && self.crowd.names().iter().any(waits) {
+            return Err(format!("nothing moves any more, and openers wait: {:?}", self.crowd.names()));
         }
         self.rest(self.plan.grace + Duration::from_secs(20)).await?;
         self.nothing_is_left()
@@ -278,4 +282,4 @@ const MOST_STEPS: usize = 400_000;
 /// Less than any patience of the program, so that no timer hides a lost wake-up; more than any rest of an owner.
 const QUIET: Duration = Duration::from_secs(7);
 /// What a session may keep although the budget is spent, and one piece more.
-const MOST_FAIR: usize = 32 * 1024 + 64 * 1024 + 1_000;
+const MOST_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;

@@ -102,6 +102,11 @@ impl End {
         self.parked_since
     }
 
+    /// Whether it was open and has no path, or none that is confirmed.
+    pub fn needs_path(&self) -> bool {
+        matches!(self.phase, Phase::Parked | Phase::Resuming)
+    }
+
     /// How often it went on on another path.
     pub fn resumed(&self) -> u32 {
         self.resumed

@@ -42,9 +42,13 @@ pub struct Offer {
     patience: Duration,
 }
 
-/// An opener's session without a path, for whoever looks for one. Holding it keeps nothing alive but memory.
+/// An opener's session without a path, for whoever looks for one; there is at most one for each session, so that two
+/// never take each other's answers for late ones. Holding it keeps nothing alive but memory.
 #[derive(Debug)]
-pub struct Parked(Arc<Shared>);
+pub struct Parked {
+    shared: Arc<Shared>,
+    seeker: u64,
+}
 
 /// Lets go of the session when dropped.
 #[derive(Debug)]
@@ -148,43 +152,58 @@ impl Offer {
 }
 
 impl Parked {
-    pub(in super::super) fn new(shared: Arc<Shared>) -> Self {
-        Self(shared)
+    pub(in super::super) fn new(shared: Arc<Shared>, seeker: u64) -> Self {
+        Self { shared, seeker }
     }
 
     /// At which node its target is.
     pub fn node(&self) -> &NodeName {
-        &self.0.node
+        &self.shared.node
     }
 
     /// Its name.
     pub fn id(&self) -> SessionId {
-        self.0.id
+        self.shared.id
     }
 
     /// Whether `instance` is the process that holds its other end.
     pub fn belongs_to(&self, instance: Option<Instance>) -> bool {
-        instance.is_some() && self.0.lock().end.instance() == instance
+        instance.is_some() && self.shared.lock().end.instance() == instance
     }
 
-    /// Whether it still needs a path.
+    /// Whether it still needs a path. Once it does not, the next loss is another's to mend.
     pub fn seeks(&self) -> bool {
-        matches!(self.0.lock().end.phase(), Phase::Parked | Phase::Resuming)
+        let mut inner = self.shared.lock();
+        let mine = inner.seeker == Some(self.seeker);
+        let seeks = mine && inner.end.needs_path();
+        if mine && !seeks {
+            inner.seeker = None;
+        }
+        seeks
     }
 
     /// Asks to go on over a link.
     pub fn resume(&self, link: &Arc<Outbox>) {
-        self.0.ask(link);
+        self.shared.ask(link);
     }
 
     /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.
     pub async fn answered(&self) {
-        poll_fn(|cx| watch(&self.0, cx, |end| (end.phase() != Phase::Resuming).then_some(()))).await;
+        poll_fn(|cx| watch(&self.shared, cx, |end| (end.phase() != Phase::Resuming).then_some(()))).await;
     }
 
     /// Nobody knows a path: the session is over.
     pub fn give_up(self, why: Refusal) {
-        self.0.act(|inner| inner.end.give_up(why));
+        self.shared.act(|inner| inner.end.give_up(why));
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let mut inner = self.shared.lock();
+        if inner.seeker == Some(self.seeker) {
+            inner.seeker = None;
+        }
     }
 }
 

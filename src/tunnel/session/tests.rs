@@ -9,7 +9,7 @@ use super::end::LinkId;
 use crate::names::{Instance, SessionId};
 use crate::telemetry::Metrics;
 use crate::tunnel::budget::Budget;
-use crate::tunnel::frame::{Category, Code, Refusal};
+use crate::tunnel::frame::{Category, Code, Refusal, Word};
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::{RecvHalf, Windows};
 use crate::tunnel::send::SendHalf;
@@ -51,6 +51,36 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     assert_eq!(alive.sessions(), 1);
     session.ask(&dead);
     assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
+    let (table, links, now) = (table(), [link(1), link(2), link(3)], tokio::time::Instant::now());
+    let session = opener(&table);
+    session.ask(&links[0]);
+    assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
+    let gone = Refusal::new(Code::GivenUp, "gone");
+    let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
+    first.resume(&links[1]);
+    assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
+    assert!(first.seeks());
+    first.resume(&links[2]);
+    assert!(session.hear(&links[2], Word::Resumed { received: 0, limit: 0, epoch: 3 }, now));
+    assert!(!first.seeks());
+    assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
+    assert!(!first.seeks(), "and leaves the rest to the second");
+}
+
+#[tokio::test]
+async fn a_session_whose_seeker_was_lost_gets_another() {
+    let (table, links, now) = (table(), [link(1), link(2)], tokio::time::Instant::now());
+    let session = opener(&table);
+    session.ask(&links[0]);
+    assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
+    let gone = Refusal::new(Code::GivenUp, "gone");
+    drop(table.link_ended(&links[0], &gone, now));
+    session.ask(&links[1]);
+    assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
 }
 
 const WINDOWS: Windows = Windows { start: 1000, max: 4000 };
