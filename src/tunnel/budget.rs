@@ -66,6 +66,12 @@ impl Share {
         granted
     }
 
+    /// As [`Self::grow`], but only while half of the budget stays free: who has much leaves room for who comes.
+    pub fn widen(&mut self, bytes: usize) -> bool {
+        let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit / 2;
+        fits && self.grow(bytes)
+    }
+
     /// Holds exactly `bytes`, even if that spends more than the budget has.
     pub fn set(&mut self, bytes: usize) {
         if bytes >= self.held {
@@ -120,6 +126,14 @@ mod tests {
             std::iter::from_fn(|| budget.claim((32 * 1024) >> budget.scarcity())).collect();
         assert_eq!(shares.len(), 96 + 192 + 768);
         assert_eq!((shares[0].held(), shares[1000].held()), (32 * 1024, 2 * 1024));
+    }
+
+    #[test]
+    fn who_widens_leaves_half_to_others() {
+        let budget = Budget::new(100);
+        let mut share = budget.claim(30).unwrap();
+        assert!(share.widen(20) && !share.widen(1) && share.grow(1));
+        assert_eq!((share.held(), budget.used()), (51, 51));
     }
 
     #[test]

@@ -212,7 +212,7 @@ impl RecvHalf {
         let wider = (self.window * 2).min(self.windows.max);
         let wanted = usize::try_from(wider).unwrap_or(usize::MAX);
         let more = wanted.saturating_sub(self.promised.held());
-        if wider > self.window && self.promised.grow(more) {
+        if wider > self.window && self.promised.widen(more) {
             self.window = wider;
         }
     }
@@ -293,7 +293,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_window_doubles_only_for_a_fast_reader_and_within_the_budget() {
         let rtt = Duration::from_millis(10);
-        let mut half = half(4000);
+        let mut half = half(8000);
         for (wait, expected) in [(5, 2000), (25, 2000), (5, 4000), (5, 4000)] {
             let mut now = Instant::now();
             let window = half.window;

@@ -100,3 +100,27 @@ async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     pod.forgets_all().await;
     edge_forgets_all(&edge).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
+    let (place, echo, sink) = (Place::new(), targets::echo().await, targets::sink().await);
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let mut uploads = Vec::new();
+    for _ in 0..12 {
+        let (_from, mut to) = pod.open(&at("node1", sink)).await.into_split();
+        uploads.push(crate::support::beside(async move {
+            let _from = _from;
+            while to.write_all(&[1; 64 * 1024]).await.is_ok() {}
+        }));
+    }
+    let sent = edge.metrics.bytes_up.get();
+    wait_until("they are at full speed", || edge.metrics.bytes_up.get() > sent + (64 << 20)).await;
+    for _ in 0..20 {
+        echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    }
+    assert!(edge.table.memory().0 > 1 << 20, "windows have grown: {:?}", edge.table.memory());
+    for upload in uploads {
+        upload.abort();
+    }
+}
