@@ -15,7 +15,7 @@
 //! | wiring | [`cloud`], [`edge`], [`command`] | everything; alone reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators; alone know HTTP statuses |
 //! | way | [`route`] | how to open a session, and how to find a lost one's path |
-//! | place | [`registry`] | which node is where |
+//! | place | [`registry`] | which node is where; publishes it for DNS |
 //! | protocol | [`tunnel`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files; they never see each other |
 //! | ground | [`names`], [`drain`], [`telemetry`] | nothing but themselves |

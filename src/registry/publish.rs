@@ -92,8 +92,8 @@ impl Publisher {
             backoff = Backoff::new();
             self.metrics.published.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
             (self.tell)(Ok(()));
-            let pulse = Instant::now() + self.store.pulse();
-            let next = wanted.next().map_or(pulse, |next| next.min(pulse));
+            let due = self.store.due();
+            let next = wanted.next().map_or(due, |next| next.min(due));
             tokio::select! {
                 biased;
                 () = drain.draining() => {}
@@ -134,11 +134,11 @@ impl Store {
         Ok(())
     }
 
-    /// How often to write although nothing has changed.
-    fn pulse(&self) -> Duration {
+    /// When to write although nothing has changed.
+    fn due(&self) -> Instant {
         match self {
-            Self::Hosts(_) => hosts::PULSE,
-            Self::Etcd(_) => etcd::PULSE,
+            Self::Hosts(_) => Instant::now() + hosts::PULSE,
+            Self::Etcd(etcd) => etcd.due(),
         }
     }
 }

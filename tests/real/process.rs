@@ -74,6 +74,11 @@ impl Running {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Fails the test unless its log contains a text.
+    pub(crate) fn said(&self, text: &str) {
+        assert!(self.log().contains(text), "{} has not said {text:?}", self.name);
+    }
+
     /// Waits for a line that contains a text, and returns it.
     ///
     /// # Panics

@@ -83,15 +83,16 @@ impl Etcd {
         Err(last)
     }
 
-    /// Gives the lease back, and with it all records.
+    /// Gives the lease back, and with it all records. Each member is tried once, with a fresh login if need be.
     pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
         let Some(Lease { id, .. }) = self.lease else { return Ok(()) };
         let mut last = EtcdError::NoMember;
         for _ in 0..self.settings.members.len() {
-            let revoked = match self.connected().await {
-                Ok(connection) => connection.revoke(id).await,
-                Err(cause) => Err(cause),
-            };
+            let mut revoked = self.revoke(id).await;
+            if revoked.as_ref().is_err_and(|cause| cause.kind() == Kind::LoggedOut) {
+                self.connection = None;
+                revoked = self.revoke(id).await;
+            }
             match revoked {
                 Ok(()) => {
                     self.lease = None;
@@ -102,6 +103,15 @@ impl Etcd {
             self.next_member();
         }
         Err(last)
+    }
+
+    /// When the lease wants to be kept alive.
+    pub(super) fn due(&self) -> Instant {
+        self.lease.as_ref().map_or_else(Instant::now, |lease| lease.kept) + PULSE
+    }
+
+    async fn revoke(&mut self, id: i64) -> Result<(), EtcdError> {
+        self.connected().await?.revoke(id).await
     }
 
     /// A login or a lease that is over is made anew once; whatever else fails is this member's failure.
@@ -234,7 +244,7 @@ fn value(address: IpAddr) -> Vec<u8> {
 }
 
 /// How often the lease is kept alive: twice it may fail.
-pub(super) const PULSE: Duration = Duration::from_secs(5);
+const PULSE: Duration = Duration::from_secs(5);
 
 /// How long the records of a dead pod stand.
 const LEASE: Duration = Duration::from_secs(15);
