@@ -8,6 +8,7 @@ programs=(
   sshd:openssh-server ssh:openssh-client scp:openssh-client ssh-keygen:openssh-client
   nc.openbsd:netcat-openbsd ncat:ncat corkscrew:corkscrew socat:socat connect-proxy:connect-proxy
   ip:iproute2 curl:curl shellcheck:shellcheck expect:expect htpasswd:apache2-utils g++:g++
+  dig:dnsutils
 )
 
 PATH=$PATH:/usr/sbin:/sbin
@@ -16,7 +17,7 @@ missing=()
 for entry in "${programs[@]}"; do
   command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
 done
-command -v go >/dev/null || echo "go is missing: the plain peer needs Go 1.25 or newer from https://go.dev/dl" >&2
+command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS and etcd need Go 1.26 or newer from https://go.dev/dl" >&2
 
 if ((${#missing[@]} == 0)); then exit 0; fi
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)

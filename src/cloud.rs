@@ -1,5 +1,8 @@
 //! Builds and runs a pod.
 
+mod links;
+mod publish;
+
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,12 +10,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::{Instant, timeout_at};
-use tokio_rustls::TlsAcceptor;
-use tonic::Status;
-use tracing::{debug, error, info, info_span, warn};
+use tokio::sync::Semaphore;
+use tracing::{info, info_span, warn};
+
+use links::Shared;
 
 use crate::admin::{self, Admin, Port, Readiness, Side};
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
@@ -20,18 +21,18 @@ use crate::drain::{Drain, Drained};
 use crate::frontend::auth::{Gate, Logins, Users};
 use crate::frontend::connect;
 use crate::names::Instance;
-use crate::net::listen::{Listener, tune_link};
+use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
-use crate::net::socket::Buffered;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
-use crate::registry::{Linked, Registry};
+use crate::registry::Registry;
+use crate::registry::publish::Publisher;
 use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
-use crate::tunnel::grpc::{Call, Ground, Waiting, serve};
-use crate::tunnel::{Code, Event, Limits, Link, Refusal, Table, Windows};
+use crate::tunnel::grpc::Ground;
+use crate::tunnel::{Code, Limits, Refusal, Table, Windows};
 
 /// A running pod, and where it listens.
 #[derive(Debug)]
@@ -58,20 +59,10 @@ pub struct Pod {
 #[derive(Debug)]
 struct Stopping {
     clients: Drain,
+    publisher: Drain,
     links: Drain,
     admin: Drain,
     deadline: Duration,
-}
-
-/// What the tasks of a pod share.
-#[derive(Debug, Clone)]
-struct Shared {
-    tokens: Reload<Tokens>,
-    registry: Arc<Registry>,
-    route: Route,
-    ground: Ground,
-    pool: Pool,
-    clients: Drain,
 }
 
 impl Pod {
@@ -81,7 +72,8 @@ impl Pod {
     ///
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
-        let Cloud { server, tls, ssh, session, pod_name, pod_namespace, .. } = settings;
+        let Cloud { server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip } =
+            settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server.cert, &server.key, &tls)?;
         let tokens =
@@ -108,6 +100,7 @@ impl Pod {
 
         let stopping = Stopping {
             clients: Drain::new(),
+            publisher: Drain::new(),
             links: Drain::new(),
             admin: Drain::new(),
             deadline: session.drain,
@@ -131,7 +124,9 @@ impl Pod {
             pool: pool.clone(),
             clients: stopping.clients.clone(),
         };
-        let readiness = Readiness::waiting_for(&[]);
+        let store = publish::store(publishing.publish, pod_ip)?;
+        let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
+        let readiness = Readiness::waiting_for(conditions);
         let nodes = registry.clone();
         let admin = Admin {
             side: Side::Cloud(Arc::new(move || nodes.nodes())),
@@ -162,28 +157,40 @@ impl Pod {
             let serving = connect::serve(front, settings, route, metrics, drain.clone());
             drain.spawn(info_span!("ssh"), serving);
         }
-        let (calls, called) = mpsc::channel(MOST_WAITING);
-        let links = &pod.stopping.links;
-        links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
-        links.spawn(info_span!("grpc"), accept(grpc, acceptor, calls, shared));
+        if let Some(store) = store {
+            let readiness = pod.readiness.clone();
+            let publisher = Publisher {
+                registry: pod.registry.clone(),
+                store,
+                zone: publishing.zone,
+                metrics: pod.metrics.clone(),
+                tell: Box::new(move |state| readiness.set(publish::CONDITION, state)),
+            };
+            let drain = &pod.stopping.publisher;
+            drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
+        }
+        links::spawn(grpc, acceptor, shared);
         info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
         Ok(pod)
     }
 
     /// Stops: not ready, listeners closed, sessions until the deadline or until `at_once` completes.
     pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Stopping { clients, links, admin, deadline } = self.stopping;
+        let Stopping { clients, publisher, links, admin, deadline } = self.stopping;
         self.readiness.set("running", Err("stopping".into()));
         info!(
             sessions = self.table.len(),
             ?deadline,
             "stopping: no new sessions, waiting for those that run"
         );
+        // At once, so that new clients are not sent here any more.
+        publisher.begin();
         let drained = clients.finish(deadline, at_once).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }
         self.table.reset_all(&Refusal::new(Code::Busy, "the pod is stopping"));
+        publisher.finish(GOODBYE, std::future::pending()).await;
         links.begin();
         tokio::time::sleep(LAST_WORDS).await;
         self.registry.close_all();
@@ -218,127 +225,6 @@ impl Pod {
     }
 }
 
-/// Takes connections, lets each do its TLS handshake in a task of its own, and hands it to the gRPC layer.
-async fn accept(
-    listener: Listener,
-    tls: Reload<tokio_rustls::rustls::ServerConfig>,
-    calls: mpsc::Sender<Call>,
-    shared: Shared,
-) {
-    let links = shared.ground.drain.clone();
-    let places = Arc::new(Semaphore::new(MOST_WAITING));
-    loop {
-        let (socket, from) = tokio::select! {
-            biased;
-            () = links.draining() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            shared.ground.metrics.calls_refused.count("too_many_waiting");
-            continue;
-        };
-        let tls = TlsAcceptor::from(tls.load());
-        links.spawn(
-            info_span!("link", %from),
-            encrypted(socket, from, tls, place, calls.clone(), shared.clone()),
-        );
-    }
-}
-
-async fn encrypted(
-    socket: TcpStream,
-    from: SocketAddr,
-    tls: TlsAcceptor,
-    place: OwnedSemaphorePermit,
-    calls: mpsc::Sender<Call>,
-    shared: Shared,
-) {
-    let until = Instant::now() + LET_IN;
-    if let Err(e) = tune_link(&socket) {
-        return debug!(error = %e, "connection was gone at once");
-    }
-    match timeout_at(until, tls.accept(Buffered::new(socket, shared.pool.clone()))).await {
-        Ok(Ok(io)) => serve(io, from, calls, shared.ground, Waiting { until, place }).await,
-        Ok(Err(e)) => {
-            shared.ground.metrics.calls_refused.count("tls");
-            debug!(error = %e, "TLS handshake failed");
-        }
-        Err(_) => {
-            shared.ground.metrics.calls_refused.count("tls_too_slow");
-            debug!("TLS handshake took too long");
-        }
-    }
-}
-
-/// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.
-async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: Shared) {
-    let links = shared.ground.drain.clone();
-    loop {
-        let call = tokio::select! {
-            biased;
-            () = links.draining() => return,
-            call = calls.recv() => call,
-        };
-        let Some(call) = call else { return };
-        let span = info_span!("link", node = %call.hello.node, from = %call.from);
-        links.spawn(span, admit(call, shared.clone()));
-    }
-}
-
-async fn admit(call: Call, shared: Shared) {
-    let refused = &shared.ground.metrics.calls_refused;
-    if !shared.tokens.load().prove(&call.hello.node, &call.hello.token) {
-        refused.count("token");
-        warn!("refused: invalid token");
-        return call.refuse(Status::unauthenticated("invalid token"));
-    }
-    if shared.clients.is_draining() {
-        refused.count("stopping");
-        return call.refuse(Status::unavailable("this pod is stopping"));
-    }
-    if let Err(taken) = shared.registry.admit(&call.hello.node, call.hello.instance).await {
-        refused.count("name_taken");
-        error!(%taken, "refused");
-        return call.refuse(Status::already_exists(taken.to_string()));
-    }
-    let (from, instance, dialect) = (call.from, call.hello.instance, call.hello.dialect);
-    let link = call.accept();
-    info!(?dialect, "node is linked");
-    let outbox = link.outbox.clone();
-    shared.registry.insert(Linked { outbox: outbox.clone(), instance, from });
-    run(link, &shared).await;
-    shared.registry.remove(&outbox);
-}
-
-/// Drives a link until it ends, then looks for new paths for its sessions.
-async fn run(mut link: Link, shared: &Shared) {
-    let links = &shared.ground.metrics.links;
-    links.inc();
-    let why = loop {
-        match link.next().await {
-            Ok(Event::Offer(offer)) => {
-                let why = format!("edges may not reach {} through this pod", offer.target());
-                offer.refuse(Refusal::new(Code::NotAllowed, why));
-            }
-            Ok(Event::Parked(parked)) => seek(parked, shared),
-            Err(why) => break why,
-        }
-    };
-    links.dec();
-    shared.ground.metrics.links_ended.count(why.name());
-    let parked = link.end(&why);
-    info!(%why, sessions = parked.len(), "link has ended");
-    for parked in parked {
-        seek(parked, shared);
-    }
-}
-
-fn seek(parked: crate::tunnel::Parked, shared: &Shared) {
-    let route = shared.route.clone();
-    let span = info_span!("seek", session = %parked.id());
-    shared.ground.drain.spawn(span, async move { route.seek(parked).await });
-}
-
 fn acceptor(
     cert: &std::path::Path,
     key: &std::path::Path,
@@ -369,10 +255,6 @@ fn read_users(path: &std::path::Path) -> anyhow::Result<Reload<Users>> {
 
 /// Receive windows of a pod's sessions.
 const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };
-/// Connections that were not let in yet, and calls that wait to be looked at.
-const MOST_WAITING: usize = 1000;
-/// From the connection to an accepted call.
-const LET_IN: Duration = Duration::from_secs(10);
 /// For the last resets to leave before the links are closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.

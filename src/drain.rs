@@ -1,8 +1,11 @@
 //! Stopping well: take no new work, let old work finish until a deadline, then cut.
 
+use std::collections::HashMap;
 use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, Span};
@@ -13,8 +16,15 @@ use tracing::{Instrument, Span};
 #[derive(Debug, Clone, Default)]
 pub struct Drain {
     draining: CancellationToken,
-    cut: CancellationToken,
     tasks: TaskTracker,
+    running: Arc<Mutex<Running>>,
+}
+
+/// What can be cut. Kept aside, so that a task at work never looks whether it is to be cut.
+#[derive(Debug, Default)]
+struct Running {
+    next: u64,
+    tasks: HashMap<u64, AbortHandle>,
 }
 
 /// How a drain ended.
@@ -37,23 +47,31 @@ impl Drain {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let cut = self.cut.clone();
+        let id = {
+            let mut running = self.running();
+            running.next += 1;
+            running.next
+        };
+        let done = Done { drain: self.clone(), id };
+        let tracked = self.tasks.track_future(
+            async move {
+                let _done = done;
+                task.await;
+            }
+            .instrument(span),
+        );
         #[expect(
             clippy::disallowed_methods,
             reason = "the one place that spawns: tracked, with a span, cut at the end"
         )]
-        tokio::spawn(
-            self.tasks.track_future(
-                async move {
-                    tokio::select! {
-                        biased;
-                        () = cut.cancelled() => {}
-                        () = task => {}
-                    }
-                }
-                .instrument(span),
-            ),
-        );
+        let handle = tokio::spawn(tracked);
+        if !handle.is_finished() {
+            self.running().tasks.insert(id, handle.abort_handle());
+        }
+        // It may have ended between the two lines above.
+        if handle.is_finished() {
+            self.running().tasks.remove(&id);
+        }
     }
 
     /// Begins draining. Calling it again changes nothing.
@@ -69,6 +87,10 @@ impl Drain {
     /// Waits until draining begins. Cancel safe.
     pub async fn draining(&self) {
         self.draining.cancelled().await;
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of tasks at work.
@@ -91,11 +113,26 @@ impl Drain {
             () = self.tasks.wait() => Drained::Finished,
             () = patience => {
                 let left = self.tasks.len();
-                self.cut.cancel();
+                for task in std::mem::take(&mut self.running().tasks).into_values() {
+                    task.abort();
+                }
                 self.tasks.wait().await;
                 Drained::Cut(left)
             }
         }
+    }
+}
+
+/// Strikes a task off the list, however it ends.
+#[derive(Debug)]
+struct Done {
+    drain: Drain,
+    id: u64,
+}
+
+impl Drop for Done {
+    fn drop(&mut self) {
+        self.drain.running().tasks.remove(&self.id);
     }
 }
 
@@ -114,7 +151,7 @@ mod tests {
         });
         assert!(!drain.is_draining());
         assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Finished);
-        assert_eq!(drain.tasks(), 0);
+        assert_eq!((drain.tasks(), drain.running().tasks.len()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

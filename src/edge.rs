@@ -1,5 +1,7 @@
 //! Builds and runs an edge.
 
+mod keeper;
+
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -8,31 +10,26 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
-use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::ServerName;
-use tonic::Code as Grpc;
+use tokio::time::{Instant, sleep};
 use tracing::{info, info_span, warn};
+
+use keeper::Keeper;
 
 use crate::admin::{self, Admin, Port, Readiness, Side};
 use crate::backend::{Backend, Own, Place};
 use crate::config::edge::{Client, Edge as Settings, MEMORY, Token};
 use crate::drain::{Drain, Drained};
-use crate::names::{Host, Instance, Target};
-use crate::net::backoff::Backoff;
-use crate::net::dial::dial;
-use crate::net::listen::{Listener, tune_link};
+use crate::names::{Instance, Target};
+use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::net::socket::Buffered;
 use crate::net::tls::{self, Trust};
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
-use crate::tunnel::grpc::{self, DialError, Ground};
-use crate::tunnel::{Code, Event, Limits, Link, LinkEnded, Outbox, Refusal, Table, Windows};
+use crate::tunnel::grpc::Ground;
+use crate::tunnel::{Code, Limits, Outbox, Refusal, Table, Windows};
 
 /// A running edge, and where its admin port listens.
 #[derive(Debug)]
@@ -53,25 +50,6 @@ pub struct Edge {
 
 /// The link of this moment.
 type Current = Arc<Mutex<Option<Arc<Outbox>>>>;
-
-/// What the keeper of the link needs.
-#[derive(Debug)]
-struct Keeper {
-    client: Client,
-    name: ServerName<'static>,
-    authority: String,
-    token: Reload<String>,
-    tls: Reload<tokio_rustls::rustls::ClientConfig>,
-    proxy: Option<Proxy>,
-    resolver: Resolver,
-    pool: Pool,
-    ground: Ground,
-    backend: Backend,
-    sessions: Drain,
-    readiness: Readiness,
-    linked: Arc<AtomicBool>,
-    current: Current,
-}
 
 impl Edge {
     /// Reads the files that the settings name, binds the admin port, then keeps a link to the cloud.
@@ -103,7 +81,13 @@ impl Edge {
             level_from_anywhere: !client.log_listen.is_local(),
         };
         let pool = Pool::new();
-        let place = Place::new(client.node.clone(), addresses(own), Arc::new(ArcSwap::from_pointee(targets)));
+        let resolver = Resolver::system()?;
+        let place = Place {
+            node: client.node.clone(),
+            own: addresses(own),
+            targets: Arc::new(ArcSwap::from_pointee(targets)),
+            resolver: resolver.clone(),
+        };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
         let current = Current::default();
@@ -119,7 +103,7 @@ impl Edge {
             .load()
             .context("mode.edge.stream.client.cert")?,
             proxy: proxy(&client)?,
-            resolver: Resolver::system()?,
+            resolver,
             pool: pool.clone(),
             ground,
             backend,
@@ -173,111 +157,6 @@ impl Edge {
         self.links.finish(GOODBYE, std::future::pending()).await;
         self.admin.finish(GOODBYE, std::future::pending()).await;
         drained
-    }
-}
-
-impl Keeper {
-    /// Dials the cloud, serves the link, and dials again, until the edge stops.
-    async fn keep(self) {
-        let mut backoff = Backoff::new();
-        let mut said = String::new();
-        let links = self.ground.drain.clone();
-        loop {
-            let pause = backoff.pause(rand::random());
-            tokio::select! {
-                () = links.draining() => return,
-                () = sleep(pause) => {}
-            }
-            match self.connect().await {
-                Ok(link) => {
-                    said.clear();
-                    let begun = Instant::now();
-                    let carried = self.run(link).await;
-                    backoff.ended(begun.elapsed(), carried);
-                }
-                Err(why) => {
-                    let text = format!("{why:#}");
-                    self.readiness.set(LINK, Err(text.clone()));
-                    if said != text {
-                        warn!(error = %text, "cannot link to the cloud; trying again, at most every {:?}", backoff.ceiling());
-                        said = text;
-                    }
-                    if let Some(DialError::Refused { code: Grpc::AlreadyExists, .. }) = why.downcast_ref() {
-                        tokio::select! {
-                            () = links.draining() => return,
-                            () = sleep(NAME_TAKEN) => {}
-                        }
-                    }
-                }
-            }
-            self.ground.metrics.reconnects.inc();
-        }
-    }
-
-    async fn connect(&self) -> anyhow::Result<Link> {
-        let socket = timeout(CONNECT, self.dial()).await.context("connecting took too long")??;
-        tune_link(&socket).context("connection was gone at once")?;
-        let tls = TlsConnector::from(self.tls.load());
-        let io = timeout(CONNECT, tls.connect(self.name.clone(), Buffered::new(socket, self.pool.clone())));
-        let io = io.await.context("the TLS handshake took too long")?;
-        let io =
-            io.with_context(|| format!("TLS with the cloud as {:?} failed", self.client.dns.to_string()))?;
-        let token = self.token.load();
-        Ok(grpc::dial(io, &self.authority, &self.client.node, &token, &self.ground).await?)
-    }
-
-    async fn dial(&self) -> anyhow::Result<TcpStream> {
-        let server = &self.client.server;
-        match self.proxy.as_ref().filter(|proxy| proxy.applies_to(server)) {
-            Some(proxy) => {
-                let at = self.resolve(proxy.at()).await?;
-                Ok(proxy.connect(&at, server, CONNECT).await?)
-            }
-            None => Ok(dial(&self.resolve(server).await?, CONNECT).await?),
-        }
-    }
-
-    async fn resolve(&self, target: &Target) -> anyhow::Result<Vec<SocketAddr>> {
-        let found = match &target.host {
-            Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.resolver.lookup(name).await?,
-        };
-        Ok(found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect())
-    }
-
-    /// Serves a link until it ends. Whether it carried a session.
-    async fn run(&self, mut link: Link) -> bool {
-        info!(pod = ?link.instance, "linked");
-        self.readiness.set(LINK, Ok(()));
-        self.linked.store(true, Relaxed);
-        self.ground.metrics.links.inc();
-        *lock(&self.current) = Some(link.outbox.clone());
-        let mut carried = false;
-        let why = loop {
-            match link.next().await {
-                Ok(Event::Offer(offer)) if self.sessions.is_draining() => {
-                    offer.refuse(Refusal::new(Code::Busy, "the edge is stopping"));
-                }
-                Ok(Event::Offer(offer)) => {
-                    carried = true;
-                    self.backend.take(offer);
-                }
-                Ok(Event::Parked(_)) => {}
-                Err(why) => break why,
-            }
-        };
-        self.ended(&link, &why);
-        carried
-    }
-
-    fn ended(&self, link: &Link, why: &LinkEnded) {
-        *lock(&self.current) = None;
-        self.linked.store(false, Relaxed);
-        self.readiness.set(LINK, Err(format!("{why}; dialling again")));
-        self.ground.metrics.links.dec();
-        self.ground.metrics.links_ended.count(why.name());
-        link.end(why);
-        info!(%why, "link has ended");
     }
 }
 
@@ -336,10 +215,6 @@ const RUNNING: &str = "running";
 const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
-/// For each step of connecting to the cloud.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How long to wait when another machine of our name is alive.
-const NAME_TAKEN: Duration = Duration::from_secs(30);
 /// For the last resets to leave before the link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.

@@ -1,4 +1,43 @@
 //! `tunnel`: reach edge nodes behind NAT by name, through HTTP CONNECT.
+//!
+//! An **edge** runs on each node and dials out to a **pod**, the cloud process. The gRPC stream between them is a
+//! **link**. A **session** is one proxied TCP conversation: a byte stream in two halves, with two ends. The **opener**
+//! (here the pod's front end) asked for it, the **acceptor** (the edge's back end) dials the **target**. A session is
+//! not bound to its link: the link is the path it runs on for now, and when it is gone the opener resumes the session
+//! over the next one.
+//!
+//! # Rows
+//!
+//! An import goes to a lower row only; `tests/layers.rs` fails otherwise.
+//!
+//! | row | modules | what they know |
+//! | --- | --- | --- |
+//! | wiring | [`cloud`], [`edge`], [`command`] | everything; alone reads [`config`] |
+//! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators; alone know HTTP statuses |
+//! | way | [`route`] | how to open a session, and how to find a lost one's path |
+//! | place | [`registry`] | which node is where |
+//! | protocol | [`tunnel`] | links and sessions; nothing of HTTP, DNS or config |
+//! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files; they never see each other |
+//! | ground | [`names`], [`drain`], [`telemetry`] | nothing but themselves |
+//!
+//! # A byte's way
+//!
+//! ```text
+//! client ─CONNECT─▶ frontend::connect ─open─▶ route ─find─▶ registry
+//!                        │                      └─ask─▶ tunnel::Table ── Open ──▶ Table ─▶ backend ─dial─▶ target
+//!                        ◀──200── Session ◀════ Data, Credit, Finish ════▶ Session
+//!                   net::splice                                          net::splice
+//! ```
+//!
+//! Nothing is pushed. `splice` puts bytes into the session's sending half while there is room and tells the link's
+//! [`tunnel::Outbox`] that the session has something to say. When HTTP/2 can take more, the outbox asks its schedule
+//! who is next and takes one frame from that session. What waits, waits in its own session; order and fairness are
+//! decided at the last moment; a resumed session simply moves its sending position back. A slow reader uses up its own
+//! window and stops only its own session.
+//!
+//! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make us
+//! queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
+//! (`send`, `recv`, `session::end`, `schedule`, `pace`, `budget`) read no clock, wait for nothing and return effects.
 
 pub mod admin;
 pub mod backend;

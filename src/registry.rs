@@ -1,11 +1,13 @@
 //! Where a node is: the links of this pod, by node name.
 
+pub mod publish;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Instance, NodeName};
@@ -18,6 +20,8 @@ pub struct Registry {
     nodes: Mutex<Nodes>,
     /// Told whenever a node is linked.
     joined: Notify,
+    /// Told whenever the set of linked nodes may have changed.
+    changed: watch::Sender<()>,
     metrics: Metrics,
 }
 
@@ -61,7 +65,8 @@ struct Nodes {
 impl Registry {
     /// No node is linked.
     pub fn new(metrics: Metrics) -> Arc<Self> {
-        Arc::new(Self { nodes: Mutex::default(), joined: Notify::new(), metrics })
+        let changed = watch::Sender::new(());
+        Arc::new(Self { nodes: Mutex::default(), joined: Notify::new(), changed, metrics })
     }
 
     /// Where a node is.
@@ -115,6 +120,7 @@ impl Registry {
             old.outbox.close();
         }
         self.joined.notify_waiters();
+        self.changed.send_replace(());
     }
 
     /// Removes a link that has ended, unless a newer one has its place.
@@ -129,12 +135,19 @@ impl Registry {
                 nodes.gone.insert(outbox.node.clone(), Instant::now());
             }
             self.count(&nodes);
+            drop(nodes);
+            self.changed.send_replace(());
         }
     }
 
     /// Names of all nodes that are linked here, in no order.
     pub fn nodes(&self) -> Vec<NodeName> {
         self.lock().linked.keys().cloned().collect()
+    }
+
+    /// Tells of every change of [`Self::nodes`]; changes that nobody looked at meanwhile are told once.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
     }
 
     /// Closes every link.

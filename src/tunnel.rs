@@ -16,9 +16,16 @@ pub mod send;
 pub mod session;
 pub mod table;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use frame::{Category, Code, Refusal};
 pub use link::{Link, LinkEnded};
 pub use outbox::Outbox;
 pub use recv::Windows;
 pub use session::{Account, Answer, Offer, Opening, Parked, Session};
 pub use table::{Event, Full, Limits, Table};
+
+/// Locks what no panic can leave half done: each lock of this layer is held for a few plain steps.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -123,8 +123,10 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let Some(room) = home.first() else { return Vec::new() };
     let tokens = tokens(text);
     let below = |i: usize| home.get(i).map_or("", String::as_str);
-    let wire =
-        room == "tunnel" && (matches!(below(1), "codec" | "extension") || below(1).starts_with("grpc"));
+    // etcd is asked over gRPC too, with messages of its own.
+    let etcd = room == "registry" && (below(1), below(2)) == ("publish", "etcd");
+    let wire = etcd
+        || room == "tunnel" && (matches!(below(1), "codec" | "extension") || below(1).starts_with("grpc"));
     let wiring = matches!(room.as_str(), "config" | "cloud" | "edge" | "command");
     // gRPC is spoken over HTTP, so its ends look at statuses too.
     let http =

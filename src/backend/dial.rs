@@ -2,18 +2,17 @@
 
 use std::fmt;
 use std::future::Future;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Host, NodeName, Target};
 use crate::net::dial::{DialError, dial};
+use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::plain;
 use crate::policy::targets::Targets;
 use crate::tunnel::{Code, Refusal};
@@ -31,8 +30,8 @@ pub struct Place {
     pub own: Own,
     /// What it may dial; swap it when the config changes, for the sessions to come.
     pub targets: Arc<ArcSwap<Targets>>,
-    /// Names looked up at once: each keeps a thread for as long as the system's resolver takes.
-    lookups: Arc<Semaphore>,
+    /// Who is asked for names.
+    pub resolver: Resolver,
 }
 
 impl Own {
@@ -43,11 +42,6 @@ impl Own {
 }
 
 impl Place {
-    /// A place of that name.
-    pub fn new(node: NodeName, own: Own, targets: Arc<ArcSwap<Targets>>) -> Self {
-        Self { node, own, targets, lookups: Arc::new(Semaphore::new(LOOKUPS)) }
-    }
-
     /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
     ///
     /// # Errors
@@ -56,13 +50,13 @@ impl Place {
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, Refusal> {
         let deadline = Instant::now() + patience;
         let own = (self.own.0)();
-        let ask = |name, port| lookup(Arc::clone(&self.lookups), name, port);
+        let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
         let found = self.addresses(target, &own, ask, deadline).await?;
         dial(&found, deadline.saturating_duration_since(Instant::now())).await.map_err(|why| refusal(&why))
     }
 
     /// The addresses to try, all of them allowed, in their order.
-    async fn addresses<L, F>(
+    async fn addresses<L>(
         &self,
         target: &Target,
         own: &[IpAddr],
@@ -70,8 +64,7 @@ impl Place {
         deadline: Instant,
     ) -> Result<Vec<SocketAddr>, Refusal>
     where
-        L: FnOnce(Arc<str>, u16) -> F,
-        F: Future<Output = io::Result<Vec<SocketAddr>>>,
+        L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
     {
         let all = match &target.host {
             Host::Ip(ip) => vec![*ip],
@@ -79,9 +72,7 @@ impl Place {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
                 loopback.into_iter().chain(own.iter().copied()).collect()
             }
-            Host::Name(name) => {
-                Self::resolve(target, lookup(Arc::clone(name), target.port), deadline).await?
-            }
+            Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
         };
         let targets = self.targets.load_full();
         let mut found: Vec<SocketAddr> = Vec::new();
@@ -104,22 +95,6 @@ impl Place {
         })
     }
 
-    async fn resolve(
-        target: &Target,
-        lookup: impl Future<Output = io::Result<Vec<SocketAddr>>>,
-        deadline: Instant,
-    ) -> Result<Vec<IpAddr>, Refusal> {
-        match timeout_at(deadline, lookup).await {
-            Ok(Ok(all)) => Ok(all.iter().map(SocketAddr::ip).collect()),
-            Ok(Err(cause)) => {
-                Err(Refusal::new(Code::TargetUnreachable, format_args!("cannot resolve {target}: {cause}")))
-            }
-            Err(_) => {
-                Err(Refusal::new(Code::TargetUnreachable, format_args!("{target} was not resolved in time")))
-            }
-        }
-    }
-
     /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
     fn is_here(&self, name: &str) -> bool {
         name.eq_ignore_ascii_case(self.node.as_str()) || name == "localhost"
@@ -132,15 +107,16 @@ impl fmt::Debug for Own {
     }
 }
 
-/// Asks the system's resolver, which knows this machine's hosts file and its order of sources.
-async fn lookup(turns: Arc<Semaphore>, name: Arc<str>, port: u16) -> io::Result<Vec<SocketAddr>> {
-    let turn = turns.acquire_owned().await.map_err(io::Error::other)?;
-    let asked = tokio::task::spawn_blocking(move || {
-        // The turn goes along: a session that is given up does not stop the question, nor make room for another.
-        let _turn = turn;
-        Ok((&*name, port).to_socket_addrs()?.collect())
-    });
-    asked.await.map_err(io::Error::other)?
+async fn resolve(
+    target: &Target,
+    lookup: impl Future<Output = Result<Vec<IpAddr>, LookupError>>,
+    deadline: Instant,
+) -> Result<Vec<IpAddr>, Refusal> {
+    let unresolved = |why: String| Refusal::new(Code::TargetUnreachable, why);
+    match timeout_at(deadline, lookup).await {
+        Ok(found) => found.map_err(|cause| unresolved(format!("cannot resolve {target}: {cause}"))),
+        Err(_) => Err(unresolved(format!("{target} was not resolved in time"))),
+    }
 }
 
 fn refusal(why: &DialError) -> Refusal {
@@ -155,9 +131,6 @@ fn refusal(why: &DialError) -> Refusal {
         DialError::Unreachable { .. } | DialError::NoAddress => Refusal::new(Code::TargetUnreachable, why),
     }
 }
-
-/// Names looked up at once; beyond, sessions wait within their patience.
-const LOOKUPS: usize = 16;
 
 /// Addresses of one target that are looked at: a name with more would only use up the patience of the first.
 const ADDRESSES: usize = 16;

@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::names::{Instance, Target};
 use crate::net::Duplex;
+use crate::net::resolver::Resolver;
 use crate::policy::targets::Targets;
 use crate::tunnel::frame::Body;
 use crate::tunnel::outbox::Outbox;
@@ -39,7 +40,12 @@ impl Pair {
         let table = |metrics| Table::new(Instance::random(), limits.clone(), metrics);
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
-        let place = Place::new(node, Own::new(Vec::new), Arc::new(ArcSwap::from_pointee(Targets::default())));
+        let place = Place {
+            node,
+            own: Own::new(Vec::new),
+            targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
+            resolver: Resolver::system().unwrap(),
+        };
         let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());
         let outbox = |n| Outbox::new(LinkId(n), "edge-1".parse().unwrap(), false);
         let (near, far) = (outbox(1), outbox(2));

@@ -8,6 +8,7 @@ use super::fold::{Report, Table};
 use super::{Concern, Environment, Faults, Listen, Warning, listen, unserved, value};
 use crate::policy::{Networks, Rules};
 
+pub mod registry;
 mod ssh;
 
 /// All settings of a pod.
@@ -21,11 +22,13 @@ pub struct Cloud {
     pub ssh: Ssh,
     /// Limits of sessions.
     pub session: Session,
+    /// Where others learn which node is at this pod.
+    pub registry: registry::Registry,
     /// `POD_NAME`, a label of the metrics; may be empty.
     pub pod_name: String,
     /// `POD_NAMESPACE`, a label of the metrics; may be empty.
     pub pod_namespace: String,
-    /// `POD_IP`: where other pods reach this one.
+    /// `POD_IP`: where clients and other pods reach this one; there if anything is published.
     pub pod_ip: Option<IpAddr>,
 }
 
@@ -135,6 +138,7 @@ impl Cloud {
             tls: tls(&mut cloud, report),
             ssh: ssh::read(&mut cloud, report),
             session: session(&mut cloud, report),
+            registry: registry::read(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
             pod_ip: super::address("POD_IP", env.pod_ip.as_deref(), report),

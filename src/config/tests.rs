@@ -7,6 +7,7 @@ use super::edge::{Edge, Token};
 use super::*;
 use crate::policy::targets::Targets;
 
+mod registry;
 mod superedge;
 
 const CLOUD: &str = include_str!("../../conf/cloud.toml");

@@ -107,7 +107,8 @@ impl Level {
     ///
     /// | `-v` | our own lines | the libraries' |
     /// | --- | --- | --- |
-    /// | up to 1 | info | warn |
+    /// | below 0 | warn | error |
+    /// | 0, 1 | info | warn |
     /// | 2, 3 | debug | warn |
     /// | 4, 5 | debug | debug |
     /// | from 6 | trace | trace |
@@ -134,7 +135,8 @@ impl fmt::Debug for Level {
 
 fn targets(verbosity: i32) -> Targets {
     let (ours, others) = match verbosity {
-        ..=1 => (LevelFilter::INFO, LevelFilter::WARN),
+        ..0 => (LevelFilter::WARN, LevelFilter::ERROR),
+        0 | 1 => (LevelFilter::INFO, LevelFilter::WARN),
         2 | 3 => (LevelFilter::DEBUG, LevelFilter::WARN),
         4 | 5 => (LevelFilter::DEBUG, LevelFilter::DEBUG),
         6.. => (LevelFilter::TRACE, LevelFilter::TRACE),
@@ -169,7 +171,7 @@ mod tests {
     #[test]
     fn klogs_numbers_choose_what_is_logged() {
         for (verbosity, ours, others) in [
-            (-1, At::INFO, At::WARN),
+            (-1, At::WARN, At::ERROR),
             (0, At::INFO, At::WARN),
             (2, At::DEBUG, At::WARN),
             (4, At::DEBUG, At::DEBUG),

@@ -47,6 +47,10 @@ pub struct Metrics {
     pub frames_dropped: Causes,
     /// Client connections closed without a session, by cause (head too slow, not HTTP, too many, ...).
     pub connections_refused: Causes,
+    /// Records that stand where DNS reads them.
+    pub published: Gauge,
+    /// Times that records could not be written.
+    pub publish_failures: Counter,
     registry: Arc<Registry>,
 }
 
@@ -115,6 +119,8 @@ impl Metrics {
             resets: Causes::default(),
             frames_dropped: Causes::default(),
             connections_refused: Causes::default(),
+            published: Gauge::default(),
+            publish_failures: Counter::default(),
             registry: Arc::default(),
         };
         let m = &metrics;
@@ -145,6 +151,13 @@ impl Metrics {
         to.register("tunnel_frames_dropped", "Frames dropped, by cause", m.frames_dropped.0.clone());
         let help = "Client connections closed without a session, by cause";
         to.register("tunnel_connections_refused", help, m.connections_refused.0.clone());
+        to.register(
+            "tunnel_published_records",
+            "Records that stand where DNS reads them",
+            m.published.clone(),
+        );
+        let help = "Times that records could not be written";
+        to.register("tunnel_publish_failures", help, m.publish_failures.clone());
         to.register_collector(Box::new(Process));
         metrics.registry = Arc::new(all);
         metrics

@@ -33,6 +33,16 @@ impl Budget {
         self.used() >= self.limit
     }
 
+    /// By how many powers of two a new share should be smaller than usual: 0 while half is left, 2 while a quarter is,
+    /// then 4. So many sessions fit, each with little, before one has to be refused.
+    pub fn scarcity(&self) -> u32 {
+        match self.used().saturating_mul(4) / self.limit.max(1) {
+            0 | 1 => 0,
+            2 => 2,
+            _ => 4,
+        }
+    }
+
     /// A share of `bytes`, or none if that much is not left.
     pub fn claim(self: &Arc<Self>, bytes: usize) -> Option<Share> {
         let mut share = self.share();
@@ -101,6 +111,15 @@ mod tests {
             drop(shares);
             prop_assert_eq!(budget.used(), 0);
         }
+    }
+
+    #[test]
+    fn a_thousand_sessions_fit_where_two_hundred_whole_windows_would() {
+        let budget = Budget::new(6 << 20);
+        let shares: Vec<Share> =
+            std::iter::from_fn(|| budget.claim((32 * 1024) >> budget.scarcity())).collect();
+        assert_eq!(shares.len(), 96 + 192 + 768);
+        assert_eq!((shares[0].held(), shares[1000].held()), (32 * 1024, 2 * 1024));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! StreamMsg on the wire: gRPC's framing, protobuf, and no copy of the data in either direction.
 
+pub mod inbound;
+
 use std::fmt;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};

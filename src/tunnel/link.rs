@@ -1,23 +1,26 @@
 //! One link at work: the read loop, signs of life, and the pull side that its gRPC stream polls.
 
+mod puller;
+
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::Body as _;
 use hyper::body::Incoming;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::codec::{BadStream, Chunk, Reader, StreamMsg, encode};
-use super::extension::{from_message, to_message};
-use super::frame::{Body, Code, Frame, Refusal, Word};
+pub use puller::{Puller, Voice};
+
+use super::codec::inbound::next_piece;
+use super::codec::{BadStream, Reader, StreamMsg};
+use super::extension::from_message;
+use super::frame::{Body, Code, Refusal, Word};
+use super::lock;
 use super::outbox::Outbox;
-use super::plain::{Heard, Meaning, Plain};
+use super::plain::{Heard, Meaning};
 use super::session::Parked;
 use super::table::{Event, Table};
 use crate::names::{Instance, SessionId};
@@ -43,23 +46,6 @@ pub struct Link {
     /// The session that got data last.
     fed: Option<SessionId>,
     _connection: DropGuard,
-}
-
-/// How frames become messages on one link.
-#[derive(Debug, Clone)]
-pub enum Voice {
-    /// With our words.
-    Extended,
-    /// In SuperEdge's words, through the end that stands for the peer.
-    Plain(Arc<Mutex<Plain>>),
-}
-
-/// The pull side: what the gRPC stream sends next.
-#[derive(Debug, Clone)]
-pub struct Puller {
-    pub(super) outbox: Arc<Outbox>,
-    pub(super) table: Arc<Table>,
-    pub(super) dialect: Voice,
 }
 
 /// The other end, as the call has shown it.
@@ -182,9 +168,9 @@ impl Link {
             let incoming = Pin::new(&mut self.incoming);
             tokio::select! {
                 biased;
-                piece = read(incoming) => {
+                piece = next_piece(incoming) => {
                     self.alive.heard = Instant::now();
-                    return piece;
+                    return piece.map_err(LinkEnded::Closed);
                 }
                 () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
                 () = sleep_until(next) => self.check_life()?,
@@ -291,70 +277,6 @@ impl Alive {
             .min(self.looked + PING_AFTER * 2)
             .max(self.looked + LOOK_EVERY)
     }
-}
-
-impl Puller {
-    /// The next message to send; none once the link is closed.
-    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
-        let Voice::Plain(plain) = &self.dialect else {
-            return self
-                .outbox
-                .poll_pull(cx, Instant::now())
-                .map(|frame| frame.map(|f| encode(to_message(f))));
-        };
-        loop {
-            let now = Instant::now();
-            let pulled = match self.outbox.poll_pull(cx, now) {
-                Poll::Ready(Some(frame)) => {
-                    self.say(plain, frame, now);
-                    Poll::Ready(())
-                }
-                Poll::Ready(None) => return Poll::Ready(None),
-                Poll::Pending => Poll::Pending,
-            };
-            // Looked at last: by now whoever adds to it wakes us.
-            if let Some(message) = lock(plain).next_message() {
-                return Poll::Ready(Some(encode(message)));
-            }
-            std::task::ready!(pulled);
-        }
-    }
-
-    fn say(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
-        let heard = lock(plain).say(frame, now);
-        let Some(heard) = heard else { return };
-        for word in heard.words {
-            // What a session hears of its own words never asks the wiring for anything.
-            let _ = self.table.hear(&self.outbox, heard.id, heard.category, word, now);
-        }
-    }
-}
-
-async fn read(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, LinkEnded> {
-    match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
-        None => Err(LinkEnded::Closed("end of stream".into())),
-        Some(Err(e)) => Err(LinkEnded::Closed(cause(&e))),
-        Some(Ok(frame)) => frame.into_data().map_err(|frame| {
-            let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
-            let text = status.filter(|s| s.code() != tonic::Code::Ok).map(|s| s.message().to_owned());
-            LinkEnded::Closed(text.unwrap_or_else(|| "end of stream".into()))
-        }),
-    }
-}
-
-/// An error with all its causes, for people.
-pub(super) fn cause(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut at = error.source();
-    while let Some(source) = at {
-        text = format!("{text}: {source}");
-        at = source.source();
-    }
-    text
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A peer that was not heard for this long is asked for a sign of life.

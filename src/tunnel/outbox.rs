@@ -4,18 +4,22 @@
 //! take it, under the session's lock, so order and fairness are decided at the last moment. Two locks, never both at
 //! once: this one says who is next, the session's says what.
 
+mod waiting;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use waiting::{Next, Waiting};
+
 use super::frame::{Body, Category, Code, Frame, Refusal, Word};
-use super::pace::Pace;
+use super::lock;
 use super::schedule::{SMALL, Schedule, Turn};
 use super::session::Shared;
 use super::session::end::LinkId;
@@ -41,20 +45,6 @@ pub struct Outbox {
     round_trip_micros: AtomicU64,
 }
 
-#[derive(Debug)]
-struct Waiting {
-    closed: bool,
-    pong: Option<Option<u64>>,
-    ping: bool,
-    /// Answers about sessions that are not ours; bounded by [`MOST_REPLIES`].
-    replies: VecDeque<Frame>,
-    control: VecDeque<Arc<Shared>>,
-    turns: Schedule<Arc<Shared>>,
-    /// None on a plain link, whose peer must not be pinged often.
-    pace: Option<Pace>,
-    puller: Option<Waker>,
-}
-
 /// Someone who wants to speak.
 #[derive(Debug)]
 pub(super) struct Wish {
@@ -62,14 +52,6 @@ pub(super) struct Wish {
     pub(super) control: bool,
     /// Has data: where its account stands, and how many bytes.
     pub(super) data: Option<(u64, usize)>,
-}
-
-/// Who is next.
-enum Next {
-    Frame(Body),
-    Reply(Frame),
-    Control(Arc<Shared>),
-    Turn { turn: Turn<Arc<Shared>>, longest: usize, small_only: bool },
 }
 
 impl Outbox {
@@ -82,16 +64,7 @@ impl Outbox {
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
-            waiting: Mutex::new(Waiting {
-                closed: false,
-                pong: None,
-                ping: false,
-                replies: VecDeque::new(),
-                control: VecDeque::new(),
-                turns: Schedule::new(),
-                pace: resumes.then(Pace::new),
-                puller: None,
-            }),
+            waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(HashMap::new())),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
         })
@@ -208,6 +181,11 @@ impl Outbox {
         self.lock().wake();
     }
 
+    /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
+    pub(super) fn is_behind(&self) -> bool {
+        self.lock().control.len() >= MOST_REPLIES
+    }
+
     /// Whether the link was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
@@ -263,34 +241,7 @@ impl Outbox {
     }
 
     fn poll_next(&self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
-        let mut waiting = self.lock();
-        if waiting.closed {
-            return Poll::Ready(None);
-        }
-        if let Some(number) = waiting.pong.take() {
-            return Poll::Ready(Some(Next::Frame(Body::Pong(number))));
-        }
-        if waiting.ping || waiting.pace.as_ref().is_some_and(Pace::ping_due) {
-            return Poll::Ready(Some(waiting.ping(now)));
-        }
-        if let Some(frame) = waiting.replies.pop_front() {
-            return Poll::Ready(Some(Next::Reply(frame)));
-        }
-        if let Some(session) = waiting.control.pop_front() {
-            return Poll::Ready(Some(Next::Control(session)));
-        }
-        let small_only = waiting.pace.as_mut().is_some_and(Pace::is_capped);
-        let longest = waiting.longest_frame();
-        if let Some(turn) = waiting.turns.next(small_only) {
-            return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
-        }
-        if small_only && waiting.turns.has_bulk() && waiting.pace.as_ref().is_some_and(Pace::waits_for_ping) {
-            return Poll::Ready(Some(waiting.ping(now)));
-        }
-        if !waiting.puller.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
-            waiting.puller = Some(cx.waker().clone());
-        }
-        Poll::Pending
+        self.lock().poll_next(cx, now)
     }
 
     /// Lets the session speak, and wait again if it has more to say.
@@ -315,35 +266,12 @@ impl Outbox {
     }
 }
 
-impl Waiting {
-    fn ping(&mut self, now: Instant) -> Next {
-        self.ping = false;
-        Next::Frame(Body::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
-    }
-
-    fn longest_frame(&self) -> usize {
-        self.pace.as_ref().map_or(PLAIN_FRAME, Pace::longest_frame)
-    }
-
-    fn wake(&mut self) {
-        if let Some(puller) = self.puller.take() {
-            puller.wake();
-        }
-    }
-}
-
 /// The reply to a session that we do not know.
 pub(super) fn unknown(epoch: u64) -> Word {
     Word::Reset { epoch, refusal: Refusal::new(Code::Unknown, "this process does not know the session") }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Replies that may wait: beyond it the peer is flooding, and gets none.
 const MOST_REPLIES: usize = 1000;
-/// Longest data frame to a plain peer, whose queues count frames.
-const PLAIN_FRAME: usize = 16 * 1024;
 /// Assumed before the first answer to a ping.
 const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;

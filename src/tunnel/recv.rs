@@ -166,6 +166,13 @@ impl RecvHalf {
         self.limit
     }
 
+    /// Nothing more is taken from the peer, so that what it was promised is free again: it may be long until it has
+    /// read the last word.
+    pub fn close(&mut self) {
+        self.lap = None;
+        self.promised.set(self.queued);
+    }
+
     /// Drops what was stored and not taken.
     pub fn discard(&mut self) {
         self.queue.clear();

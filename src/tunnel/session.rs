@@ -107,7 +107,7 @@ impl Shared {
             effects
         });
         if moves && !here {
-            outbox.part(self.id);
+            self.part(outbox);
         }
         !dropped
     }
@@ -115,16 +115,22 @@ impl Shared {
     /// Opener: asks, or asks on, over the link of `outbox`.
     fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>) {
         let alive = outbox.join(self);
+        let mut here = false;
         self.act(|inner| {
             let effects = inner.end.ask(outbox.id);
             if !outbox.resumes {
                 inner.end.recv.lift_limit();
             }
-            if inner.end.path() == Some(outbox.id) {
+            here = inner.end.path() == Some(outbox.id);
+            if here {
                 inner.move_to(outbox);
             }
             if alive { effects } else { inner.end.link_ended(outbox.id, None, Instant::now()) }
         });
+        // It may have gone on elsewhere, or ended, while its seeker waited for this link.
+        if !here {
+            self.part(outbox);
+        }
     }
 
     /// The link has ended; `why` is given if its peer cannot resume.
@@ -206,14 +212,16 @@ impl Shared {
         let reader = if effects.read { inner.reader.take() } else { None };
         let writer = if effects.write { inner.writer.take() } else { None };
         let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
-        let left = if inner.end.path().is_none() { inner.outbox.take() } else { inner.left.take() };
+        let outbox = if inner.end.path().is_none() { inner.outbox.take() } else { None };
+        let left = [inner.left.take(), outbox];
         let wish = inner.wish();
+        let ended = inner.end.ended().map(|why| why.code);
         drop(inner);
         for waker in [reader, writer, watcher].into_iter().flatten() {
             waker.wake();
         }
-        if let Some(left) = left {
-            left.part(self.id);
+        for left in left.into_iter().flatten() {
+            self.part(&left);
         }
         if let Some((outbox, wish)) = wish {
             outbox.enter(self, &wish);
@@ -221,7 +229,16 @@ impl Shared {
         if effects.forget
             && let Some(table) = self.table.upgrade()
         {
-            table.forget(self.id);
+            table.forget(self.id, ended);
+        }
+    }
+
+    /// Is no member of a link any more; unless another thread has just brought it back there.
+    fn part(self: &Arc<Self>, outbox: &Arc<Outbox>) {
+        outbox.part(self.id);
+        let back = self.lock().end.path() == Some(outbox.id);
+        if back && !outbox.join(self) {
+            self.link_ended(outbox.id, None, Instant::now());
         }
     }
 
@@ -267,3 +284,6 @@ impl Inner {
         Some((outbox.clone(), Wish { control, data: data.map(|backlog| (self.account, backlog)) }))
     }
 }
+
+#[cfg(test)]
+mod tests;

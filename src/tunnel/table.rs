@@ -4,7 +4,7 @@ mod ended;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use ended::Ended;
 
 use super::budget::Budget;
 use super::frame::{Category, Code, Refusal, Word};
+use super::lock;
 use super::outbox::{Outbox, unknown};
 use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
@@ -209,8 +210,12 @@ impl Table {
         }
     }
 
-    pub(super) fn forget(&self, id: SessionId) {
+    /// The session is over, for the given reason if it did not end by itself.
+    pub(super) fn forget(&self, id: SessionId, why: Option<Code>) {
         if self.shard(id).remove(&id).is_some() {
+            if let Some(code) = why {
+                self.metrics.resets.count(code.name());
+            }
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
         }
@@ -228,6 +233,8 @@ impl Table {
             Some(Refusal::new(Code::Unknown, "this session has ended"))
         } else if self.len() >= self.limits.sessions {
             Some(Refusal::new(Code::Busy, "too many sessions at the node"))
+        } else if outbox.is_behind() {
+            Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {
             None
         };
@@ -255,9 +262,10 @@ impl Table {
         if self.len() >= self.limits.sessions {
             return None;
         }
-        let start = usize::try_from(self.limits.windows.start).ok()?;
-        let promised = self.promised.claim(start)?;
-        Some((SendHalf::new(self.kept.share()), RecvHalf::new(self.limits.windows, promised)))
+        let start = self.limits.windows.start >> self.promised.scarcity();
+        let promised = self.promised.claim(usize::try_from(start).ok()?)?;
+        let windows = Windows { start, max: self.limits.windows.max };
+        Some((SendHalf::new(self.kept.share()), RecvHalf::new(windows, promised)))
     }
 
     fn insert(&self, shared: &Arc<Shared>) {
@@ -268,10 +276,6 @@ impl Table {
     fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<Shared>>> {
         lock(&self.shards[id.shard(SHARDS)])
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks the sessions are spread over, so that busy ones do not meet.

@@ -7,6 +7,14 @@ mod certificates;
 
 mod support;
 
+mod admin;
+mod config;
 mod connect;
+mod drain;
+mod hostile;
+mod links;
+mod plain;
 mod refusals;
+mod resume;
 mod sessions;
+mod slow;

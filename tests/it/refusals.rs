@@ -6,14 +6,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, pause};
+use tokio::time::Instant;
 use tunnel::names::Instance;
 use tunnel::tunnel::frame::Word;
 use tunnel::tunnel::{Code, Refusal};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
 use crate::support::programs::{Place, TestPod, at, edge, edge_with};
-use crate::support::{beside, peer, soon, targets, wait_until};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 fn says(answer: &Answer, status: u16, phrase: &str) {
     assert_eq!((answer.status, answer.phrase.as_str()), (status, phrase), "{answer:?}");
@@ -187,7 +187,7 @@ async fn a_long_head_is_refused() {
 #[tokio::test]
 async fn a_slow_head_is_not_waited_for_longer_than_ten_seconds() {
     let pod = TestPod::start(&Place::new());
-    pause();
+    hurry();
     let begun = Instant::now();
     let mut silent = TcpStream::connect(pod.connect).await.unwrap();
     let (mut slow, mut drip) = TcpStream::connect(pod.connect).await.unwrap().into_split();

@@ -16,6 +16,7 @@ mod halfclose;
 mod parts;
 mod plain;
 mod process;
+mod publish;
 mod refusals;
 mod ssh;
 mod sshd;

@@ -46,6 +46,17 @@ pub(crate) fn plain_peer() -> Option<&'static Path> {
     built.as_deref()
 }
 
+/// A program that the test script has built into its cache; without it the test is skipped.
+pub(crate) fn kept(program: &str) -> Option<PathBuf> {
+    let home = || Some(Path::new(&std::env::var("HOME").ok()?).join(".cache"));
+    let cache = std::env::var("XDG_CACHE_HOME").ok().map(PathBuf::from).or_else(home)?;
+    let found = Some(cache.join("tunnel-tests").join(program)).filter(|file| file.is_file());
+    if found.is_none() {
+        skip(&format!("{program} is not built: scripts/goparts.sh builds it"));
+    }
+    found
+}
+
 /// A loopback port that nothing listens on, and that no other call in this process returns.
 ///
 /// Outside the range that the kernel takes ports from for outgoing connections, so that none takes it meanwhile.

@@ -53,6 +53,13 @@ impl Running {
         assert!(Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().unwrap().success());
     }
 
+    /// Kills it, as a machine that dies does.
+    pub(crate) fn kill(&mut self) {
+        self.lives();
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Waits until it ends by itself.
     ///
     /// # Panics
@@ -89,6 +96,15 @@ impl Running {
         wait_until(&what, PATIENCE, || {
             self.lives();
             ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.contains(text))
+        });
+    }
+
+    /// Waits until an HTTP path on its admin port answers anything but 200, with a body that contains a text.
+    pub(crate) fn refuses(&mut self, port: u16, path: &str, text: &str) {
+        let what = format!("{} refuses {path} with {text:?}", self.name);
+        wait_until(&what, PATIENCE, || {
+            self.lives();
+            ask(port, "GET", path, "").is_some_and(|answer| !is_ok(&answer) && answer.contains(text))
         });
     }
 

@@ -87,10 +87,14 @@ tokenfile = "{}"
         )
     }
 
-    fn tunnel(&self, mode: &str, config: &str) -> Running {
+    fn tunnel(&self, mode: &str, config: &str, env: &[(&str, &str)]) -> Running {
         let file = self.config(mode, config);
         let mut command = tunnel();
-        command.arg(format!("--m={mode}")).arg(format!("--c={}", file.display())).arg("--v=4");
+        command
+            .arg(format!("--m={mode}"))
+            .arg(format!("--c={}", file.display()))
+            .arg("--v=4")
+            .envs(env.iter().copied());
         Running::start(mode, self.path(), &mut command)
     }
 }
@@ -106,18 +110,38 @@ pub(crate) fn tunnel() -> Command {
 
 impl Cloud {
     pub(crate) fn start(place: &Place) -> Self {
+        Self::start_with(place, "", &[])
+    }
+
+    /// As [`Self::start`], with more tables and an environment.
+    pub(crate) fn start_with(place: &Place, more: &str, env: &[(&str, &str)]) -> Self {
         let (grpc, connect, log_port, metrics) = (free_port(), free_port(), free_port(), free_port());
         let config = format!(
             r#"{}metrics_listen = "127.0.0.1:{metrics}"
 [mode.cloud.ssh]
 listen = "127.0.0.1:{connect}"
 auth = "none"
-"#,
+{more}"#,
             place.cloud_config(grpc, log_port),
         );
-        let mut process = place.tunnel("cloud", &config);
+        let mut process = place.tunnel("cloud", &config, env);
         process.answers(log_port, "/readyz", "");
         Self { process, grpc, connect, metrics, log_port }
+    }
+
+    /// Waits until it is ready.
+    pub(crate) fn ready(&mut self) {
+        self.process.answers(self.log_port, "/readyz", "");
+    }
+
+    /// Waits until it is not, and says this of the reason.
+    pub(crate) fn is_unready(&mut self, why: &str) {
+        self.process.refuses(self.log_port, "/readyz", why);
+    }
+
+    /// Waits until its metrics tell of so many records.
+    pub(crate) fn publishes(&mut self, records: usize) {
+        self.process.answers(self.metrics, "/metrics", &format!("tunnel_published_records {records}\n"));
     }
 
     /// Waits until a node hangs here.
@@ -142,7 +166,7 @@ log_listen = "127.0.0.1:{log_port}"
 "#,
             place.files.ca.display(),
         );
-        let mut process = place.tunnel("edge", &config);
+        let mut process = place.tunnel("edge", &config, &[]);
         process.answers(log_port, "/readyz", "");
         Self { process }
     }

@@ -21,6 +21,20 @@ struct Inner {
     began: Option<Instant>,
     /// Keystrokes just written: whose, which end, how long.
     typed: Vec<(usize, usize, usize)>,
+    timed: usize,
+    resumed: u32,
+}
+
+/// What runs have seen, so that none passes because nothing happened.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) bytes: u64,
+    /// How often an opener's session went on on another path.
+    pub(crate) resumed: u32,
+    /// Keystrokes that were timed.
+    pub(crate) timed: usize,
+    /// Sessions that an owner ended before their time.
+    pub(crate) killed: usize,
 }
 
 /// One session.
@@ -53,6 +67,8 @@ impl Ledger {
             trace: traced.then(Vec::new),
             began: None,
             typed: Vec::new(),
+            timed: 0,
+            resumed: 0,
         })))
     }
 
@@ -137,6 +153,22 @@ impl Ledger {
 
     pub(crate) fn take_typed(&self) -> Vec<(usize, usize, usize)> {
         std::mem::take(&mut self.0.borrow_mut().typed)
+    }
+
+    pub(crate) fn timed(&self) {
+        self.0.borrow_mut().timed += 1;
+    }
+
+    pub(crate) fn resumed(&self, times: u32) {
+        self.0.borrow_mut().resumed += times;
+    }
+
+    pub(crate) fn add_to(&self, seen: &mut Seen) {
+        let inner = self.0.borrow();
+        seen.bytes += inner.pairs.iter().flat_map(|pair| &pair.ends).map(|end| end.read).sum::<u64>();
+        seen.resumed += inner.resumed;
+        seen.timed += inner.timed;
+        seen.killed += inner.pairs.iter().filter(|pair| pair.killed).count();
     }
 
     pub(crate) fn finished(&self, session: usize, side: usize) {

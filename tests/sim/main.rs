@@ -5,6 +5,8 @@
 
 mod chance;
 mod crowd;
+mod harm;
+mod held;
 mod ledger;
 mod line;
 mod owner;
@@ -18,6 +20,7 @@ use std::time::Duration;
 use tokio::task::coop::unconstrained;
 use tokio::time::Instant;
 
+use ledger::Seen;
 use plan::About;
 
 #[test]
@@ -44,8 +47,8 @@ fn nothing_is_left_of_sessions_that_nobody_came_back_for() {
 fn a_seed_gives_the_same_run_again() {
     for about in [About::Cuts, About::Drops, About::Turns, About::Grace] {
         let (mut first, mut second) = (Vec::new(), Vec::new());
-        run(5, about, Some(&mut first)).unwrap();
-        run(5, about, Some(&mut second)).unwrap();
+        run(5, about, Some(&mut first), &mut Seen::default()).unwrap();
+        run(5, about, Some(&mut second), &mut Seen::default()).unwrap();
         assert!(first == second && !first.is_empty(), "{about:?}");
     }
 }
@@ -54,27 +57,29 @@ fn a_seed_gives_the_same_run_again() {
 fn many(about: About) {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     if let Some(seed) = number("SIM_SEED") {
-        return one(seed, about);
+        return one(seed, about, &mut Seen::default());
     }
     let until = Instant::now() + Duration::from_secs(number("SIM_SECONDS").unwrap_or(20)) / 2;
     let from = number("SIM_FROM").unwrap_or(0);
-    let mut seed = from;
-    while Instant::now() < until {
-        one(seed, about);
+    let (mut seed, mut seen) = (from, Seen::default());
+    while Instant::now() < until || seed < from + LEAST_SEEDS {
+        one(seed, about, &mut seen);
         seed += 1;
     }
-    println!("{about:?}: seeds {from} to {}", seed - 1);
+    println!("{about:?}: seeds {from} to {}: {seen:?}", seed - 1);
+    assert!(seen.bytes > 0 && (about == About::Turns || seen.resumed > 0), "{seen:?}");
+    assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
 }
 
-fn one(seed: u64, about: About) {
-    let Err(why) = run(seed, about, None) else { return };
+fn one(seed: u64, about: About, seen: &mut Seen) {
+    let Err(why) = run(seed, about, None, seen) else { return };
     let mut trace = Vec::new();
-    let _ = run(seed, about, Some(&mut trace));
+    let _ = run(seed, about, Some(&mut trace), seen);
     let tail = trace.len().saturating_sub(LAST_LINES);
     panic!("{}\n{why}\nSIM_SEED={seed} repeats it ({about:?})", trace[tail..].join("\n"));
 }
 
-fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>) -> Result<(), String> {
+fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen) -> Result<(), String> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let ledger = ledger::Ledger::new(trace.is_some());
@@ -82,6 +87,7 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>) -> Result<(), S
         // Without it tokio would wake tasks that nobody woke, and hide what is lost.
         runtime.block_on(unconstrained(async { world::World::new(seed, about, ledger.clone()).live().await }))
     }));
+    ledger.add_to(seen);
     if let Some(trace) = trace {
         *trace = ledger.trace();
     }
@@ -91,5 +97,7 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>) -> Result<(), S
     })
 }
 
+/// Enough to see every rare mixture once, however slow the machine.
+const LEAST_SEEDS: u64 = 20;
 /// Lines of the trace shown of a run that failed.
 const LAST_LINES: usize = 120;

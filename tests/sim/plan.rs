@@ -54,18 +54,18 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn draw(about: About, dice: &Dice) -> Self {
+        let calm = about == About::Turns;
         let windows = || {
-            let start = [1_000, 4_096, 32 << 10, 64 << 10][dice.below(4)];
+            let start = if calm { 64 << 10 } else { [1_000, 4_096, 32 << 10, 64 << 10][dice.below(4)] };
             Windows { start, max: start << dice.below(6) }
         };
         let harsh = matches!(about, About::Cuts | About::Drops);
-        let calm = about == About::Turns;
         Self {
             about,
-            sessions: dice.between(1, [3, 12, 40][dice.below(3)]),
-            most: [2_000, 100_000, 700_000][dice.below(3)],
+            sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
+            most: if calm { 1_500_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
             windows: [windows(), windows()],
-            memory: [300 << 10, 8 << 20][dice.below(2)],
+            memory: [if calm { 3 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)],
             grace: if about == About::Grace { Duration::from_secs(4) } else { Duration::from_secs(60) },
             chaos: Duration::from_secs(dice.between(2, 16) as u64),
             steps: 300 << dice.below(6),
@@ -73,13 +73,18 @@ impl Plan {
             losses: if harsh { [0, 0, 40, 400][dice.below(4)] } else { 0 },
             drops: if about == About::Drops { dice.between(2, 6) } else { 0 },
             refusals: if about == About::Drops { dice.between(2, 9) } else { 0 },
-            rests: [0, 3, 20][dice.below(3)],
+            rests: if calm { 0 } else { [0, 3, 20][dice.below(3)] },
             wild: harsh && dice.one_in(2),
             codec: dice.one_in(2),
             latency: dice.time(Duration::from_millis(80)),
-            rate: [20_000, 300_000, 2_500_000, 100_000_000][dice.below(4)],
+            rate: [if calm { 1_000_000 } else { 20_000 }, 300_000, 2_500_000, 100_000_000][dice.below(4)],
             weights: std::array::from_fn(|_| [1, 3, 12][dice.below(3)]),
         }
+    }
+
+    /// Whether keystrokes and bulk are what it is about.
+    pub(crate) fn is_calm(&self) -> bool {
+        self.about == About::Turns
     }
 
     /// Whether a session may end although both owners are faithful.

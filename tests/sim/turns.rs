@@ -18,8 +18,6 @@ pub(crate) struct Turns {
     sessions: HashMap<SessionId, usize>,
     /// Pings without an answer.
     pub(crate) unanswered: usize,
-    /// How many keystrokes were timed.
-    pub(crate) timed: usize,
 }
 
 impl Turns {
@@ -72,7 +70,7 @@ impl Turns {
         }
         let Some(session) = self.sessions.get(&id).copied() else { return };
         if let Some(since) = self.waits.remove(&session) {
-            self.timed += 1;
+            ledger.timed();
             let before = self.said[since..].iter().filter(|(_, len)| *len > bytes).count();
             if before > 1 {
                 ledger.fault(format!(

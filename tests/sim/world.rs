@@ -7,12 +7,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, advance};
 use tunnel::names::Instance;
-use tunnel::registry::{Linked, Registry};
+use tunnel::registry::Registry;
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
 use tunnel::tunnel::frame::Body;
-use tunnel::tunnel::session::end::LinkId;
-use tunnel::tunnel::{Code, Event, Limits, Outbox, Parked, Refusal, Table};
+use tunnel::tunnel::{Event, Limits, Parked, Table};
 
 use super::chance::Dice;
 use super::crowd::Crowd;
@@ -22,20 +21,20 @@ use super::owner::Place;
 use super::plan::{About, Plan};
 
 pub(crate) struct World {
-    seed: u64,
-    dice: Dice,
-    plan: Plan,
-    ledger: Ledger,
-    crowd: Crowd,
-    place: Place,
-    tables: [Arc<Table>; 2],
-    registry: Arc<Registry>,
-    lines: Vec<Line>,
-    links: u64,
-    steps: usize,
-    ticked: Instant,
+    pub(crate) seed: u64,
+    pub(crate) dice: Dice,
+    pub(crate) plan: Plan,
+    pub(crate) ledger: Ledger,
+    pub(crate) crowd: Crowd,
+    pub(crate) place: Place,
+    pub(crate) tables: [Arc<Table>; 2],
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) lines: Vec<Line>,
+    pub(crate) links: u64,
+    pub(crate) steps: usize,
+    pub(crate) ticked: Instant,
     /// When anything but the clock last moved.
-    moved: Instant,
+    pub(crate) moved: Instant,
 }
 
 #[derive(Clone, Copy)]
@@ -59,14 +58,17 @@ impl World {
         let tables = [table(0), table(1)];
         let registry = Registry::new(Metrics::cloud("", ""));
         let crowd = Crowd::default();
+        // No longer than ended ids are remembered: else a late Open would be dialled again.
+        let patience = plan.grace.min(Duration::from_secs(12));
         let place = Place {
             dice: dice.clone(),
             plan: Rc::new(RefCell::new(plan.clone())),
             ledger: ledger.clone(),
             cradle: crowd.cradle(),
-            route: Route::new(registry.clone(), tables[0].clone(), Duration::from_secs(12), plan.grace),
+            route: Route::new(registry.clone(), tables[0].clone(), patience, plan.grace),
             table: tables[0].clone(),
             paths: Rc::default(),
+            sought: Rc::default(),
         };
         let now = Instant::now();
         let (lines, links, steps) = (Vec::new(), 0, 0);
@@ -170,7 +172,8 @@ impl World {
     async fn pass_time(&mut self, busy: bool, now: Instant) {
         let arrival = self.lines.iter().filter_map(Line::next_arrival).min();
         let until = arrival.filter(|at| *at > now && self.dice.one_in(2)).map(|at| at - now);
-        let most = if busy { Duration::from_millis(20) } else { Duration::from_millis(900) };
+        let (short, long) = if self.plan.is_calm() { (1, 50) } else { (20, 900) };
+        let most = Duration::from_millis(if busy { short } else { long });
         let step = until.unwrap_or(Duration::ZERO).max(self.dice.time(most)).min(Duration::from_secs(1));
         advance(step + Duration::from_micros(10)).await;
         let now = Instant::now();
@@ -208,108 +211,10 @@ impl World {
         }
     }
 
-    fn seek(&self, parked: Parked, side: usize) {
+    pub(crate) fn seek(&self, parked: Parked, side: usize) {
         if side == 0 {
             self.place.cradle.spawn("seeker".into(), self.place.clone().seek(parked));
         }
-    }
-
-    /// A new link between the two.
-    fn link(&mut self) {
-        self.links += 1;
-        let node = || "edge1".parse().unwrap();
-        let outboxes = [0, 1].map(|side| Outbox::new(LinkId(self.links * 2 + side), node(), true));
-        let Plan { latency, rate, codec, .. } = self.plan;
-        let (outbox, instance) = (outboxes[0].clone(), Some(self.tables[1].instance()));
-        self.lines.push(Line::new(self.links, outboxes, latency, rate, codec));
-        self.ledger.note(|| format!("link {} is made", self.links));
-        self.place.paths.borrow_mut().push(outbox.clone());
-        if !self.plan.wild {
-            self.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() });
-        }
-    }
-
-    /// Links are cut, lost in the middle, joined by others; pings are asked for.
-    fn harm(&mut self) {
-        let now = Instant::now();
-        let alive: Vec<usize> = (0..self.lines.len()).filter(|at| !self.lines[*at].cut).collect();
-        if self.dice.one_in(self.plan.cuts) && !alive.is_empty() {
-            let line = &mut self.lines[alive[self.dice.below(alive.len())]];
-            self.ledger.note(|| format!("link {} is cut", line.number));
-            line.cut(now, Duration::from_secs(4), &self.dice);
-        }
-        let outage = if self.plan.about == About::Grace { 4_000 } else { 60 };
-        if self.plan.cuts > 0
-            && (alive.is_empty() && self.dice.one_in(outage) || self.dice.one_in(self.plan.cuts * 4))
-        {
-            self.link();
-        }
-        if self.dice.one_in(self.plan.losses) && !alive.is_empty() {
-            let line = &mut self.lines[alive[self.dice.below(alive.len())]];
-            let mut bound: Vec<_> = line.bound.iter().map(|(id, bound)| (bound.session, *id)).collect();
-            bound.sort_unstable();
-            if !bound.is_empty() {
-                line.lose(bound[self.dice.below(bound.len())].1, now, &self.ledger);
-            }
-        }
-        if self.dice.one_in(40) && !self.lines.is_empty() {
-            let line = self.dice.below(self.lines.len());
-            let end = &mut self.lines[line].ends[self.dice.below(2)];
-            if !end.outbox.is_closed() {
-                end.outbox.ping();
-                end.turns.ping();
-            }
-        }
-    }
-
-    /// Ends find out that their link is gone.
-    fn notice(&mut self) {
-        let now = Instant::now();
-        for at in 0..self.lines.len() {
-            for side in 0..2 {
-                let line = &mut self.lines[at];
-                if line.ends[side].over || line.ends[side].notices.is_none_or(|when| when > now) {
-                    continue;
-                }
-                line.ends[side].over = true;
-                self.ledger.note(|| format!("end {side} of link {} notices", line.number));
-                let outbox = line.ends[side].outbox.clone();
-                let mut parked =
-                    self.tables[side].link_ended(&outbox, &Refusal::new(Code::GivenUp, "link gone"), now);
-                // In the order in which they were opened, not in that of a map of random ids.
-                parked.sort_by_key(|session| line.bound.get(&session.id()).map(|bound| bound.session));
-                parked.into_iter().for_each(|session| self.seek(session, side));
-                if side == 0 {
-                    self.registry.remove(&outbox);
-                }
-            }
-        }
-        // Paths that have ended stay known for a while, as in a registry that was not told yet.
-        if self.steps % 50 == 0 {
-            self.place.paths.borrow_mut().retain(|path| !path.is_closed());
-            self.lines.retain(|line| line.ends.iter().any(|end| !end.over));
-        }
-    }
-
-    /// No more harm: every end knows its dead links, and a good one comes.
-    async fn heal(&mut self) -> Result<(), String> {
-        self.ledger.note(|| "no more harm".into());
-        let mut plan = self.place.plan.borrow_mut();
-        (plan.drops, plan.refusals, plan.rests) = (0, 0, 0);
-        drop(plan);
-        if self.plan.cuts > 0 || self.plan.losses > 0 {
-            let now = Instant::now();
-            for line in &mut self.lines {
-                line.cut(now, Duration::from_millis(100), &self.dice);
-                for end in &mut line.ends {
-                    end.notices = Some(now + self.dice.time(Duration::from_secs(1)));
-                }
-            }
-            (self.plan.rate, self.plan.latency) = (5_000_000, Duration::from_millis(5));
-            self.link();
-        }
-        self.plan.weights = [3, 3, 3, 1];
-        Ok(())
     }
 
     /// Goes on until nothing but the clock has moved for so long.

@@ -170,9 +170,18 @@ impl End {
         }
     }
 
-    /// Nobody gave it a path for the grace time, or it broke the rules: over, with nothing more to say.
+    /// Nobody gave it a path for the grace time: over. An opener whose Resume is not answered yet says so, as the
+    /// acceptor may have taken it up; one that was answered just now goes on.
     pub fn give_up(&mut self, why: Refusal) -> Effects {
-        self.gone(why)
+        match self.phase {
+            Phase::Resuming => {
+                self.answer = Some(Answer::Reset(why.clone()));
+                self.leave(why)
+            }
+            Phase::Parked => self.gone(why),
+            _ if self.is_opener() => Effects::default(),
+            _ => self.gone(why),
+        }
     }
 
     /// Whether it wants to say something that overtakes data: an answer, a reset, or credit.
@@ -246,6 +255,7 @@ impl End {
         }
         self.phase = Phase::Leaving;
         self.send.forget();
+        self.recv.close();
         self.ended.get_or_insert(why);
         Effects { read: true, write: true, state: true, ..Effects::default() }
     }

@@ -27,7 +27,7 @@ pub(crate) struct ScriptedPod {
 
 /// Links to a pod as an edge that speaks extended if it has an instance, else plain.
 pub(crate) async fn link(place: &Place, pod: &TestPod, node: &str, instance: Option<Instance>) -> Call {
-    let call = try_link(place, pod, node, instance).await.unwrap();
+    let call = try_link(place, pod.pod.grpc, node, instance).await.unwrap();
     pod.has(node).await;
     call
 }
@@ -35,7 +35,7 @@ pub(crate) async fn link(place: &Place, pod: &TestPod, node: &str, instance: Opt
 /// As [`link`]; the pod may refuse.
 pub(crate) async fn try_link(
     place: &Place,
-    pod: &TestPod,
+    pod: SocketAddr,
     node: &str,
     instance: Option<Instance>,
 ) -> Result<Call, Status> {
@@ -50,15 +50,15 @@ pub(crate) async fn try_link(
 }
 
 /// A connection to a pod's gRPC port, encrypted.
-pub(crate) async fn encrypted(place: &Place, pod: &TestPod) -> TlsStream<TcpStream> {
+pub(crate) async fn encrypted(place: &Place, pod: SocketAddr) -> TlsStream<TcpStream> {
     let client =
         tls::Client { trust: Trust::Ca(place.files.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
-    let socket = TcpStream::connect(pod.pod.grpc).await.unwrap();
+    let socket = TcpStream::connect(pod).await.unwrap();
     let name = ServerName::try_from(NAME).unwrap();
     TlsConnector::from(client.load().unwrap().load()).connect(name, socket).await.unwrap()
 }
 
-async fn dial(place: &Place, pod: &TestPod, headers: HeaderMap, node: &str) -> Result<Call, Status> {
+async fn dial(place: &Place, pod: SocketAddr, headers: HeaderMap, node: &str) -> Result<Call, Status> {
     let io = TokioIo::new(encrypted(place, pod).await);
     let (mut sender, driver) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
     beside(driver);

@@ -1,5 +1,6 @@
 //! A pod and an edge in this process, with the files that their configs name.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -70,8 +71,8 @@ listen = "127.0.0.1:0"
     }
 
     /// An edge's config, towards a pod. `more` goes on in `[mode.edge.stream.client]` and may open further tables.
-    pub(crate) fn edge(&self, node: &str, pod: impl ToString, more: &str) -> String {
-        let (dir, pod) = (self.path().display(), pod.to_string());
+    pub(crate) fn edge(&self, node: &str, pod: impl Display, more: &str) -> String {
+        let dir = self.path().display();
         format!(
             r#"
 [mode.edge.stream.client]

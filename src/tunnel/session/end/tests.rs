@@ -353,3 +353,15 @@ async fn only_acceptors_take_open_and_resume_and_only_openers_their_answers() {
         dropped(acceptor(Phase::Open), A, word);
     }
 }
+
+#[tokio::test]
+async fn an_opener_that_gives_up_while_it_resumes_says_so() {
+    let mut end = opener(Phase::Resuming);
+    let _ = end.give_up(refusal(Code::GivenUp));
+    assert!(matches!(end.speak(B, 0), (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })));
+    let mut end = opener(Phase::Parked);
+    assert!(end.give_up(refusal(Code::GivenUp)).forget);
+    let mut end = opener(Phase::Open);
+    let _ = end.give_up(refusal(Code::GivenUp));
+    assert_eq!(end.phase(), Phase::Open, "the answer came just in time");
+}

@@ -1,0 +1,181 @@
+//! `[mode.cloud.registry]`: where other programs learn which node is at this pod.
+
+use std::path::PathBuf;
+
+use super::super::fold::{Report, Table};
+use super::super::value::{self, Wrong};
+use super::super::{Concern, Environment};
+use crate::names::{NodeName, Target};
+
+/// `[mode.cloud.registry]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registry {
+    /// Appended to node names where they are published, without dots at its ends; may be empty.
+    pub zone: String,
+    /// Where they are published.
+    pub publish: Publish,
+}
+
+/// Where "node is at this pod" is published.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Publish {
+    /// Nowhere.
+    None,
+    /// In a hosts file.
+    Hosts(PathBuf),
+    /// In etcd.
+    Etcd(Etcd),
+}
+
+/// An etcd, and how to be let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Etcd {
+    /// Its members, tried in turn; at least one.
+    pub endpoints: Vec<Endpoint>,
+    /// Above all keys; begins with `/` and does not end with it.
+    pub prefix: String,
+    /// PEM file of the authority that signs the members' certificates; there if a member speaks TLS.
+    pub ca: Option<PathBuf>,
+    /// PEM files of the certificate to show, and of its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// User, and the file of its password.
+    pub login: Option<(String, PathBuf)>,
+}
+
+/// One member of an etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Whether it speaks TLS.
+    pub tls: bool,
+    /// Where it listens.
+    pub at: Target,
+}
+
+/// What `publish` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    None,
+    Hosts,
+    Etcd,
+    ConfigMap,
+}
+
+pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Registry {
+    let mut table = cloud.table("registry", report);
+    let zone = table.read("zone", zone, report).unwrap_or_default();
+    let kind = table.read("publish", kind, report).unwrap_or(Kind::None);
+    let hosts = table.read("hosts", value::path, report);
+    let etcd = etcd(&mut table, kind == Kind::Etcd, report);
+    for key in ["dns", "siblings", "siblings_service", "name"] {
+        if table.skip(key, report) {
+            report.warn(table.key(key), Concern::NotServed, NOT_SERVED);
+        }
+    }
+    let publish = match kind {
+        Kind::None => Publish::None,
+        Kind::ConfigMap => {
+            let text = "\"configmap\" is understood, but not served yet: nothing is published";
+            report.warn(table.key("publish"), Concern::NotServed, text);
+            Publish::None
+        }
+        Kind::Hosts => hosts.map_or_else(
+            || {
+                if !table.has("hosts") {
+                    table.complain("hosts", None, "name the hosts file that CoreDNS reads", report);
+                }
+                Publish::None
+            },
+            Publish::Hosts,
+        ),
+        Kind::Etcd => Publish::Etcd(etcd),
+    };
+    if matches!(kind, Kind::Hosts | Kind::Etcd) && env.pod_ip.as_ref().is_none_or(String::is_empty) {
+        let wanted = "it is the address that is published: set it, in Kubernetes from status.podIP";
+        report.fault("POD_IP", None, wanted);
+    }
+    table.finish(report);
+    Registry { zone, publish }
+}
+
+fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> Etcd {
+    let before = report.fault_count();
+    let endpoints = table.list("etcd", endpoint, report).unwrap_or_default();
+    if used && endpoints.is_empty() && report.fault_count() == before {
+        table.complain("etcd", None, "name etcd's members: [\"https://10.0.0.5:2379\"]", report);
+    }
+    let prefix = table.read("etcd_prefix", prefix, report).unwrap_or_else(|| PREFIX.to_owned());
+    let ca = table.read("etcd_ca", value::path, report);
+    if ca.is_none() && !table.has("etcd_ca") && endpoints.iter().any(|member| member.tls) {
+        let wanted = "an https:// member is only believed with the authority that signed its certificate";
+        table.complain("etcd_ca", None, wanted, report);
+    }
+    let cert = table.read("etcd_cert", value::path, report);
+    let key = table.read("etcd_key", value::path, report);
+    let user = table.read("etcd_user", value::word, report);
+    let password_file = table.read("etcd_password_file", value::path, report);
+    for (one, other) in [
+        ("etcd_cert", "etcd_key"),
+        ("etcd_key", "etcd_cert"),
+        ("etcd_user", "etcd_password_file"),
+        ("etcd_password_file", "etcd_user"),
+    ] {
+        if table.has(one) && !table.has(other) {
+            table.complain(other, None, format!("{one} is of no use without it"), report);
+        }
+    }
+    Etcd { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
+}
+
+fn kind(value: &toml::de::DeValue<'_>) -> Result<Kind, Wrong> {
+    match value::text(value)?.as_str() {
+        "none" => Ok(Kind::None),
+        "hosts" => Ok(Kind::Hosts),
+        "etcd" => Ok(Kind::Etcd),
+        "configmap" => Ok(Kind::ConfigMap),
+        _ => Err(value::wrong(value, "want \"none\", \"hosts\", \"etcd\" or \"configmap\"")),
+    }
+}
+
+/// A DNS name, its dots at the ends taken off, or nothing.
+fn zone(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
+    let text = value::text(value)?;
+    let bare = text.trim_matches('.');
+    let sound = |label: &str| (1..=63).contains(&label.len());
+    if bare.is_empty() || bare.parse::<NodeName>().is_ok() && bare.split('.').all(sound) {
+        return Ok(bare.to_ascii_lowercase());
+    }
+    Err(value::wrong(value, "want a DNS name, for example \"nodes.example.org\", or an empty text"))
+}
+
+fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
+    let text = value::word(value)?;
+    let bare = text.trim_end_matches('/');
+    if bare.len() > 1 && bare.starts_with('/') && !bare.contains("//") {
+        return Ok(bare.to_owned());
+    }
+    Err(value::wrong(value, "want the path of CoreDNS's etcd plugin, for example \"/skydns\""))
+}
+
+fn endpoint(value: &toml::de::DeValue<'_>) -> Result<Endpoint, Wrong> {
+    let text = value::text(value)?;
+    let parts = text.strip_suffix('/').unwrap_or(&text).split_once("://");
+    let tls = match parts {
+        Some(("http", _)) => Some(false),
+        Some(("https", _)) => Some(true),
+        _ => None,
+    };
+    let at = parts.and_then(|(_, at)| at.parse().or_else(|_| format!("{at}:{ETCD_PORT}").parse()).ok());
+    match (tls, at) {
+        (Some(tls), Some(at)) => Ok(Endpoint { tls, at }),
+        _ => Err(value::wrong(value, "want http://host:port or https://host:port")),
+    }
+}
+
+/// For keys whose time is to come.
+const NOT_SERVED: &str = "understood, but what it asks for is not served yet: it is left out";
+
+/// Where CoreDNS's etcd plugin looks by default.
+const PREFIX: &str = "/skydns";
+
+/// etcd's own port for clients.
+const ETCD_PORT: u16 = 2379;

@@ -1,0 +1,196 @@
+//! Keeps "node is at this pod" where DNS reads it, for as long as it is true.
+
+pub mod etcd;
+pub mod hosts;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{info, warn};
+
+use super::Registry;
+use crate::drain::Drain;
+use crate::names::NodeName;
+use crate::net::backoff::Backoff;
+use crate::telemetry::Metrics;
+use etcd::{Etcd, EtcdError};
+use hosts::{Hosts, HostsError};
+
+/// The task that publishes which nodes are linked here. It never touches a link or a session.
+pub struct Publisher {
+    /// Whose nodes.
+    pub registry: Arc<Registry>,
+    /// Where they are published.
+    pub store: Store,
+    /// Appended to node names, without dots at its ends; may be empty.
+    pub zone: String,
+    /// Counts records and failures.
+    pub metrics: Metrics,
+    /// Told after each try whether the records stand, and if not, why.
+    pub tell: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+}
+
+/// Where records stand.
+#[derive(Debug)]
+pub enum Store {
+    /// In a hosts file.
+    Hosts(Hosts),
+    /// In etcd.
+    Etcd(Box<Etcd>),
+}
+
+/// Why records could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The hosts file.
+    #[error(transparent)]
+    Hosts(#[from] HostsError),
+    /// etcd.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+}
+
+/// The records of the nodes here, and of those that left a moment ago.
+#[derive(Debug, Default)]
+struct Wanted(HashMap<String, Option<Instant>>);
+
+impl Publisher {
+    /// Publishes until draining begins, then takes the records away.
+    pub async fn run(mut self, drain: Drain) {
+        let mut changes = self.registry.changes();
+        let mut wanted = Wanted::default();
+        let mut backoff = Backoff::new();
+        let mut failing = false;
+        while !drain.is_draining() {
+            changes.mark_unchanged();
+            wanted.follow(self.records(), Instant::now());
+            let records = wanted.records();
+            let written = self.store.write(&records).await;
+            if let Err(cause) = written {
+                self.metrics.publish_failures.inc();
+                if !failing {
+                    warn!("records are not published, trying on: {cause}");
+                }
+                failing = true;
+                (self.tell)(Err(cause.to_string()));
+                let again = Instant::now() + backoff.pause(rand::random());
+                tokio::select! {
+                    biased;
+                    () = drain.draining() => {}
+                    () = sleep_until(again) => {}
+                }
+                continue;
+            }
+            if failing {
+                info!(records = records.len(), "records are published again");
+            }
+            failing = false;
+            backoff = Backoff::new();
+            self.metrics.published.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
+            (self.tell)(Ok(()));
+            let pulse = Instant::now() + self.store.pulse();
+            let next = wanted.next().map_or(pulse, |next| next.min(pulse));
+            tokio::select! {
+                biased;
+                () = drain.draining() => {}
+                _ = changes.changed() => {}
+                () = sleep_until(next) => {}
+            }
+        }
+        match timeout(WITHDRAWAL, self.store.withdraw()).await {
+            Ok(Ok(())) => {
+                self.metrics.published.set(0);
+                info!("records withdrawn");
+            }
+            Ok(Err(cause)) => warn!("records could not be withdrawn: {cause}"),
+            Err(_) => warn!("records could not be withdrawn within {WITHDRAWAL:?}"),
+        }
+    }
+
+    fn records(&self) -> impl Iterator<Item = String> {
+        self.registry.nodes().into_iter().filter_map(|node| record(&node, &self.zone))
+    }
+}
+
+impl Store {
+    /// Makes these records, and no other ones of ours, stand. Not cancel safe: what is begun goes on.
+    async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), PublishError> {
+        match self {
+            Self::Hosts(hosts) => hosts.write(records.clone()).await?,
+            Self::Etcd(etcd) => etcd.write(records).await?,
+        }
+        Ok(())
+    }
+
+    async fn withdraw(&mut self) -> Result<(), PublishError> {
+        match self {
+            Self::Hosts(hosts) => hosts.write(BTreeSet::new()).await?,
+            Self::Etcd(etcd) => etcd.withdraw().await?,
+        }
+        Ok(())
+    }
+
+    /// How often to write although nothing has changed.
+    fn pulse(&self) -> Duration {
+        match self {
+            Self::Hosts(_) => hosts::PULSE,
+            Self::Etcd(_) => etcd::PULSE,
+        }
+    }
+}
+
+impl Wanted {
+    /// Takes note of who is here now: the new at once, the missing until they have been away for [`BLIP`].
+    fn follow(&mut self, here: impl Iterator<Item = String>, now: Instant) {
+        let here: BTreeSet<String> = here.collect();
+        for (record, left) in &mut self.0 {
+            if !here.contains(record) {
+                left.get_or_insert(now);
+            }
+        }
+        self.0.extend(here.into_iter().map(|record| (record, None)));
+        self.0.retain(|_, left| left.is_none_or(|left| now < left + BLIP));
+    }
+
+    /// When the next of them is to go.
+    fn next(&self) -> Option<Instant> {
+        self.0.values().flatten().min().map(|left| *left + BLIP)
+    }
+
+    fn records(&self) -> BTreeSet<String> {
+        self.0.keys().cloned().collect()
+    }
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher")
+            .field("store", &self.store)
+            .field("zone", &self.zone)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What DNS is asked for; none for a name that DNS cannot carry.
+fn record(node: &NodeName, zone: &str) -> Option<String> {
+    let mut name = node.as_str().to_ascii_lowercase();
+    if !zone.is_empty() {
+        name = format!("{name}.{zone}");
+    }
+    let sound = name.len() <= 253 && name.split('.').all(|label| (1..=63).contains(&label.len()));
+    // A node that calls itself by an address would be a line of its own meaning in a hosts file.
+    (sound && name.parse::<IpAddr>().is_err()).then_some(name)
+}
+
+/// How long a node may be away before its record goes: a blip must not flap.
+const BLIP: Duration = Duration::from_secs(2);
+
+/// For the records to go at the end; the process must end well before it is killed.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! Records in etcd, as CoreDNS's etcd plugin reads them, under a lease that ends with this pod.
+
+mod call;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+use tracing::debug;
+
+pub use call::EtcdError;
+use call::{Connection, Kind};
+
+use crate::names::Target;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{Client, Identity, Trust};
+
+/// Our records in an etcd.
+#[derive(Debug)]
+pub struct Etcd {
+    settings: Settings,
+    resolver: Resolver,
+    /// Part of our keys, so that pods do not overwrite one another.
+    pod: String,
+    /// Which member is asked.
+    turn: usize,
+    connection: Option<Connection>,
+    lease: Option<Lease>,
+}
+
+/// An etcd, and what to write there.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Its members, tried in turn: whether they speak TLS, and where; at least one.
+    pub members: Vec<(bool, Target)>,
+    /// Above all keys; without `/` at its end.
+    pub prefix: String,
+    /// PEM file of the authority that members are believed with; members with TLS need one.
+    pub ca: Option<PathBuf>,
+    /// What we show of ourselves.
+    pub identity: Option<Identity>,
+    /// User, and the file of the password, which is read at each login.
+    pub login: Option<(String, PathBuf)>,
+    /// The published address.
+    pub address: IpAddr,
+}
+
+/// A promise of etcd to forget our keys unless we ask again and again.
+#[derive(Debug)]
+struct Lease {
+    id: i64,
+    /// When it was last granted or kept alive; taken before the question, so never too late.
+    kept: Instant,
+    /// What stands under it for certain.
+    written: BTreeSet<String>,
+    /// What may stand under it: an answer was not heard.
+    unsure: BTreeSet<String>,
+}
+
+impl Etcd {
+    /// Nothing is asked yet.
+    pub fn new(settings: Settings, resolver: Resolver) -> Self {
+        let pod = format!("{:016x}", rand::random::<u64>());
+        Self { settings, resolver, pod, turn: 0, connection: None, lease: None }
+    }
+
+    /// Makes these our only records, and keeps the lease alive. Each member is tried once.
+    pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
+        let mut last = EtcdError::NoMember;
+        for _ in 0..self.settings.members.len() {
+            match self.try_member(records).await {
+                Ok(()) => return Ok(()),
+                Err(cause) => {
+                    debug!(%cause, "an etcd member failed");
+                    last = cause;
+                }
+            }
+            self.next_member();
+        }
+        Err(last)
+    }
+
+    /// Gives the lease back, and with it all records.
+    pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
+        let Some(Lease { id, .. }) = self.lease else { return Ok(()) };
+        let mut last = EtcdError::NoMember;
+        for _ in 0..self.settings.members.len() {
+            let revoked = match self.connected().await {
+                Ok(connection) => connection.revoke(id).await,
+                Err(cause) => Err(cause),
+            };
+            match revoked {
+                Ok(()) => {
+                    self.lease = None;
+                    return Ok(());
+                }
+                Err(cause) => last = cause,
+            }
+            self.next_member();
+        }
+        Err(last)
+    }
+
+    /// A login or a lease that is over is made anew once; whatever else fails is this member's failure.
+    async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
+        match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
+            Err((Kind::LoggedOut, cause)) => {
+                debug!(%cause, "logging in again");
+                self.connection = None;
+            }
+            Err((Kind::LeaseLost, cause)) => {
+                debug!(%cause, "asking for another lease");
+                self.lease = None;
+            }
+            other => return other.map_err(|(_, cause)| cause),
+        }
+        self.write_once(records).await
+    }
+
+    async fn write_once(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
+        self.keep().await?;
+        let Some(lease) = &self.lease else { return Err(EtcdError::LeaseLost) };
+        let new = records.difference(&lease.written).map(|name| (name.clone(), true));
+        let gone = lease.written.union(&lease.unsure).filter(|name| !records.contains(*name));
+        let changes: Vec<_> = new.chain(gone.map(|name| (name.clone(), false))).collect();
+        for some in changes.chunks(AT_ONCE) {
+            self.keep().await?;
+            self.change(some).await?;
+        }
+        Ok(())
+    }
+
+    /// Has a lease with life enough left in it.
+    async fn keep(&mut self) -> Result<(), EtcdError> {
+        let asked = Instant::now();
+        self.connected().await?;
+        let Some(connection) = &self.connection else { return Err(EtcdError::NoMember) };
+        if let Some(lease) = &mut self.lease {
+            if lease.kept.elapsed() < PULSE {
+                return Ok(());
+            }
+            if connection.keep_alive(lease.id).await? {
+                lease.kept = asked;
+                return Ok(());
+            }
+        }
+        self.lease = None;
+        let id = connection.grant(LEASE).await?;
+        self.lease = Some(Lease { id, kept: asked, written: BTreeSet::new(), unsure: BTreeSet::new() });
+        Ok(())
+    }
+
+    /// Puts (true) and deletes (false) some records at once.
+    async fn change(&mut self, some: &[(String, bool)]) -> Result<(), EtcdError> {
+        let (Some(connection), Some(lease)) = (&self.connection, &mut self.lease) else {
+            return Err(EtcdError::LeaseLost);
+        };
+        for (name, _) in some {
+            lease.unsure.insert(name.clone());
+            lease.written.remove(name);
+        }
+        let (value, id) = (value(self.settings.address), lease.id);
+        let mut asked = Vec::with_capacity(some.len());
+        for (name, here) in some.iter().cloned() {
+            let key = key(&self.settings.prefix, &name, &self.pod);
+            let (connection, value) = (connection.clone(), value.clone());
+            asked.push(async move {
+                let done = match here {
+                    true => connection.put(key, value, id).await,
+                    false => connection.delete(key).await,
+                };
+                done.map(|()| (name, here))
+            });
+        }
+        let answers = join_all(asked).await;
+        let mut failed = None;
+        for answer in answers {
+            match answer {
+                Ok((name, here)) => {
+                    lease.unsure.remove(&name);
+                    if here {
+                        lease.written.insert(name);
+                    }
+                }
+                Err(cause) => failed = Some(cause),
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn connected(&mut self) -> Result<&Connection, EtcdError> {
+        if self.connection.is_none() {
+            let Settings { members, ca, identity, login, .. } = &self.settings;
+            let Some((tls, at)) = members.get(self.turn % members.len().max(1)) else {
+                return Err(EtcdError::NoMember);
+            };
+            let tls = match (tls, ca) {
+                (false, _) => None,
+                (true, None) => return Err(EtcdError::Tls("no authority is named".into())),
+                (true, Some(ca)) => {
+                    let client = Client {
+                        trust: Trust::Ca(ca.clone()),
+                        identity: identity.clone(),
+                        alpn: vec![b"h2".to_vec()],
+                    };
+                    // Read at each connection, so a renewed certificate needs no watching.
+                    let loaded = tokio::task::spawn_blocking(|| client.load()).await;
+                    let loaded = loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?;
+                    Some(loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?.load())
+                }
+            };
+            self.connection = Some(Connection::open(at, tls, self.resolver.clone(), login.as_ref()).await?);
+        }
+        self.connection.as_ref().ok_or(EtcdError::NoMember)
+    }
+
+    fn next_member(&mut self) {
+        self.connection = None;
+        self.turn = self.turn.wrapping_add(1);
+    }
+}
+
+/// `/skydns/test/nodes/node-a/<pod>` for `node-a.nodes.test`.
+fn key(prefix: &str, name: &str, pod: &str) -> Vec<u8> {
+    let labels: Vec<&str> = name.rsplit('.').collect();
+    format!("{prefix}/{}/{pod}", labels.join("/")).into_bytes()
+}
+
+fn value(address: IpAddr) -> Vec<u8> {
+    format!(r#"{{"host":"{address}","ttl":{}}}"#, TTL.as_secs()).into_bytes()
+}
+
+/// How often the lease is kept alive: twice it may fail.
+pub(super) const PULSE: Duration = Duration::from_secs(5);
+
+/// How long the records of a dead pod stand.
+const LEASE: Duration = Duration::from_secs(15);
+
+/// How long DNS may remember an answer: a node that moves should be found soon.
+const TTL: Duration = Duration::from_secs(5);
+
+/// Changes under way at once; between two such batches the lease is looked after.
+const AT_ONCE: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn keys_are_skydns_paths() {
+        assert_eq!(key("/skydns", "node-a.nodes.test", "1f"), b"/skydns/test/nodes/node-a/1f");
+        assert_eq!(value(IpAddr::from([10, 0, 0, 7])), br#"{"host":"10.0.0.7","ttl":5}"#);
+    }
+
+    proptest! {
+        #[test]
+        fn a_key_says_its_name(name in "[a-z0-9_-]{1,8}(\\.[a-z0-9_-]{1,8}){0,3}") {
+            let key = String::from_utf8(key("/p", &name, "pod")).unwrap();
+            let labels = key.strip_prefix("/p/").and_then(|k| k.strip_suffix("/pod")).unwrap();
+            prop_assert_eq!(labels.rsplit('/').collect::<Vec<_>>().join("."), name);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The edge's end: an encrypted connection becomes a link.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, Request, Uri};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+use tracing::Span;
+
+use super::body::CallBody;
+use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, Spawn, puller};
+use crate::names::NodeName;
+use crate::tunnel::codec::encode;
+use crate::tunnel::codec::inbound::cause;
+use crate::tunnel::hello::Hello;
+use crate::tunnel::link::{Link, Peer};
+use crate::tunnel::plain::heartbeat;
+
+/// Why a cloud could not be made a link to.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    /// HTTP/2 could not be agreed, or the connection broke.
+    #[error("the connection broke before the cloud answered: {0}")]
+    Broken(String),
+    /// The cloud does not want us. The usual causes are a wrong token or node name.
+    #[error("the cloud refused: {message} ({code:?})")]
+    Refused {
+        /// gRPC's code.
+        code: Code,
+        /// The cloud's words.
+        message: String,
+    },
+    /// No answer within 10 s.
+    #[error("the cloud did not answer the call within {ANSWER:?}")]
+    Timeout,
+}
+
+impl DialError {
+    /// Whether another process of our name is alive and linked, so that dialling soon again is of no use.
+    pub fn is_name_taken(&self) -> bool {
+        matches!(self, Self::Refused { code: Code::AlreadyExists, .. })
+    }
+}
+
+/// Makes an encrypted connection a link: the edge's side of the call.
+pub async fn dial<IO>(
+    io: IO,
+    authority: &str,
+    node: &NodeName,
+    token: &str,
+    ground: &Ground,
+) -> Result<Link, DialError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let broken = |e: hyper::Error| DialError::Broken(cause(&e));
+    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(EDGE_WINDOW)
+        .initial_connection_window_size(EDGE_WINDOW)
+        .max_frame_size(FRAME)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_header_list_size(METADATA)
+        .keep_alive_interval(Some(PING_POD_AFTER))
+        .keep_alive_timeout(PING_TIMEOUT)
+        .handshake::<_, CallBody>(TokioIo::new(io))
+        .await
+        .map_err(broken)?;
+    let connection = CancellationToken::new();
+    let over = connection.clone();
+    ground.drain.spawn(Span::current(), async move {
+        tokio::select! {
+            ended = driver => if let Err(e) = ended { tracing::debug!(error = %e, "link connection ended") },
+            () = over.cancelled() => {}
+        }
+    });
+    let guard = connection.clone().drop_guard();
+    let (agree, agreed) = oneshot::channel();
+    let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
+    let request = request(authority, Hello::edge_request(node, token, ground.table.instance()), body)?;
+    let response = tokio::time::timeout(ANSWER, sender.send_request(request))
+        .await
+        .map_err(|_| DialError::Timeout)?
+        .map_err(broken)?;
+    let (parts, incoming) = response.into_parts();
+    if let Some(status) = Status::from_header_map(&parts.headers) {
+        return Err(DialError::Refused { code: status.code(), message: status.message().to_owned() });
+    }
+    if !parts.status.is_success() {
+        let message = format!("HTTP status {}; is this the port of a tunnel cloud?", parts.status);
+        return Err(DialError::Refused { code: Code::Unknown, message });
+    }
+    let (dialect, instance) = Hello::from_response(&parts.headers);
+    let puller = puller(node.clone(), dialect, &ground.table);
+    // Fails only if the body is gone with its connection; then the link's first read says so.
+    let _ = agree.send(puller.clone());
+    let connection = guard.disarm();
+    let peer = Peer { instance, answers: false, incoming, connection };
+    Ok(Link::new(&puller, peer, ground.metrics.clone()))
+}
+
+fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {
+    let uri = Uri::builder().scheme("https").authority(authority).path_and_query(PATH).build();
+    let uri = uri.map_err(|e| DialError::Broken(format!("{authority} cannot be an authority: {e}")))?;
+    let mut request = Request::new(body);
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = uri;
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.headers_mut() = headers;
+    request.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
+    request.headers_mut().insert(http::header::TE, HeaderValue::from_static("trailers"));
+    Ok(request)
+}
+
+/// What an edge takes; its memory is scarcer.
+const EDGE_WINDOW: u32 = 8 << 20;
+/// A Go pod counts pings that come oftener than every 15 s as an attack.
+const PING_POD_AFTER: Duration = Duration::from_secs(20);
+/// How long a pod may take to answer the call.
+const ANSWER: Duration = Duration::from_secs(10);

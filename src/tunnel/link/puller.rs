@@ -1,0 +1,68 @@
+//! The pull side of a link: what its gRPC stream sends next, in the words of its dialect.
+
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+
+use super::super::codec::{Chunk, encode};
+use super::super::extension::to_message;
+use super::super::frame::Frame;
+use super::super::lock;
+use super::super::outbox::Outbox;
+use super::super::plain::Plain;
+use super::super::table::Table;
+
+/// How frames become messages on one link.
+#[derive(Debug, Clone)]
+pub enum Voice {
+    /// With our words.
+    Extended,
+    /// In SuperEdge's words, through the end that stands for the peer.
+    Plain(Arc<Mutex<Plain>>),
+}
+
+/// The pull side: what the gRPC stream sends next.
+#[derive(Debug, Clone)]
+pub struct Puller {
+    pub(in super::super) outbox: Arc<Outbox>,
+    pub(in super::super) table: Arc<Table>,
+    pub(in super::super) dialect: Voice,
+}
+
+impl Puller {
+    /// The next message to send; none once the link is closed.
+    pub(in super::super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        let Voice::Plain(plain) = &self.dialect else {
+            return self
+                .outbox
+                .poll_pull(cx, Instant::now())
+                .map(|frame| frame.map(|f| encode(to_message(f))));
+        };
+        loop {
+            let now = Instant::now();
+            let pulled = match self.outbox.poll_pull(cx, now) {
+                Poll::Ready(Some(frame)) => {
+                    self.say(plain, frame, now);
+                    Poll::Ready(())
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            };
+            // Looked at last: by now whoever adds to it wakes us.
+            if let Some(message) = lock(plain).next_message() {
+                return Poll::Ready(Some(encode(message)));
+            }
+            std::task::ready!(pulled);
+        }
+    }
+
+    fn say(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
+        let heard = lock(plain).say(frame, now);
+        let Some(heard) = heard else { return };
+        for word in heard.words {
+            // What a session hears of its own words never asks the wiring for anything.
+            let _ = self.table.hear(&self.outbox, heard.id, heard.category, word, now);
+        }
+    }
+}

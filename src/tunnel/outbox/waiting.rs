@@ -1,0 +1,100 @@
+//! Who waits to speak on one link, and who is next.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use tokio::time::Instant;
+
+use super::super::frame::{Body, Frame};
+use super::super::pace::Pace;
+use super::super::schedule::{Schedule, Turn};
+use super::super::session::Shared;
+
+/// Everything that waits for one link, under the outbox's lock.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) closed: bool,
+    pub(super) pong: Option<Option<u64>>,
+    pub(super) ping: bool,
+    /// Answers about sessions that are not ours; bounded by [`MOST_REPLIES`].
+    pub(super) replies: VecDeque<Frame>,
+    pub(super) control: VecDeque<Arc<Shared>>,
+    pub(super) turns: Schedule<Arc<Shared>>,
+    /// None on a plain link, whose peer must not be pinged often.
+    pub(super) pace: Option<Pace>,
+    puller: Option<Waker>,
+}
+
+/// Who is next.
+pub(super) enum Next {
+    Frame(Body),
+    Reply(Frame),
+    Control(Arc<Shared>),
+    Turn { turn: Turn<Arc<Shared>>, longest: usize, small_only: bool },
+}
+
+impl Waiting {
+    /// Nobody waits; `paced` if the peer answers pings.
+    pub(super) fn new(paced: bool) -> Self {
+        Self {
+            closed: false,
+            pong: None,
+            ping: false,
+            replies: VecDeque::new(),
+            control: VecDeque::new(),
+            turns: Schedule::new(),
+            pace: paced.then(Pace::new),
+            puller: None,
+        }
+    }
+
+    /// Who is next; the caller is woken when someone comes. None once the link is closed.
+    pub(super) fn poll_next(&mut self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
+        if self.closed {
+            return Poll::Ready(None);
+        }
+        if let Some(number) = self.pong.take() {
+            return Poll::Ready(Some(Next::Frame(Body::Pong(number))));
+        }
+        if self.ping || self.pace.as_ref().is_some_and(Pace::ping_due) {
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        if let Some(frame) = self.replies.pop_front() {
+            return Poll::Ready(Some(Next::Reply(frame)));
+        }
+        if let Some(session) = self.control.pop_front() {
+            return Poll::Ready(Some(Next::Control(session)));
+        }
+        let small_only = self.pace.as_mut().is_some_and(Pace::is_capped);
+        let longest = self.longest_frame();
+        if let Some(turn) = self.turns.next(small_only) {
+            return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
+        }
+        if small_only && self.turns.has_bulk() && self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        if !self.puller.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            self.puller = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn ping(&mut self, now: Instant) -> Next {
+        self.ping = false;
+        Next::Frame(Body::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
+    }
+
+    pub(super) fn longest_frame(&self) -> usize {
+        self.pace.as_ref().map_or(PLAIN_FRAME, Pace::longest_frame)
+    }
+
+    pub(super) fn wake(&mut self) {
+        if let Some(puller) = self.puller.take() {
+            puller.wake();
+        }
+    }
+}
+
+/// Longest data frame to a plain peer, whose queues count frames.
+const PLAIN_FRAME: usize = 16 * 1024;

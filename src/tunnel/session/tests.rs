@@ -1,0 +1,56 @@
+//! Sessions and the links that count them as members.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Shared;
+use super::end::End;
+use super::end::LinkId;
+use crate::names::{Instance, SessionId};
+use crate::telemetry::Metrics;
+use crate::tunnel::budget::Budget;
+use crate::tunnel::frame::{Category, Code, Refusal};
+use crate::tunnel::outbox::Outbox;
+use crate::tunnel::recv::{RecvHalf, Windows};
+use crate::tunnel::send::SendHalf;
+use crate::tunnel::table::{Limits, Table};
+
+fn table() -> Arc<Table> {
+    let limits = Limits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+    Table::new(Instance::from_bits(1), limits, Metrics::edge())
+}
+
+fn link(id: u64) -> Arc<Outbox> {
+    Outbox::new(LinkId(id), "node1".parse().unwrap(), true)
+}
+
+fn opener(table: &Arc<Table>) -> Arc<Shared> {
+    let budget = Budget::new(1 << 20);
+    let halves = (SendHalf::new(budget.share()), RecvHalf::new(WINDOWS, budget.claim(1000).unwrap()));
+    let end = End::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
+    let (id, node) = (SessionId::random(), "node1".parse().unwrap());
+    Shared::new(id, Category::Ssh, node, Arc::downgrade(table), end, None)
+}
+
+#[tokio::test]
+async fn a_session_that_is_over_joins_no_link() {
+    let (table, link) = (table(), link(1));
+    let session = opener(&table);
+    session.reset(Refusal::new(Code::GivenUp, "enough"));
+    session.ask(&link);
+    assert_eq!(link.sessions(), 0);
+}
+
+#[tokio::test]
+async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
+    let (table, alive, dead) = (table(), link(1), link(2));
+    let gone = Refusal::new(Code::GivenUp, "gone");
+    assert!(table.link_ended(&dead, &gone, tokio::time::Instant::now()).is_empty());
+    let session = opener(&table);
+    session.ask(&alive);
+    assert_eq!(alive.sessions(), 1);
+    session.ask(&dead);
+    assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
+}
+
+const WINDOWS: Windows = Windows { start: 1000, max: 4000 };

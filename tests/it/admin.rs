@@ -1,0 +1,67 @@
+//! What the admin ports of a running pod and edge say.
+
+use crate::support::clients::{ask, echoed, get};
+use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use crate::support::{targets, wait_until};
+
+#[tokio::test]
+async fn a_pods_pages_show_its_nodes_and_its_sessions() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    assert_eq!(get(pod.pod.log, "/cloud/healthz").await.body, "[]\n");
+    let _edge = edge(&place, &pod, "node1").await;
+    assert_eq!(get(pod.pod.log, "/cloud/healthz").await.body, "[node1]\n");
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
+    let metrics_at = pod.pod.metrics_at.unwrap();
+    for at in [pod.pod.log, metrics_at] {
+        let page = get(at, "/metrics").await;
+        for line in [
+            "tunnel_cloud_nodes{kubernetes_namespace=\"\",kubernetes_pod_name=\"\"} 1",
+            "tunnel_links 1",
+            "tunnel_sessions{front=\"ssh\"} 1",
+            "tunnel_up_bytes_total 5",
+            "tunnel_down_bytes_total 5",
+        ] {
+            assert!(page.body.lines().any(|l| l == line), "{line} is not in\n{}", page.body);
+        }
+        for path in ["/livez", "/readyz"] {
+            assert_eq!(get(at, path).await.status, 200, "{path}");
+        }
+    }
+    assert_eq!(get(metrics_at, "/cloud/healthz").await.status, 404);
+    assert_eq!(get(pod.pod.log, "/edge/healthz").await.status, 404);
+    drop(client);
+    pod.forgets_all().await;
+    let page = get(pod.pod.log, "/metrics").await.body;
+    assert!(page.contains("tunnel_sessions{front=\"ssh\"} 0\n"), "{page}");
+    assert!(page.contains("tunnel_sessions_ended_total{front=\"ssh\",result=\"over\"} 1\n"), "{page}");
+}
+
+#[tokio::test]
+async fn an_edges_pages_tell_whether_it_is_linked() {
+    let place = Place::new();
+    let nothing = targets::nothing().await;
+    let lost = start_edge(&place.edge("node1", nothing, ""));
+    let log = lost.log.unwrap();
+    assert_eq!(get(log, "/livez").await.status, 200);
+    assert_eq!(get(log, "/readyz").await.status, 503);
+    assert_eq!(get(log, "/edge/healthz").await.status, 500);
+
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node2").await;
+    let log = edge.log.unwrap();
+    wait_until("it knows that it is linked", || edge.metrics.links.get() == 1).await;
+    assert_eq!(get(log, "/edge/healthz").await.status, 200);
+    assert_eq!(get(log, "/readyz").await.body, "ok\n");
+    assert!(get(log, "/metrics").await.body.contains("tunnel_links 1\n"));
+}
+
+#[tokio::test]
+async fn the_log_level_is_set_where_there_is_one() {
+    let pod = TestPod::start(&Place::new());
+    let put = "PUT /debug/flags/v HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
+    let answer = ask(pod.pod.log, put).await;
+    assert_eq!(answer.status, 400, "this pod was started without a level: {answer:?}");
+    assert_eq!(get(pod.pod.log, "/debug/flags/v").await.status, 406);
+}

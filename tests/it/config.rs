@@ -1,0 +1,143 @@
+//! Programs started from texts that people have: SuperEdge's spelling, and the environment.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tunnel::cloud::Pod;
+use tunnel::config::cloud::Cloud;
+use tunnel::config::edge::Edge as Settings;
+use tunnel::config::{Environment, Secret};
+use tunnel::edge::Edge;
+
+use crate::support::clients::{echoed, head};
+use crate::support::programs::{NAME, Place, TOKEN, TestPod, at};
+use crate::support::{beside, soon, targets};
+
+#[tokio::test]
+async fn superedges_spelling_starts_a_pod_and_an_edge() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let dir = place.path().display();
+    let cloud = format!(
+        r#"
+[mode]
+[mode.cloud]
+[mode.cloud.stream]
+[mode.cloud.stream.server]
+grpcport = 0
+logport = 0
+metricsport = 0
+key = "{dir}/cloud.key"
+cert = "{dir}/cloud.crt"
+tokenfile = "{dir}/token"
+[mode.cloud.stream.dns]
+configmap = "tunnel-nodes"
+hosts = "/etc/tunnel/nodes/hosts"
+service = "tunnel-cloud"
+debug = true
+[mode.cloud.tls]
+tls_min_version = "VersionTLS12"
+tls_cipher_suites = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
+[mode.cloud.ssh]
+port = 0
+[mode.cloud.egress]
+port = 8000
+"#
+    );
+    let (settings, warnings) = Cloud::read(&cloud, &Environment::default()).unwrap();
+    assert!(!warnings.is_empty(), "what is not served is named");
+    let pod = Pod::start(settings, None).unwrap();
+    let ports = [pod.grpc, pod.ssh.unwrap(), pod.log, pod.metrics_at.unwrap()];
+    assert!(ports.iter().all(|at| at.ip().is_unspecified() && at.port() != 0), "{ports:?}");
+
+    let edge = format!(
+        r#"
+[mode]
+[mode.edge]
+[mode.edge.stream]
+[mode.edge.stream.client]
+token = "{TOKEN}"
+cert = "{dir}/ca.crt"
+dns = "{NAME}"
+servername = "127.0.0.1:{}"
+logport = 0
+[mode.edge.https]
+cert = "/etc/tunnel/certs/apiserver-kubelet-client.crt"
+key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
+"#,
+        pod.grpc.port()
+    );
+    let env = Environment { node_name: Some("node1".into()), ..Environment::default() };
+    let _edge = Edge::start(Settings::read(&edge, &env).unwrap().0, None).unwrap();
+    let pod = TestPod { connect: ([127, 0, 0, 1], pod.ssh.unwrap().port()).into(), pod };
+    pod.has("node1").await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn an_edge_dials_through_the_proxy_of_its_environment() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let grpc = pod.pod.grpc;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = listener.local_addr().unwrap();
+    let (told, mut tells) = tokio::sync::mpsc::channel(1);
+    beside(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        told.send(head(&mut socket).await).await.unwrap();
+        let mut onward = TcpStream::connect(grpc).await.unwrap();
+        socket.write_all(b"HTTP/1.1 200 OK\r\nVia: a proxy\r\n\r\n").await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut socket, &mut onward).await;
+    });
+    let env = Environment {
+        https_proxy: Some(Secret::new(format!("http://user:pass%20word@{proxy}"))),
+        no_proxy: Some("other.test".into()),
+        ..Environment::default()
+    };
+    // A name that only the proxy can resolve.
+    let text = place.edge("node1", format!("{NAME}:9000"), "");
+    let _edge = Edge::start(Settings::read(&text, &env).unwrap().0, None).unwrap();
+    let asked = soon("a request to the proxy", tells.recv()).await.unwrap();
+    assert!(asked.starts_with("CONNECT cloud.test:9000 HTTP/1.1\r\nHost: cloud.test:9000\r\n"), "{asked}");
+    assert!(asked.contains("\r\nProxy-Authorization: Basic dXNlcjpwYXNzIHdvcmQ=\r\n"), "{asked}");
+    pod.has("node1").await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn a_port_that_was_asked_for_and_cannot_be_had_starts_nothing() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = taken.local_addr().unwrap();
+    let text = place.cloud("").replace(
+        "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"",
+        &format!("[mode.cloud.ssh]\nlisten = \"{at}\""),
+    );
+    let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
+    let failed = format!("{:#}", Pod::start(settings, None).unwrap_err());
+    assert!(failed.contains("mode.cloud.ssh.listen") && failed.contains(&at.to_string()), "{failed}");
+    drop(taken);
+
+    std::fs::remove_file(place.path().join("cloud.key")).unwrap();
+    let (settings, _) = Cloud::read(&place.cloud(""), &Environment::default()).unwrap();
+    let failed = format!("{:#}", Pod::start(settings, None).unwrap_err());
+    assert!(failed.contains("cloud.key"), "{failed}");
+}
+
+#[tokio::test]
+async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
+    let place = Place::new();
+    place.file("mine", &format!("{TOKEN}\n"));
+    let banner = targets::serve_at("[::1]:0", |mut socket| async move {
+        let _ = socket.write_all(b"over IPv6").await;
+    })
+    .await;
+    let pod = TestPod::start(&place);
+    let token_file = format!("token_file = \"{}/mine\"", place.path().display());
+    let text = place.edge("node1", pod.pod.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
+    let _edge = Edge::start(Settings::read(&text, &Environment::default()).unwrap().0, None).unwrap();
+    pod.has("node1").await;
+    // The node's own name is tried on 127.0.0.1 and on [::1].
+    let mut client = pod.open(&at("node1", banner)).await;
+    let mut all = String::new();
+    soon("the banner", client.read_to_string(&mut all)).await.unwrap();
+    assert_eq!(all, "over IPv6");
+}

@@ -1,0 +1,154 @@
+//! Stopping: no new work, old work until the deadline, the links last.
+
+use std::future::pending;
+use std::net::SocketAddr;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tunnel::drain::Drained;
+use tunnel::names::Instance;
+
+use crate::support::clients::{echoed, get, is_reset, rest};
+use crate::support::programs::{Place, TestPod, at, edge, edge_with};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until};
+
+async fn is_closed(at: SocketAddr) {
+    soon("a closed port", async { while TcpStream::connect(at).await.is_ok() {} }).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    let (log, connect, grpc) = (pod.pod.log, pod.connect, pod.pod.grpc);
+    let (metrics, table) = (pod.pod.metrics.clone(), pod.pod.table.clone());
+    assert_eq!(get(log, "/readyz").await.status, 200);
+    let stopped = beside(pod.pod.stop(pending()));
+    is_closed(connect).await;
+    let page = get(log, "/readyz").await;
+    assert_eq!((page.status, page.body.as_str()), (503, "running: stopping\n"));
+    assert_eq!(get(log, "/livez").await.status, 200);
+    assert!(!stopped.is_finished());
+    echoed(&mut client, "while it stops").await;
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"");
+    drop(client);
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert!(table.is_empty());
+    assert_eq!(metrics.sessions.ended("ssh", "over"), 1);
+    assert_eq!(metrics.links.get(), 0);
+    is_closed(log).await;
+    is_closed(grpc).await;
+    wait_until("the edge has noticed", || edge.metrics.links.get() == 0).await;
+}
+
+#[tokio::test]
+async fn a_pods_deadline_cuts_what_still_runs() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
+    let edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    let begun = Instant::now();
+    let stopped = beside(pod.pod.stop(pending()));
+    let ended = rest_or_reset(&mut client).await;
+    assert!(ended.is_err() && begun.elapsed().as_secs() == 7, "{ended:?} after {:?}", begun.elapsed());
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
+    wait_until("the edge has let go", || edge.table.is_empty()).await;
+}
+
+async fn rest_or_reset(client: &mut TcpStream) -> std::io::Result<usize> {
+    tokio::io::AsyncReadExt::read_to_end(client, &mut Vec::new()).await
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_pod_at_once() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    let begun = Instant::now();
+    let (signal, second) = tokio::sync::oneshot::channel();
+    let connect = pod.connect;
+    let stopped = beside(pod.pod.stop(async { drop(second.await) }));
+    is_closed(connect).await;
+    signal.send(()).unwrap();
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Cut(1));
+    is_reset(&mut client).await;
+    assert!(begun.elapsed().as_secs() < 5, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_takes_no_new_links() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    let (connect, grpc) = (pod.connect, pod.pod.grpc);
+    let stopped = beside(pod.pod.stop(pending()));
+    is_closed(connect).await;
+    let refused = peer::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
+    assert_eq!((refused.code(), refused.message()), (tonic::Code::Unavailable, "this pod is stopping"));
+    drop(client);
+    soon("the pod's end", stopped).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    let log = edge.log.unwrap();
+    let stopped = beside(edge.stop(pending()));
+    let asked = async {
+        loop {
+            let answer = pod.ask("node1:1").await;
+            if answer.status == 503 {
+                break answer;
+            }
+        }
+    };
+    assert_eq!(soon("a refusal", asked).await.phrase, "node node1: the edge is stopping");
+    let page = get(log, "/readyz").await;
+    assert_eq!((page.status, page.body.as_str()), (503, "running: stopping\n"));
+    echoed(&mut client, "while it stops").await;
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"");
+    drop(client);
+    assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
+    wait_until("the pod has noticed", || pod.link("node1").is_none()).await;
+    is_closed(log).await;
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    assert_eq!(soon("the edge's end", edge.stop(pending())).await, Drained::Cut(1));
+    is_reset(&mut client).await;
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn programs_without_work_stop_at_once() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let begun = Instant::now();
+    assert_eq!(edge.stop(pending()).await, Drained::Finished);
+    assert_eq!(pod.pod.stop(pending()).await, Drained::Finished);
+    assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
+}

@@ -1,0 +1,289 @@
+//! Peers that break the rules: it costs them their session or their link, and nobody else anything.
+
+use bytes::Bytes;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tunnel::names::{Instance, SessionId};
+use tunnel::tunnel::Code;
+use tunnel::tunnel::codec::{StreamMsg, encode};
+use tunnel::tunnel::frame::Word;
+
+use crate::support::call::Call;
+use crate::support::clients::{echoed, is_reset};
+use crate::support::peer::ScriptedPod;
+use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge, target};
+use crate::support::{hurry, peer, soon, targets, wait_until};
+
+/// A hostile edge `bad` and an honest one `node1`.
+async fn both(place: &Place, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
+    (peer::link(place, pod, "bad", Some(Instance::random())).await, edge(place, pod, "node1").await)
+}
+
+/// Opens a session to a scripted edge, which accepts it.
+async fn accepted(pod: &TestPod, edge: &mut Call) -> (TcpStream, SessionId) {
+    let accept = async {
+        let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+        edge.say(id, Word::Opened { limit: 1000, epoch, instance: None }).await;
+        id
+    };
+    tokio::join!(pod.open("bad:22"), accept)
+}
+
+#[tokio::test]
+async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let (mut bad, _edge) = both(&place, &pod).await;
+    for _ in 0..5000 {
+        bad.say(SessionId::random(), Word::Data("x".into())).await;
+    }
+    let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
+    wait_until("all are counted", || unknown() == 5000).await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    accepted(&pod, &mut bad).await;
+}
+
+#[tokio::test]
+async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
+    let word = bad.message(SessionId::random(), Word::Finish { total: 1 });
+    let dropped = |cause| pod.pod.metrics.frames_dropped.counted(cause);
+    for (message, cause) in [
+        (StreamMsg { r#type: "no such type".into(), ..word.clone() }, "unknown_type"),
+        (StreamMsg { category: "no such category".into(), ..word.clone() }, "unknown_type"),
+        (StreamMsg { category: "stream".into(), r#type: "find".into(), ..word.clone() }, "unknown_type"),
+        (StreamMsg { topic: "no id".into(), ..word.clone() }, "bad_session_id"),
+        (StreamMsg { data: Bytes::from_static(b"\xff\xff"), ..word.clone() }, "bad_field"),
+        (StreamMsg { node: "node1".into(), ..word.clone() }, "wrong_node"),
+    ] {
+        let before = dropped(cause);
+        bad.send(message).await;
+        wait_until(cause, || dropped(cause) == before + 1).await;
+    }
+    accepted(&pod, &mut bad).await;
+}
+
+#[tokio::test]
+async fn opens_without_end_are_refused_and_take_no_room_from_others() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
+    let (mut bad, _edge) = both(&place, &pod).await;
+    let open = |target: &str| Word::Open {
+        target: target.parse().unwrap(),
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+    };
+    // It does not read the answers meanwhile.
+    for _ in 0..20_000 {
+        bad.say(SessionId::random(), open("node1:22")).await;
+    }
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    assert!((500..=1001).contains(&pod.pod.table.len()), "{}", pod.pod.table.len());
+    let (_, answer) = bad.word().await;
+    assert!(
+        matches!(&answer, Word::Refused { refusal, .. } if refusal.code == Code::NotAllowed),
+        "{answer:?}"
+    );
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    drop(bad);
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn an_edge_survives_a_pod_that_opens_without_end() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let mut bad = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
+    let mut call = bad.call().await;
+    call.answer(Some(Instance::random()));
+    let open = Word::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new() };
+    for _ in 0..500 {
+        call.say(SessionId::random(), open.clone()).await;
+    }
+    let (mut opened, mut refused) = (0, 0);
+    while opened + refused < 500 {
+        match call.word().await.1 {
+            Word::Opened { .. } => opened += 1,
+            Word::Refused { refusal, .. } if refusal.code == Code::Busy => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    // 16 windows of 32 KiB, 32 of 8 KiB and 128 of 2 KiB are 1 MiB.
+    assert_eq!((opened, edge.table.len()), (176, 176));
+    assert!(edge.table.memory().0 <= 1 << 20);
+}
+
+#[tokio::test]
+async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
+    let (mut victim, id) = accepted(&pod, &mut bad).await;
+    let (mut other, other_id) = accepted(&pod, &mut bad).await;
+    bad.say(id, Word::Data(vec![0; 1 << 20].into())).await;
+    let (about, reset) = bad.word().await;
+    let Word::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
+    assert_eq!((about, refusal.code), (id, Code::Violation), "{refusal:?}");
+    is_reset(&mut victim).await;
+    bad.say(other_id, Word::Data("still here".into())).await;
+    let mut text = [0; 10];
+    soon("the neighbour's bytes", other.read_exact(&mut text)).await.unwrap();
+    assert_eq!(&text, b"still here");
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "violation"), 1);
+}
+
+#[tokio::test]
+async fn wrong_offsets_reset_the_session() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
+    for word in [
+        Word::Finish { total: 7 },
+        Word::Finish { total: u64::MAX },
+        Word::Credit { received: 7, limit: 7 },
+        Word::Credit { received: u64::MAX, limit: u64::MAX },
+    ] {
+        let (mut client, id) = accepted(&pod, &mut bad).await;
+        bad.say(id, word.clone()).await;
+        let (about, reset) = bad.word().await;
+        let violation = matches!(&reset, Word::Reset { refusal, .. } if refusal.code == Code::Violation);
+        assert!(about == id && violation, "{word:?}: {reset:?}");
+        is_reset(&mut client).await;
+    }
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_long_ends_the_link_and_not_the_pod() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let (mut bad, _edge) = both(&place, &pod).await;
+    bad.say(SessionId::random(), Word::Data(vec![0; 5 << 20].into())).await;
+    bad.ends().await;
+    wait_until("the link's end is counted", || pod.pod.metrics.links_ended.counted("bad_stream") == 1).await;
+    assert!(pod.link("bad").is_none());
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_messages_end_the_link_and_not_the_pod() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let word = StreamMsg { category: "\u{0}".repeat(100), ..StreamMsg::default() };
+    let mut broken = encode(word).to_bytes().to_vec();
+    broken[6] = 0xff;
+    for bytes in [broken, vec![1, 0, 0, 0, 0], vec![0xff; 100]] {
+        let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
+        bad.send_bytes(bytes.into()).await;
+        bad.ends().await;
+        wait_until("the node is gone", || pod.link("bad").is_none()).await;
+    }
+    assert_eq!(pod.pod.metrics.links_ended.counted("bad_stream"), 3);
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn garbage_before_and_after_tls_is_closed() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut before = TcpStream::connect(pod.pod.grpc).await.unwrap();
+    before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let _ = soon("its end", before.read_to_end(&mut Vec::new())).await;
+    wait_until("it is counted", || pod.pod.metrics.calls_refused.counted("tls") == 1).await;
+    let mut after = peer::encrypted(&place, pod.pod.grpc).await;
+    after.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let _ = soon("its end", after.read_to_end(&mut Vec::new())).await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+}
+
+#[tokio::test]
+async fn a_thousand_connections_that_never_speak_do_no_harm() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let edge_one = edge(&place, &pod, "node1").await;
+    hurry();
+    let mut silent = Vec::new();
+    for _ in 0..1000 {
+        silent.push(TcpStream::connect(pod.pod.grpc).await.unwrap());
+    }
+    let mut more = TcpStream::connect(pod.pod.grpc).await.unwrap();
+    let _ = soon("the end of one too many", more.read_to_end(&mut Vec::new())).await;
+    let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
+    assert!(refused("too_many_waiting") > 0);
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    wait_until("they are closed", || refused("tls_too_slow") == 1000).await;
+    let edge_two = edge(&place, &pod, "node2").await;
+    echoed(&mut pod.open(&at("node2", echo)).await, "hello").await;
+    for edge in [edge_one, edge_two] {
+        edge_forgets_all(&edge).await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_never_comes_is_not_waited_for() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    hurry();
+    let mut silent = peer::encrypted(&place, pod.pod.grpc).await;
+    let _ = silent.read_to_end(&mut Vec::new()).await;
+    let late = || pod.pod.metrics.calls_refused.counted("no_call_in_time");
+    wait_until("it is counted", || late() == 1).await;
+}
+
+#[tokio::test]
+async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let mut pod = ScriptedPod::start(&place).await;
+    let port = echo.port();
+    let allow = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{port}\"]");
+    let _edge = start_edge(&place.edge("node1", pod.at, &allow));
+    let mut call = pod.call().await;
+    call.answer(Some(Instance::random()));
+    let elsewhere =
+        ["10.0.0.1:80", "[::ffff:10.0.0.1]:80", "[::10.0.0.1]:80", "[fe80::1]:22", "169.254.169.254:80"];
+    let wrong_port = ["127.0.0.1:1", "localhost:1", "LocalHost.:1", "node1:1", "[::ffff:127.0.0.1]:1"];
+    let other_loopback = [format!("[::1]:{port}"), format!("0.0.0.0:{port}"), format!("[::]:{port}")];
+    let forbidden = elsewhere.into_iter().chain(wrong_port).chain(other_loopback.iter().map(String::as_str));
+    for text in forbidden {
+        assert_eq!(open(&mut call, text).await, Some(Code::NotAllowed), "{text}");
+    }
+    for host in
+        ["127.0.0.1", "localhost", "LOCALHOST", "localhost.", "NODE1", "[::ffff:127.0.0.1]", "127.1.2.3"]
+    {
+        // All but the last are where the target listens; there it is allowed, and nothing answers.
+        let answer = open(&mut call, &format!("{host}:{port}")).await;
+        let expected = (host == "127.1.2.3").then_some(Code::TargetRefused);
+        assert_eq!(answer, expected, "{host}");
+    }
+}
+
+#[tokio::test]
+async fn the_default_policy_is_this_machine_and_nothing_else() {
+    let (place, echo) = (Place::new(), targets::serve_at("[::1]:0", targets::echo_one).await);
+    let mut pod = ScriptedPod::start(&place).await;
+    let _edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut call = pod.call().await;
+    call.answer(Some(Instance::random()));
+    for text in [echo.to_string(), format!("localhost:{}", echo.port()), format!("node1:{}", echo.port())] {
+        assert_eq!(open(&mut call, &text).await, None, "{text}");
+    }
+    for text in ["192.0.2.1:80", "[2001:db8::1]:80", "[::ffff:192.0.2.1]:80", "169.254.169.254:80"] {
+        assert_eq!(open(&mut call, text).await, Some(Code::NotAllowed), "{text}");
+    }
+}
+
+/// Opens a session at an edge. Why it refuses, if it does.
+async fn open(call: &mut Call, text: &str) -> Option<Code> {
+    let id = SessionId::random();
+    call.say(id, Word::Open { target: target(text), limit: 1, epoch: 1, client: String::new() }).await;
+    match call.word().await.1 {
+        Word::Opened { .. } => None,
+        Word::Refused { refusal, .. } => Some(refusal.code),
+        other => panic!("{other:?}"),
+    }
+}

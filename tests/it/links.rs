@@ -1,0 +1,227 @@
+//! Who may link, and whose link it is when several come.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tonic::Code as Grpc;
+use tunnel::edge::Edge;
+use tunnel::names::Instance;
+use tunnel::tunnel::extension::from_message;
+use tunnel::tunnel::frame::Body;
+
+use crate::certificates::Authority;
+use crate::support::clients::{echoed, get, open};
+use crate::support::line::Line;
+use crate::support::programs::{NAME, Place, TOKEN, TestPod, at, edge, start_edge};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
+
+/// What an edge that is not ready says of it.
+async fn not_ready(edge: &Edge, because: &str) {
+    let log = edge.log.unwrap();
+    let mut last = String::new();
+    let ask = async {
+        loop {
+            let page = get(log, "/readyz").await;
+            assert_eq!(page.status, 503, "{page:?}");
+            last = page.body;
+            if last.contains(because) {
+                break;
+            }
+            sleep(BETWEEN).await;
+        }
+    };
+    let found = tokio::time::timeout(crate::support::PATIENCE, ask).await;
+    assert!(found.is_ok(), "want {because:?}, is {last:?}");
+    assert_eq!(get(log, "/edge/healthz").await.status, 500);
+}
+
+async fn is_ready(edge: &Edge) {
+    let ask = async {
+        while get(edge.log.unwrap(), "/readyz").await.status != 200 {
+            sleep(BETWEEN).await;
+        }
+    };
+    soon("readiness", ask).await;
+}
+
+/// Between two looks at a page.
+const BETWEEN: Duration = Duration::from_millis(20);
+
+#[tokio::test]
+async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "wrong"));
+    not_ready(&edge, "link: the cloud refused: invalid token (Unauthenticated)").await;
+    assert!(pod.pod.registry.nodes().is_empty());
+    assert!(pod.pod.metrics.calls_refused.counted("token") > 0);
+}
+
+#[tokio::test]
+async fn an_edge_believes_only_its_own_authority() {
+    let (place, other) = (Place::new(), tempfile::tempdir().unwrap());
+    let pod = TestPod::start(&place);
+    let strange = Authority::new().write(other.path(), &[NAME]).ca;
+    let text = place.edge("node1", pod.pod.grpc, "");
+    let edge = start_edge(&text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap()));
+    not_ready(&edge, "TLS with the cloud as \"cloud.test\" failed").await;
+    assert!(pod.pod.registry.nodes().is_empty());
+}
+
+#[tokio::test]
+async fn an_edge_wants_the_name_that_it_was_told() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(NAME, "other.test"));
+    not_ready(&edge, "TLS with the cloud as \"other.test\" failed").await;
+    assert!(pod.pod.registry.nodes().is_empty());
+}
+
+#[tokio::test]
+async fn a_changed_token_file_counts_for_who_comes_next() {
+    let place = Place::new();
+    place.file("token", "default:another");
+    let pod = TestPod::start(&place);
+    hurry();
+    let edge = start_edge(&place.edge("node1", pod.pod.grpc, ""));
+    not_ready(&edge, "invalid token").await;
+    place.file("token", &format!("default:{TOKEN}"));
+    wait_within(4 * crate::support::PATIENCE, "the edge is let in", || pod.link("node1").is_some()).await;
+    place.file("token", "default:another");
+    wait_refused(&place, &pod).await;
+    assert!(pod.link("node1").is_some(), "whoever is linked stays");
+    std::fs::remove_file(place.path().join("token")).unwrap();
+    wait_refused(&place, &pod).await;
+}
+
+async fn wait_refused(place: &Place, pod: &TestPod) {
+    let refused = async {
+        loop {
+            match peer::try_link(place, pod.pod.grpc, "node2", Some(Instance::random())).await {
+                Err(status) => break assert_eq!(status.code(), Grpc::Unauthenticated),
+                Ok(_) => sleep(BETWEEN).await,
+            }
+        }
+    };
+    soon("a refusal", refused).await;
+}
+
+#[tokio::test]
+async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
+    let place = Place::new();
+    place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
+    let pod = TestPod::start(&place);
+    let refused = peer::try_link(&place, pod.pod.grpc, "node1", None).await.err().unwrap();
+    assert_eq!((refused.code(), refused.message()), (Grpc::Unauthenticated, "invalid token"));
+    peer::link(&place, &pod, "node2", None).await;
+    let own = place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "itsown");
+    let _edge = start_edge(&own);
+    pod.has("node1").await;
+}
+
+#[tokio::test]
+async fn a_second_link_of_one_process_replaces_the_first_at_once() {
+    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let pod = TestPod::start(&place);
+    let mut first = peer::link(&place, &pod, "node1", instance).await;
+    let old = pod.has("node1").await;
+    let _second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
+    first.ends().await;
+    wait_until("the old one's end is over", || pod.pod.metrics.links.get() == 1).await;
+    let new = pod.link("node1").expect("the old one's end leaves the new one alone");
+    assert!(new.outbox.id != old.outbox.id && !new.outbox.is_closed());
+    assert_eq!(pod.pod.metrics.nodes.get(), 1);
+}
+
+#[tokio::test]
+async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let old = pod.has("node1").await;
+    let refused =
+        peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.err().unwrap();
+    assert_eq!(refused.code(), Grpc::AlreadyExists);
+    assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
+    assert_eq!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+
+    let newcomer = start_edge(&place.edge("node1", pod.pod.grpc, ""));
+    not_ready(&newcomer, &format!("node node1 is linked from {}", old.from)).await;
+    is_ready(&edge).await;
+}
+
+#[tokio::test]
+async fn a_frozen_link_is_replaced_after_two_seconds() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let frozen = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    let old = pod.has("node1").await;
+    hurry();
+    let begun = Instant::now();
+    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
+    assert_eq!(begun.elapsed().as_secs(), 2);
+    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+        .await;
+    assert!(old.outbox.is_closed());
+    drop(frozen);
+}
+
+#[tokio::test]
+async fn a_plain_link_gives_way_at_once() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut plain = peer::link(&place, &pod, "node1", None).await;
+    let old = pod.has("node1").await;
+    hurry();
+    let begun = Instant::now();
+    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
+    wait_until("the old one is closed", || old.outbox.is_closed()).await;
+    assert!(begun.elapsed().as_secs() < 1);
+    plain.ends().await;
+    assert_ne!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
+}
+
+#[tokio::test]
+async fn a_silent_link_is_pinged_and_given_up() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    hurry();
+    let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    let begun = Instant::now();
+    let ping = silent.next().await.unwrap();
+    let Body::Ping(number) = from_message(ping, &silent.node).unwrap().body else { panic!("a ping") };
+    assert!(number.is_some() && begun.elapsed().as_secs() == 5, "{:?}", begun.elapsed());
+    while silent.next().await.is_some() {}
+    assert_eq!(begun.elapsed().as_secs(), 15);
+    wait_until("the node is gone", || pod.pod.registry.nodes().is_empty()).await;
+    assert_eq!(pod.pod.metrics.links_ended.counted("silent"), 1);
+}
+
+#[tokio::test]
+async fn a_link_that_answers_its_pings_stays() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    hurry();
+    let mut idle = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    let link = pod.has("node1").await;
+    let begun = Instant::now();
+    beside(async move { idle.ends().await });
+    wait_within(4 * crate::support::PATIENCE, "a minute is over", || begun.elapsed().as_secs() >= 16).await;
+    assert_eq!(pod.link("node1").unwrap().outbox.id, link.outbox.id);
+}
+
+#[tokio::test]
+async fn an_edge_whose_line_is_cut_is_back_at_once() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    let old = pod.has("node1").await;
+    is_ready(&edge).await;
+    line.reset();
+    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+        .await;
+    echoed(&mut open(pod.connect, &at("node1", echo)).await, "hello").await;
+    is_ready(&edge).await;
+}

@@ -1,0 +1,266 @@
+//! Peers that speak SuperEdge's words only, message by message.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
+use tunnel::tunnel::codec::StreamMsg;
+
+use crate::support::call::Call;
+use crate::support::clients::{echoed, is_reset, rest};
+use crate::support::peer::ScriptedPod;
+use crate::support::programs::{Place, TestPod, edge_forgets_all, start_edge};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until};
+
+/// Opens a session to a plain edge, which accepts it.
+async fn accepted(pod: &TestPod, edge: &mut Call) -> (tokio::net::TcpStream, String) {
+    let accept = async {
+        let asked = edge.hears().await;
+        assert_eq!((asked.r#type.as_str(), asked.addr.as_str()), ("connecting", "127.0.0.1:22"));
+        edge.plainly("connected", &asked.topic, "").await;
+        asked.topic
+    };
+    tokio::join!(pod.open("node1:22"), accept)
+}
+
+#[tokio::test]
+async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    assert!(edge.headers.contains_key("tunnel-instance"), "a pod names itself to everybody");
+    let ask = async {
+        let asked = edge.hears().await;
+        let expected =
+            edge.plain("connecting", &asked.topic, "CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n\r\n".into());
+        assert_eq!(asked, StreamMsg { addr: "127.0.0.1:22".into(), ..expected });
+        edge.plainly("connected", &asked.topic, "").await;
+        asked.topic
+    };
+    let (mut client, topic) = tokio::join!(pod.open("node1:22"), ask);
+    client.write_all(b"hello").await.unwrap();
+    assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
+    edge.plainly("tcp-forward", &topic, "wor").await;
+    edge.plainly("tcp-forward", &topic, "ld").await;
+    edge.plainly("closed", &topic, "EOF").await;
+    assert_eq!(rest(&mut client).await, b"world");
+    client.shutdown().await.unwrap();
+    pod.forgets_all().await;
+    // What still comes is answered as SuperEdge does, so that the far end lets go as well.
+    edge.plainly("tcp-forward", &topic, "late").await;
+    let gone = edge.plain("closed", &topic, "msg cannot be forwarded due to disconnection".into());
+    assert_eq!(edge.hears().await, gone);
+}
+
+#[tokio::test]
+async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    for (reason, status) in [
+        ("dial tcp 127.0.0.1:22: connect: connection refused", 502),
+        ("dial tcp 127.0.0.1:22: i/o timeout", 504),
+        ("dial tcp: lookup x: no such host", 502),
+    ] {
+        let refuse = async {
+            let asked = edge.hears().await;
+            edge.plainly("connect-failed", &asked.topic, reason).await;
+        };
+        let (answer, ()) = tokio::join!(pod.ask("node1:22"), refuse);
+        assert_eq!((answer.status, answer.phrase), (status, format!("node node1: {reason}")));
+    }
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn a_plain_edge_that_never_answers_is_timed_out_and_told() {
+    let place = Place::new();
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let (answer, asked) = tokio::join!(pod.ask("node1:22"), edge.hears());
+    assert_eq!(answer.status, 504, "{answer:?}");
+    let closed = edge.hears().await;
+    assert_eq!((closed.r#type.as_str(), closed.topic), ("closed", asked.topic));
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn a_plain_edges_heartbeat_is_echoed_at_once() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let heartbeat = StreamMsg {
+        node: "node1".into(),
+        category: "stream".into(),
+        r#type: "heartbeat".into(),
+        topic: "node1heartbeat".into(),
+        ..StreamMsg::default()
+    };
+    for _ in 0..3 {
+        edge.send(heartbeat.clone()).await;
+        assert_eq!(soon("the echo", edge.next()).await.unwrap(), heartbeat);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let (mut client, topic) = accepted(&pod, &mut edge).await;
+    client.write_all(b"question").await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(edge.hears().await.data, "question");
+    edge.plainly("tcp-forward", &topic, "answer").await;
+    edge.plainly("closed", &topic, "EOF").await;
+    assert_eq!(rest(&mut client).await, b"answer");
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silence() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let (mut client, topic) = accepted(&pod, &mut edge).await;
+    hurry();
+    let begun = Instant::now();
+    client.shutdown().await.unwrap();
+    // Half a minute, longer than a message is waited for otherwise.
+    let closed = loop {
+        let message = edge.next().await.unwrap();
+        if message.category != "stream" {
+            break message;
+        }
+    };
+    assert_eq!(closed, edge.plain("closed", &topic, "EOF".into()));
+    assert!((30..45).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn sessions_of_a_plain_link_end_with_it() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let (mut client, _) = accepted(&pod, &mut edge).await;
+    drop(edge);
+    is_reset(&mut client).await;
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let (mut slow, slow_topic) = accepted(&pod, &mut edge).await;
+    let (mut neighbour, topic) = accepted(&pod, &mut edge).await;
+    let begun = Instant::now();
+    let flood = async {
+        // More than all buffers on the way hold.
+        for _ in 0..2000 {
+            edge.plainly("tcp-forward", &slow_topic, vec![0; 16 * 1024]).await;
+        }
+        edge.plainly("tcp-forward", &topic, "for the neighbour").await;
+    };
+    let mut text = [0; 17];
+    let (read, ()) = tokio::join!(soon("the neighbour's bytes", neighbour.read_exact(&mut text)), flood);
+    read.unwrap();
+    assert_eq!(&text, b"for the neighbour");
+    assert!(begun.elapsed().as_secs() < 4, "{:?}", begun.elapsed());
+    let resets = || pod.pod.metrics.resets.counted("plain_reader_too_slow");
+    wait_until("the reset is counted", || resets() == 1).await;
+    assert!(pod.pod.metrics.stalls.get() > 0);
+    let mut all = Vec::new();
+    assert!(soon("its end", slow.read_to_end(&mut all)).await.is_err());
+    edge.plainly("closed", &topic, "EOF").await;
+    drop((slow, neighbour));
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn our_edge_serves_a_plain_pod_that_is_silent_until_it_hears_a_heartbeat() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let mut pod = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut call = pod.call().await;
+    let heartbeat = soon("a heartbeat before any answer", call.next()).await.unwrap();
+    assert_eq!((heartbeat.r#type.as_str(), heartbeat.topic.as_str()), ("heartbeat", "node1heartbeat"));
+    call.answer(None);
+    call.send(heartbeat).await;
+
+    let connecting = call.plain("connecting", "any text", "CONNECT x HTTP/1.1\r\n\r\n\r\n".into());
+    call.send(StreamMsg { addr: echo.to_string(), ..connecting.clone() }).await;
+    assert_eq!(call.hears().await, call.plain("connected", "any text", "".into()));
+    call.plainly("tcp-forward", "any text", "hello").await;
+    assert_eq!(call.hears().await, call.plain("tcp-forward", "any text", "hello".into()));
+    call.plainly("closed", "any text", "EOF").await;
+    edge_forgets_all(&edge).await;
+
+    let nothing = targets::nothing().await;
+    call.send(StreamMsg { addr: nothing.to_string(), topic: "two".into(), ..connecting.clone() }).await;
+    let failed = call.hears().await;
+    assert_eq!((failed.r#type.as_str(), failed.topic.as_str()), ("connect-failed", "two"));
+    assert_eq!(failed.data, format!("{nothing} refused the connection"));
+    call.send(StreamMsg { addr: "no port".into(), topic: "three".into(), ..connecting }).await;
+    assert_eq!(call.hears().await.r#type, "connect-failed");
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before() {
+    let place = Place::new();
+    let target = targets::serve(|mut socket| async move {
+        let _ = socket.write_all(b"last words").await;
+    })
+    .await;
+    let mut pod = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut call = pod.call().await;
+    call.answer(None);
+    let connecting = call.plain("connecting", "t", "".into());
+    call.send(StreamMsg { addr: target.to_string(), ..connecting }).await;
+    assert_eq!(call.hears().await.r#type, "connected");
+    assert_eq!(call.hears().await.data, "last words");
+    hurry();
+    // Half a minute at the most, longer than a message is waited for otherwise.
+    let closed = loop {
+        let message = call.next().await.unwrap();
+        if message.category != "stream" {
+            break message;
+        }
+    };
+    assert_eq!(closed.r#type, "closed");
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn our_edge_sends_a_plain_pod_a_heartbeat_each_minute() {
+    let place = Place::new();
+    let mut pod = ScriptedPod::start(&place).await;
+    let _edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut call = pod.call().await;
+    let first = call.next().await.unwrap();
+    call.answer(None);
+    call.send(first.clone()).await;
+    hurry();
+    let mut last = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(call.next().await.unwrap(), first);
+        assert!((55..70).contains(&last.elapsed().as_secs()), "{:?}", last.elapsed());
+        last = Instant::now();
+        call.send(first.clone()).await;
+    }
+    // The pod is alive, and so is the link.
+    beside(async move { while call.next().await.is_some() {} });
+}
+
+#[tokio::test]
+async fn an_extended_and_a_plain_edge_hang_at_one_pod() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = crate::support::programs::edge(&place, &pod, "node2").await;
+    let mut plain = peer::link(&place, &pod, "node1", None).await;
+    let (_client, _) = accepted(&pod, &mut plain).await;
+    echoed(&mut pod.open(&format!("node2:{}", echo.port())).await, "hello").await;
+    assert_eq!(pod.pod.metrics.nodes.get(), 2);
+}

@@ -1,0 +1,178 @@
+//! Sessions that outlive their links, and those that may not.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
+use tunnel::names::Instance;
+use tunnel::tunnel::Code;
+use tunnel::tunnel::frame::Word;
+
+use crate::support::clients::{echoed, is_reset, rest};
+use crate::support::line::Line;
+use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until};
+
+#[tokio::test]
+async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let (mut from, mut to) = pod.open(&at("node1", echo)).await.into_split();
+    let bytes = targets::pattern(8 << 20);
+    let sent = bytes.clone();
+    let sender = beside(async move {
+        to.write_all(&sent).await.unwrap();
+        to.shutdown().await.unwrap();
+    });
+    let mut back = Vec::new();
+    for cut in 1..=3 {
+        let mut part = vec![0; 2 << 20];
+        soon("the next part", from.read_exact(&mut part)).await.unwrap();
+        back.extend_from_slice(&part);
+        let old = pod.has("node1").await;
+        line.reset();
+        wait_until("there is a new link", || {
+            pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+        })
+        .await;
+        assert_eq!(pod.pod.table.len(), 1, "cut {cut}");
+    }
+    soon("the rest", from.read_to_end(&mut back)).await.unwrap();
+    assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
+    sender.await.unwrap();
+    pod.forgets_all().await;
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn a_session_outlives_a_line_that_falls_silent() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    let old = pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    line.fall_silent();
+    client.write_all(b"lost on the way").await.unwrap();
+    wait_until("there is a new link", || {
+        pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+    })
+    .await;
+    let mut back = [0; 15];
+    soon("the echo", client.read_exact(&mut back)).await.unwrap();
+    assert_eq!(&back, b"lost on the way");
+    echoed(&mut client, "after").await;
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"");
+    drop(client);
+    pod.forgets_all().await;
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.grpc).await;
+    let old = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
+    // As if its process were killed: it can neither speak nor come back.
+    line.fall_silent();
+    let held = line;
+    let _new = edge_after(&place, &pod).await;
+    is_reset(&mut client).await;
+    pod.forgets_all().await;
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "unknown"), 1);
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    drop((old, held));
+}
+
+/// Another process of the same node, once the pod has seen that the old one is dead.
+async fn edge_after(place: &Place, pod: &TestPod) -> tunnel::edge::Edge {
+    let old = pod.link("node1").unwrap();
+    let new = start_edge(&place.edge("node1", pod.pod.grpc, ""));
+    wait_until("the new one is linked", || {
+        pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+    })
+    .await;
+    new
+}
+
+#[tokio::test]
+async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
+    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let pod = TestPod::with(&place, "[mode.cloud.session]\ngrace = \"30s\"");
+    let mut edge = peer::link(&place, &pod, "node1", instance).await;
+    let accept = async {
+        let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+        edge.say(id, Word::Opened { limit: 5, epoch, instance }).await;
+    };
+    let (mut client, ()) = tokio::join!(pod.open("node1:22"), accept);
+    hurry();
+    let begun = Instant::now();
+    drop(edge);
+    let ended = client.read_u8().await;
+    assert_eq!(ended.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(begun.elapsed().as_secs(), 30);
+    pod.forgets_all().await;
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "given_up"), 1);
+}
+
+#[tokio::test]
+async fn a_scripted_edge_resumes_where_it_was() {
+    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let pod = TestPod::start(&place);
+    let mut first = peer::link(&place, &pod, "node1", instance).await;
+    let accept = async {
+        let (id, Word::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
+        first.say(id, Word::Opened { limit: 5, epoch, instance }).await;
+        (id, epoch)
+    };
+    let (mut client, (id, opened)) = tokio::join!(pod.open("node1:22"), accept);
+    client.write_all(b"hello, resume").await.unwrap();
+    let (_, data) = first.word().await;
+    assert_eq!(data, Word::Data("hello".into()), "no byte above the limit");
+    drop(first);
+
+    let mut second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
+    let (again, resume) = second.word().await;
+    let Word::Resume { received: 0, epoch, instance: named, .. } = resume else { panic!("{resume:?}") };
+    assert!(again == id && epoch > opened && named == instance);
+    // Data before the Resumed belongs to an attempt that is over.
+    second.say(id, Word::Data("stale".into())).await;
+    second.say(id, Word::Resumed { received: 2, limit: 100, epoch }).await;
+    assert_eq!(second.word().await, (id, Word::Data("llo, resume".into())));
+    second.say(id, Word::Data("fresh".into())).await;
+    second.say(id, Word::Finish { total: 6 }).await;
+    assert_eq!(rest(&mut client).await, b"fresh");
+    client.shutdown().await.unwrap();
+    assert_eq!(second.word().await, (id, Word::Finish { total: 14 }));
+    second.say(id, Word::Credit { received: 14, limit: 100 }).await;
+    let (_, over) = second.word().await;
+    assert!(matches!(&over, Word::Reset { refusal, .. } if refusal.code == Code::Over), "{over:?}");
+    drop(client);
+    pod.forgets_all().await;
+    assert!(pod.pod.metrics.frames_dropped.counted("out_of_place") >= 1);
+}
+
+#[tokio::test]
+async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    let begun = Instant::now();
+    for cut in 0..9 {
+        line.reset();
+        echoed(&mut client, &format!("cut {cut}")).await;
+    }
+    // Doubling pauses would make it ten seconds.
+    assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
+}

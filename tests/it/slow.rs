@@ -1,0 +1,102 @@
+//! Readers that stall: it costs nobody else time, and the process no more than their windows.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+use crate::support::clients::{echoed, reset};
+use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all};
+use crate::support::{soon, targets, wait_until};
+
+/// A client with so small a buffer that it stalls soon.
+async fn stalled(pod: &TestPod, target: &str) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut client = socket.connect(pod.connect).await.unwrap();
+    client.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
+    crate::support::clients::head(&mut client).await;
+    client
+}
+
+/// Waits until a number stands still for a while, and returns it.
+async fn settled(mut number: impl FnMut() -> u64) -> u64 {
+    let (mut last, mut since) = (number(), Instant::now());
+    wait_until("nothing moves any more", || {
+        let now = number();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        since.elapsed() >= Duration::from_millis(300)
+    })
+    .await;
+    last
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_reader_does_not_stall_its_neighbour() {
+    let (place, echo, fountain) = (Place::new(), targets::echo().await, targets::fountain().await);
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let mut readers = Vec::new();
+    for _ in 0..20 {
+        readers.push(stalled(&pod, &at("node1", fountain)).await);
+    }
+    settled(|| pod.pod.metrics.bytes_down.get()).await;
+    let mut neighbour = pod.open(&at("node1", echo)).await;
+    let begun = Instant::now();
+    for round in 0..200 {
+        echoed(&mut neighbour, &format!("round {round}")).await;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    // Nobody was given more than a window, and what is kept for them stays within what was promised and a little.
+    let ((promised, _), (_, kept)) = (pod.pod.table.memory(), edge.table.memory());
+    assert!(promised <= 21 * (4 << 20) && kept <= 6 << 20, "promised {promised}, kept {kept}");
+    for reader in readers {
+        reset(reader);
+    }
+    drop(neighbour);
+    pod.forgets_all().await;
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_target_does_not_stall_its_neighbour() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let hole = targets::serve(|socket| async move {
+        std::future::pending::<()>().await;
+        drop(socket);
+    })
+    .await;
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let (_from, mut to) = pod.open(&at("node1", hole)).await.into_split();
+    let sends = crate::support::beside(async move { while to.write_all(&[1; 64 * 1024]).await.is_ok() {} });
+    settled(|| edge.metrics.bytes_up.get()).await;
+    let mut neighbour = pod.open(&at("node1", echo)).await;
+    let begun = Instant::now();
+    for round in 0..200 {
+        echoed(&mut neighbour, &format!("round {round}")).await;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(edge.table.memory().0 <= 6 << 20);
+    sends.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
+    let bytes = 32 << 20;
+    let (place, source) = (Place::new(), targets::source(bytes).await);
+    let pod = TestPod::start(&place);
+    let edge = edge(&place, &pod, "node1").await;
+    let mut client = stalled(&pod, &at("node1", source)).await;
+    settled(|| pod.pod.metrics.bytes_down.get()).await;
+    let mut all = Vec::with_capacity(bytes);
+    soon("all of it", client.read_to_end(&mut all)).await.unwrap();
+    assert!(all == targets::pattern(bytes), "{} of {bytes} bytes, or wrong ones", all.len());
+    client.shutdown().await.unwrap();
+    drop(client);
+    pod.forgets_all().await;
+    edge_forgets_all(&edge).await;
+}

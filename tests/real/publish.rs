@@ -1,0 +1,223 @@
+//! Node names resolve: CoreDNS reads what a pod publishes, from a hosts file and from etcd.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::certificates::Files;
+use crate::parts::{free_port, have, kept};
+use crate::process::{PATIENCE, Running, run};
+use crate::tunnel::{Cloud, Edge, Place};
+use crate::wait::wait_until;
+
+/// What the pod says its address is.
+const POD_IP: &str = "127.0.0.77";
+
+#[test]
+fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
+    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&["dig"])) else { return };
+    let place = Place::new();
+    let hosts = place.path().join("hosts");
+    std::fs::write(&hosts, "127.0.0.9 other.nodes.test\n").unwrap();
+    let corefile = format!(
+        ".:{{$PORT}} {{\n bind 127.0.0.1\n hosts {} {{\n ttl 1\n reload 300ms\n no_reverse\n }}\n}}\n",
+        hosts.display()
+    );
+    let dns = Dns::start(&place, &coredns, &corefile);
+    dns.answers("other.nodes.test", "127.0.0.9");
+    let lines = format!("publish = \"hosts\"\nhosts = \"{}\"\n", hosts.display());
+    let mut cloud = cloud(&place, &lines);
+    let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+    edge.process.terminate();
+    edge.process.ends(PATIENCE);
+    dns.answers("node1.nodes.test", "");
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+    cloud.process.terminate();
+    assert!(cloud.process.ends(PATIENCE).success());
+    assert_eq!(std::fs::read_to_string(&hosts).unwrap(), "127.0.0.9 other.nodes.test\n");
+}
+
+#[test]
+fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
+    let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
+    let lines =
+        format!("publish = \"etcd\"\netcd = [\"http://127.0.0.1:{}\", \"{}\"]\n", free_port(), etcd.url);
+    let mut cloud = cloud(&place, &lines);
+    let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+    edge.process.terminate();
+    edge.process.ends(PATIENCE);
+    dns.answers("node1.nodes.test", "");
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+    cloud.process.terminate();
+    assert!(cloud.process.ends(PATIENCE).success());
+    assert_eq!(dns.ask("node1.nodes.test"), "", "withdrawn before the exit");
+}
+
+#[test]
+fn records_of_a_killed_pod_go_with_its_lease_and_those_of_a_living_one_outlast_many() {
+    let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
+    let mut cloud = cloud(&place, &format!("publish = \"etcd\"\netcd = [\"{}\"]\n", etcd.url));
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+    let still = || assert_eq!(dns.ask("node1.nodes.test"), POD_IP, "the lease is kept alive");
+    // Longer than the lease; nothing tells that time has passed but time.
+    let begun = std::time::SystemTime::now();
+    wait_until("20 s pass", PATIENCE * 2, || {
+        still();
+        begun.elapsed().unwrap() > Duration::from_secs(20)
+    });
+    cloud.process.kill();
+    wait_until("the record is gone", Duration::from_secs(25), || dns.ask("node1.nodes.test").is_empty());
+}
+
+#[test]
+fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_makes_the_pod_unready_but_cuts_nothing() {
+    let Some((mut etcd, _dns, place)) = etcd_and_dns(false) else { return };
+    if !have(&["curl"]) {
+        return;
+    }
+    for (path, body) in [
+        ("role/add", r#"{"name":"root"}"#),
+        ("user/add", r#"{"name":"root","password":"r00t"}"#),
+        ("user/grant", r#"{"user":"root","role":"root"}"#),
+        ("enable", "{}"),
+    ] {
+        let said =
+            run("curl", &["-sSf", "-d", body, &format!("{}/v3/auth/{path}", etcd.url)], None, PATIENCE);
+        assert!(said.status.success(), "{path}: {said:?}");
+    }
+    let password = place.path().join("password");
+    std::fs::write(&password, "r00t\n").unwrap();
+    let lines = format!(
+        "publish = \"etcd\"\netcd = [\"{}\"]\netcd_user = \"root\"\netcd_password_file = \"{}\"\n",
+        etcd.url,
+        password.display()
+    );
+    let mut cloud = cloud(&place, &lines);
+    let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    cloud.publishes(1);
+    edge.process.terminate();
+    edge.process.ends(PATIENCE);
+    cloud.publishes(0);
+    cloud.process.says("logging in again");
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    cloud.publishes(1);
+    etcd.process.kill();
+    cloud.is_unready("publisher: etcd at");
+    cloud.has("node1");
+    etcd.restart(&place);
+    cloud.ready();
+    cloud.publishes(1);
+}
+
+#[test]
+fn an_etcd_with_tls_wants_our_certificate_and_shows_its_own() {
+    let Some((etcd, dns, place)) = etcd_and_dns(true) else { return };
+    let Files { ca, cert, key } = &place.files;
+    let lines = format!(
+        "publish = \"etcd\"\netcd = [\"{}\"]\netcd_ca = \"{}\"\netcd_cert = \"{}\"\netcd_key = \"{}\"\n",
+        etcd.url,
+        ca.display(),
+        cert.display(),
+        key.display()
+    );
+    let cloud = cloud(&place, &lines);
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+}
+
+fn cloud(place: &Place, registry: &str) -> Cloud {
+    let registry = format!("[mode.cloud.registry]\nzone = \"nodes.test\"\n{registry}");
+    Cloud::start_with(place, &registry, &[("POD_IP", POD_IP)])
+}
+
+/// CoreDNS on a port of its own.
+struct Dns {
+    process: Running,
+    port: u16,
+}
+
+impl Dns {
+    fn start(place: &Place, program: &Path, corefile: &str) -> Self {
+        let (port, file) = (free_port(), place.path().join("Corefile"));
+        std::fs::write(&file, corefile).unwrap();
+        let mut command = Command::new(program);
+        command.arg("-conf").arg(file).env("PORT", port.to_string());
+        let mut process = Running::start("coredns", place.path(), &mut command);
+        process.says(&format!(":{port}"));
+        Self { process, port }
+    }
+
+    /// The address; empty if there is none.
+    fn ask(&self, name: &str) -> String {
+        let args = format!("@127.0.0.1 -p {} +short +time=1 +tries=1 {name} A", self.port);
+        let said = run("dig", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE);
+        assert!(said.status.success(), "{} {said:?}", self.process.log());
+        said.stdout.trim().to_owned()
+    }
+
+    fn answers(&self, name: &str, address: &str) {
+        wait_until(&format!("{name} is at {address:?}"), PATIENCE, || self.ask(name) == address);
+    }
+}
+
+struct Etcd {
+    process: Running,
+    program: std::path::PathBuf,
+    url: String,
+    peers: u16,
+}
+
+impl Etcd {
+    fn start(place: &Place, program: &Path, tls: bool) -> Self {
+        let scheme = if tls { "https" } else { "http" };
+        let (url, peers) = (format!("{scheme}://127.0.0.1:{}", free_port()), free_port());
+        let process = Self::run(place, program, &url, peers);
+        Self { process, program: program.to_owned(), url, peers }
+    }
+
+    fn restart(&mut self, place: &Place) {
+        self.process = Self::run(place, &self.program, &self.url, self.peers);
+    }
+
+    fn run(place: &Place, program: &Path, url: &str, peers: u16) -> Running {
+        let peers = format!("http://127.0.0.1:{peers}");
+        let mut command = Command::new(program);
+        command.arg("--data-dir").arg(place.path().join("etcd"));
+        command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
+        command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+        command.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
+        // So short that a token is over when the next record goes.
+        command.args(["--auth-token-ttl", "1"]);
+        if url.starts_with("https") {
+            let Files { ca, cert, key } = &place.files;
+            command.arg("--cert-file").arg(cert).arg("--key-file").arg(key);
+            command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);
+        }
+        let mut process = Running::start("etcd", place.path(), &mut command);
+        process.says("ready to serve client requests");
+        process
+    }
+}
+
+fn etcd_and_dns(tls: bool) -> Option<(Etcd, Dns, Place)> {
+    let (etcd, coredns) = (kept("etcd-3.6.16/etcd")?, kept("coredns-1.15.0/coredns")?);
+    if !have(&["dig"]) {
+        return None;
+    }
+    let place = Place::new();
+    let etcd = Etcd::start(&place, &etcd, tls);
+    let url = &etcd.url;
+    let Files { ca, cert, key } = &place.files;
+    let files = format!("tls {} {} {}", cert.display(), key.display(), ca.display());
+    let files = if tls { files } else { String::new() };
+    let corefile = format!(
+        "nodes.test:{{$PORT}} {{\n bind 127.0.0.1\n etcd {{\n path /skydns\n endpoint {url}\n {files}\n }}\n}}\n"
+    );
+    let dns = Dns::start(&place, &coredns, &corefile);
+    Some((etcd, dns, place))
+}

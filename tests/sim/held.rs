@@ -1,0 +1,180 @@
+//! Who holds a session: one task reads, one writes, either may let it go.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::sleep;
+use tunnel::net::Duplex as _;
+use tunnel::tunnel::{Code, Refusal, Session};
+
+use super::chance::{MOST, content};
+use super::owner::Place;
+
+/// One end, shared by its reader and its writer.
+struct Held {
+    session: RefCell<Option<Session>>,
+    number: usize,
+    side: usize,
+    halves: RefCell<usize>,
+    wakers: RefCell<Vec<Waker>>,
+    place: Place,
+}
+
+impl Place {
+    /// Starts both halves of an end.
+    pub(crate) fn hold(&self, session: Session, number: usize, side: usize) {
+        let held = Rc::new(Held {
+            session: RefCell::new(Some(session)),
+            number,
+            side,
+            halves: RefCell::new(2),
+            wakers: RefCell::default(),
+            place: self.clone(),
+        });
+        self.cradle.spawn(format!("reader {number}.{side}"), held.clone().read());
+        self.cradle.spawn(format!("writer {number}.{side}"), held.write());
+    }
+}
+
+impl Held {
+    async fn read(self: Rc<Self>) {
+        let (dice, ledger) = (&self.place.dice, &self.place.ledger);
+        let mut drop_after = self.drop_after();
+        loop {
+            let taken = poll_fn(|cx| match self.session.borrow_mut().as_mut() {
+                Some(session) => session.poll_take(cx).map(Some),
+                None => Poll::Ready(None),
+            });
+            let taken = self.alive(taken).await;
+            match taken.flatten() {
+                None => return,
+                Some(Ok(bytes)) if bytes.is_empty() => {
+                    ledger.ended(self.number, self.side);
+                    break;
+                }
+                Some(Ok(bytes)) => {
+                    ledger.read(self.number, self.side, &bytes);
+                    drop_after = drop_after.map(|left| left.saturating_sub(bytes.len()));
+                }
+                Some(Err(why)) => {
+                    ledger.broken(self.number, self.side, &why);
+                    break;
+                }
+            }
+            if drop_after == Some(0) {
+                return self.let_go();
+            }
+            let rests = self.place.plan.borrow().rests;
+            if dice.one_in(rests) {
+                sleep(dice.time(Duration::from_secs(1))).await;
+            }
+        }
+        self.half_done();
+    }
+
+    async fn write(self: Rc<Self>) {
+        let (dice, ledger) = (&self.place.dice, &self.place.ledger);
+        let (most, calm) = (self.place.plan.borrow().most, self.place.plan.borrow().is_calm());
+        let types = if calm { self.number % 2 == 0 } else { dice.one_in(3) };
+        let total = match (types, calm) {
+            (true, _) => dice.between(0, 900),
+            (false, true) => dice.between(most / 2, most),
+            (false, false) => dice.magnitude(most),
+        };
+        let mut drop_after = self.drop_after();
+        let mut written = 0;
+        while written < total {
+            let largest = if types { 40 } else { 1 << dice.between(if calm { 12 } else { 1 }, 16) };
+            let len = dice.between(1, largest).min(total - written).min(MOST);
+            let mut bytes = content(self.number, self.side, written as u64, len);
+            match self.give(&mut bytes).await {
+                None => return,
+                Some(Ok(())) => {}
+                Some(Err(why)) => {
+                    ledger.broken(self.number, self.side, &why);
+                    return self.half_done();
+                }
+            }
+            written += len;
+            if types {
+                ledger.typed(self.number, self.side, len);
+                let rest = if calm { dice.between(0, 900) } else { dice.magnitude(800) };
+                sleep(Duration::from_millis(rest as u64)).await;
+            }
+            drop_after = drop_after.map(|left| left.saturating_sub(len));
+            if drop_after == Some(0) {
+                return self.let_go();
+            }
+        }
+        if dice.one_in(4) {
+            sleep(dice.time(Duration::from_secs(2))).await;
+        }
+        let finished = self.alive(poll_fn(|cx| match self.session.borrow_mut().as_mut() {
+            Some(session) => {
+                ledger.finished(self.number, self.side);
+                session.poll_finish(cx).map(Some)
+            }
+            None => Poll::Ready(None),
+        }));
+        if finished.await.flatten().is_some() {
+            self.half_done();
+        }
+    }
+
+    /// Gives all of `bytes`. Written is what may arrive: it is said before.
+    async fn give(&self, bytes: &mut Bytes) -> Option<std::io::Result<()>> {
+        self.place.ledger.wrote(self.number, self.side, bytes.len());
+        let given = poll_fn(|cx| match self.session.borrow_mut().as_mut() {
+            Some(session) => session.poll_give(cx, bytes).map(Some),
+            None => Poll::Ready(None),
+        });
+        self.alive(given).await.flatten()
+    }
+
+    /// Runs `work` until it is done, or the other half has let the session go.
+    async fn alive<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = std::pin::pin!(work);
+        poll_fn(|cx| {
+            if self.session.borrow().is_none() {
+                return Poll::Ready(None);
+            }
+            let done = work.as_mut().poll(cx).map(Some);
+            if done.is_pending() {
+                self.wakers.borrow_mut().retain(|waker| !waker.will_wake(cx.waker()));
+                self.wakers.borrow_mut().push(cx.waker().clone());
+            }
+            done
+        })
+        .await
+    }
+
+    /// After how many bytes this half drops the session, if it does.
+    fn drop_after(&self) -> Option<usize> {
+        let plan = self.place.plan.borrow();
+        self.place.dice.one_in(plan.drops).then(|| 1 + self.place.dice.magnitude(plan.most))
+    }
+
+    fn half_done(&self) {
+        *self.halves.borrow_mut() -= 1;
+        if *self.halves.borrow() == 0 {
+            self.let_go();
+        }
+    }
+
+    fn let_go(&self) {
+        let Some(session) = self.session.borrow_mut().take() else { return };
+        self.place.ledger.dropped(self.number, self.side);
+        self.place.ledger.resumed(session.account().resumed);
+        self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.side));
+        if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
+            session.reset(Refusal::new(Code::TargetTimeout, "enough"));
+        } else {
+            drop(session);
+        }
+        self.wakers.take().into_iter().for_each(Waker::wake);
+    }
+}
