@@ -83,7 +83,7 @@ impl World {
             }
         }
         // Paths that have ended stay known for a while, as in a registry that was not told yet.
-        if self.steps % 50 == 0 {
+        if self.steps.is_multiple_of(50) {
             self.place.paths.borrow_mut().retain(|path| !path.is_closed());
             self.lines.retain(|line| line.ends.iter().any(|end| !end.over));
         }

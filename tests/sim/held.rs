@@ -79,7 +79,7 @@ impl Held {
     async fn write(self: Rc<Self>) {
         let (dice, ledger) = (&self.place.dice, &self.place.ledger);
         let (most, calm) = (self.place.plan.borrow().most, self.place.plan.borrow().is_calm());
-        let types = if calm { self.number % 2 == 0 } else { dice.one_in(3) };
+        let types = if calm { self.number.is_multiple_of(2) } else { dice.one_in(3) };
         let total = match (types, calm) {
             (true, _) => dice.between(0, 900),
             (false, true) => dice.between(most / 2, most),

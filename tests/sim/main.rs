@@ -1,6 +1,7 @@
 //! The tunnel layer under simulated time and a hostile scheduler.
 //!
 //! Each run is drawn from a seed. `SIM_SEED=n` repeats one with a trace, `SIM_SECONDS=n` goes on for so long.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 #![expect(clippy::disallowed_methods, reason = "tests read the environment that a person sets")]
 
 mod chance;

@@ -235,7 +235,7 @@ impl World {
     }
 
     fn check_memory(&self) -> Result<(), String> {
-        if self.steps % 16 != 0 {
+        if !self.steps.is_multiple_of(16) {
             return Ok(());
         }
         for (side, table) in self.tables.iter().enumerate() {
@@ -256,7 +256,7 @@ impl World {
     fn nothing_is_left(&mut self) -> Result<(), String> {
         let mut left = Vec::new();
         for (side, table) in self.tables.iter().enumerate() {
-            if table.len() > 0 || table.memory() != (0, 0) {
+            if !table.is_empty() || table.memory() != (0, 0) {
                 left.push(format!("side {side}: {} sessions, memory {:?}", table.len(), table.memory()));
             }
         }

@@ -9,19 +9,14 @@ use hyper::body::Incoming;
 
 /// The next bytes, or in words how the stream ended. Cancel safe.
 pub async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, String> {
-    loop {
-        match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
-            None => return Err(END.into()),
-            Some(Err(e)) => return Err(cause(&e)),
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => return Ok(data),
-                Err(frame) => {
-                    let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
-                    let failed = status.filter(|s| s.code() != tonic::Code::Ok);
-                    return Err(failed.map_or_else(|| END.into(), |s| s.message().to_owned()));
-                }
-            },
-        }
+    match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
+        None => Err(END.into()),
+        Some(Err(e)) => Err(cause(&e)),
+        Some(Ok(frame)) => frame.into_data().map_err(|frame| {
+            let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
+            let failed = status.filter(|s| s.code() != tonic::Code::Ok);
+            failed.map_or_else(|| END.into(), |s| s.message().to_owned())
+        }),
     }
 }
 
