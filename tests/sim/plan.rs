@@ -65,7 +65,7 @@ impl Plan {
             sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
             most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
             windows: [windows(), windows()],
-            memory: [if calm { 3 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)],
+            memory: [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)],
             grace: if about == About::Grace {
                 Duration::from_millis(500 << dice.below(4))
             } else {

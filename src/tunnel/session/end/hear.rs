@@ -85,6 +85,11 @@ impl End {
         if self.is_opener() || epoch <= self.epoch {
             return DROPPED;
         }
+        if self.phase == Phase::Leaving {
+            // Its last word goes where the opener is now: the link it waits on may be dead and not known to be.
+            (self.epoch, self.path) = (epoch, Some(from));
+            return Effects::default();
+        }
         let fresh = self.recv.is_untouched() && self.send.is_untouched();
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,

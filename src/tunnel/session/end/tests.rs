@@ -365,3 +365,19 @@ async fn an_opener_that_gives_up_while_it_resumes_says_so() {
     let _ = end.give_up(refusal(Code::GivenUp));
     assert_eq!(end.phase(), Phase::Open, "the answer came just in time");
 }
+
+#[tokio::test]
+async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
+    for (phase, asked) in [(Phase::Dialling, open(2)), (Phase::Open, resume(2))] {
+        let mut end = acceptor(phase);
+        let _ = end.abandon(refusal(Code::TargetRefused));
+        assert!(!end.hear(B, asked, now()).dropped);
+        assert!(end.speak(A, 0).0.is_none());
+        let (word, effects) = end.speak(B, 0);
+        assert!(
+            matches!(word, Some(Word::Refused { epoch: 2, .. } | Word::Reset { epoch: 2, .. })),
+            "{word:?}"
+        );
+        assert!(effects.forget);
+    }
+}
