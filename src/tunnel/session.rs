@@ -2,6 +2,7 @@
 
 pub mod end;
 mod handles;
+mod speak;
 mod stream;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,7 +16,6 @@ pub use stream::{Account, Session};
 use self::end::{Effects, End, LinkId};
 use super::frame::{Category, Refusal, Word};
 use super::outbox::{Outbox, Wish};
-use super::schedule::Turn;
 use super::table::Table;
 use crate::names::{NodeName, SessionId};
 
@@ -51,18 +51,6 @@ struct Inner {
     writer: Option<Waker>,
     /// Whoever waits for an answer, a path or an end.
     watcher: Option<Waker>,
-}
-
-/// What a session said in its turn.
-#[derive(Debug)]
-pub(super) struct Spoken {
-    pub(super) word: Option<Word>,
-    /// Bytes of data in `word`.
-    pub(super) bytes: usize,
-    /// Where its account stands now.
-    pub(super) account: u64,
-    /// Bytes it still has to say, if it wants another turn.
-    pub(super) backlog: Option<usize>,
 }
 
 impl Shared {
@@ -181,42 +169,6 @@ impl Shared {
         self.lock().end.recv.queued()
     }
 
-    /// What it says before data, if anything.
-    pub(super) fn speak_control(self: &Arc<Self>, link: LinkId) -> Option<Word> {
-        let mut inner = self.lock();
-        if inner.in_control == Some(link) {
-            inner.in_control = None;
-        }
-        let (word, effects) = inner.end.speak(link, 0);
-        self.settle(inner, effects);
-        word.map(|w| self.complete(w))
-    }
-
-    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
-    pub(super) fn speak_turn(
-        self: &Arc<Self>,
-        link: LinkId,
-        turn: &Turn<Arc<Self>>,
-        longest: usize,
-        most: usize,
-    ) -> Spoken {
-        let mut inner = self.lock();
-        let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
-        let (word, effects) = if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
-        let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
-        let account = if held { turn.starts() } else { turn.account_after(bytes) };
-        let mut backlog = None;
-        if inner.end.path() == Some(link) && inner.in_turns == Some(link) {
-            inner.account = account;
-            backlog = inner.end.backlog();
-        }
-        if inner.in_turns == Some(link) && backlog.is_none() {
-            inner.in_turns = None;
-        }
-        self.settle(inner, effects);
-        Spoken { word: word.map(|w| self.complete(w)), bytes, account, backlog }
-    }
-
     /// Runs `step` under the lock and does what its effects ask for.
     fn act(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Effects) {
         let mut inner = self.lock();
@@ -256,16 +208,6 @@ impl Shared {
         let back = self.lock().end.path() == Some(outbox.id);
         if back && !outbox.join(self) {
             self.link_ended(outbox.id, None, Instant::now());
-        }
-    }
-
-    /// Adds what the end itself does not know.
-    fn complete(&self, word: Word) -> Word {
-        match (word, self.table.upgrade()) {
-            (Word::Opened { limit, epoch, .. }, Some(table)) => {
-                Word::Opened { limit, epoch, instance: Some(table.instance()) }
-            }
-            (word, _) => word,
         }
     }
 

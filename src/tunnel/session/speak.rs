@@ -1,0 +1,68 @@
+//! What a session says when the link has room for it.
+
+use std::sync::Arc;
+
+use super::super::frame::Word;
+use super::super::schedule::Turn;
+use super::Shared;
+use super::end::{Effects, LinkId};
+
+/// What a session said in its turn.
+#[derive(Debug)]
+pub(in super::super) struct Spoken {
+    pub(in super::super) word: Option<Word>,
+    /// Bytes of data in `word`.
+    pub(in super::super) bytes: usize,
+    /// Where its account stands now.
+    pub(in super::super) account: u64,
+    /// Bytes it still has to say, if it wants another turn.
+    pub(in super::super) backlog: Option<usize>,
+}
+
+impl Shared {
+    /// What it says before data, if anything.
+    pub(in super::super) fn speak_control(self: &Arc<Self>, link: LinkId) -> Option<Word> {
+        let mut inner = self.lock();
+        if inner.in_control == Some(link) {
+            inner.in_control = None;
+        }
+        let (word, effects) = inner.end.speak(link, 0);
+        self.settle(inner, effects);
+        word.map(|w| self.complete(w))
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
+    pub(in super::super) fn speak_turn(
+        self: &Arc<Self>,
+        link: LinkId,
+        turn: &Turn<Arc<Self>>,
+        longest: usize,
+        most: usize,
+    ) -> Spoken {
+        let mut inner = self.lock();
+        let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
+        let (word, effects) = if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
+        let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
+        let account = if held { turn.starts() } else { turn.account_after(bytes) };
+        let mut backlog = None;
+        if inner.end.path() == Some(link) && inner.in_turns == Some(link) {
+            inner.account = account;
+            backlog = inner.end.backlog();
+        }
+        if inner.in_turns == Some(link) && backlog.is_none() {
+            inner.in_turns = None;
+        }
+        self.settle(inner, effects);
+        Spoken { word: word.map(|w| self.complete(w)), bytes, account, backlog }
+    }
+
+    /// Adds what the end itself does not know.
+    fn complete(&self, word: Word) -> Word {
+        match (word, self.table.upgrade()) {
+            (Word::Opened { limit, epoch, .. }, Some(table)) => {
+                Word::Opened { limit, epoch, instance: Some(table.instance()) }
+            }
+            (word, _) => word,
+        }
+    }
+}
