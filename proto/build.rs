@@ -6,9 +6,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure().build_client(false).build_server(false).bytes(".").compile_fds(files)?;
     let etcd = protox::compile(["proto/etcd.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).bytes(".").compile_fds(etcd)?;
-    // Two functions of libm are used; the whole shared library would be half a MiB more in every edge's memory.
-    if std::env::var_os("CARGO_CFG_TARGET_ENV").is_some_and(|env| env == "gnu") {
-        println!("cargo:rustc-link-arg-bins=-l:libm.a");
-    }
     Ok(())
 }
