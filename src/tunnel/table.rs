@@ -171,8 +171,10 @@ impl Table {
 
     /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
+        if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
+            lock(&self.ended).forget_before(long_ago);
+        }
         let Some(before) = now.checked_sub(self.limits.grace) else { return };
-        lock(&self.ended).forget_before(before);
         let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
         for shard in &self.shards {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
@@ -278,6 +280,8 @@ impl Table {
 const SHARDS: usize = 16;
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
+/// No opener asks again for longer than this, so an ended id is remembered at least so long.
+const LATEST_OPEN: Duration = Duration::from_secs(60);
 /// How long an edge may dial: less than the 12 s a front end waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same for a plain pod, which waits 5 s.
