@@ -17,6 +17,6 @@ step 'build of the tests' cargo test --quiet --no-run
 TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
 # Most tests wait for other processes, so more of them than cores may run at once.
 export TUNNEL_PLAINPEER TUNNEL_TESTS_REQUIRE=1 RUST_TEST_THREADS=4
-step 'tests' cargo test --quiet
+SIM_SECONDS=60 step 'tests' cargo test --quiet
 step 'fuzzing' scripts/fuzz.sh "${TUNNEL_FUZZ_SECONDS:-60}"
 echo "all passed in $SECONDS s"
