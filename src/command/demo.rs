@@ -44,8 +44,8 @@ pub async fn run(check: bool, stop: impl Future<Output = ()>, say: &dyn Fn(&str)
 
     let result =
         if check { request(ssh, page_at, say).await } else { explain(ssh, page_at, stop, say).await };
-    edge.stop(std::future::ready(())).await;
-    pod.stop(std::future::ready(())).await;
+    edge.stop(std::future::pending()).await;
+    pod.stop(std::future::pending()).await;
     pages.finish(Duration::ZERO, std::future::ready(())).await;
     result
 }
@@ -99,6 +99,8 @@ impl Files {
             tokenfile = "{dir}/token"
             [mode.cloud.ssh]
             listen = "127.0.0.1:0"
+            [mode.cloud.session]
+            drain = "1s"
             "#
         );
         Ok(Cloud::read(&text, &Environment::default())?.0)
@@ -117,6 +119,8 @@ impl Files {
             dns = "localhost"
             servername = "{grpc}"
             log_listen = "127.0.0.1:0"
+            [mode.edge.session]
+            drain = "1s"
             "#
         );
         Ok(Settings::read(&text, &Environment::default())?.0)
