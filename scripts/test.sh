@@ -9,9 +9,10 @@ cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/sbin:/sbin
 
 step 'programs for the tests' scripts/parts.sh
+# What fails soonest comes first.
+step 'checks' scripts/check.sh
 step 'plain peer' scripts/plainpeer.sh
 step 'CoreDNS and etcd' scripts/goparts.sh
-step 'checks' scripts/check.sh
 step 'build of the tests' cargo test --quiet --no-run
 # Here a test that lacks a program fails instead of being skipped.
 TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
