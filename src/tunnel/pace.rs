@@ -27,6 +27,9 @@ pub struct Pace {
     latest: Duration,
     /// Bytes per second, at least, that the link is known to carry.
     rate: Option<u64>,
+    /// Bytes per second of the latest rounds. Answers come in steps of an eighth of the cap, so that one round alone
+    /// may show much too little; the best of them is what the line carries.
+    rates: VecDeque<u64>,
     round: Round,
     /// Time spent capped since the least round trip was last renewed.
     capped_for: Duration,
@@ -70,6 +73,7 @@ impl Pace {
             least: None,
             latest: FIRST_ROUND_TRIP,
             rate: None,
+            rates: VecDeque::with_capacity(ROUNDS_KEPT),
             round: Round::default(),
             capped_for: Duration::ZERO,
             renewal: None,
@@ -151,6 +155,8 @@ impl Pace {
         let (Some(least_here), Some(least)) = (self.round.least, self.least) else { return };
         let rate = per_second(self.arrived - self.round.arrived, took);
         let hit = self.round.hit;
+        self.rates.truncate(ROUNDS_KEPT - 1);
+        self.rates.push_front(rate);
         self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
         if let Some(mut renewal) = self.renewal.take() {
             renewal.least = Some(renewal.least.map_or(least_here, |l| l.min(least_here)));
@@ -164,8 +170,8 @@ impl Pace {
         }
         let excess = least_here.saturating_sub(least);
         if excess > STANDING_QUEUE {
-            let carried = carried(rate, least + TARGET_QUEUE);
-            self.cap = self.cap.min(carried).max(LEAST_CAP);
+            let best = self.rates.iter().copied().max().unwrap_or(rate);
+            self.cap = self.cap.min(carried(best, least + TARGET_QUEUE)).max(LEAST_CAP);
             self.doubling = false;
         } else if hit && self.doubling {
             self.cap = (self.cap * 2).min(MOST_CAP);
@@ -204,11 +210,13 @@ const LEAST_CAP: u64 = 16_000;
 /// More than HTTP/2 lets be under way in any case.
 const MOST_CAP: u64 = 64 << 20;
 /// Round trips this much above the least mean that a queue stands on the way.
-const STANDING_QUEUE: Duration = Duration::from_millis(8);
+const STANDING_QUEUE: Duration = Duration::from_millis(11);
 /// The queue that is allowed, so that the line never runs dry.
-const TARGET_QUEUE: Duration = Duration::from_millis(4);
+const TARGET_QUEUE: Duration = Duration::from_millis(7);
 /// A shorter round would measure the scheduler, not the line.
 const SHORTEST_ROUND: Duration = Duration::from_millis(10);
+/// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
+const ROUNDS_KEPT: usize = 8;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.
 const RENEW_AFTER: Duration = Duration::from_secs(10);
 /// The cap in each round of a renewal, in eighths: two at half, which show the least round trip, then up in steps, as

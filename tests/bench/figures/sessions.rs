@@ -40,12 +40,13 @@ impl Bench {
             median(which.and_then(|which| of.get(which)).cloned().unwrap_or_default())
         };
         table.add(Row {
-            figure: "CONNECT to first echoed byte, p50, in ms".into(),
+            // 0.5 ms (goal 0.3) where a direct connection takes 0.04: machines differ, so it is judged as that ratio.
+            figure: "CONNECT to first echoed byte, p50, in direct connections' time".into(),
             tunnel: micros(by(&times, "tunnel")),
             reference: format!("direct {}", micros(by(&times, "direct"))),
             others: format!("relay {}, ssh -R {}", micros(by(&times, "relay")), micros(by(&times, "ssh -R"))),
-            value: by(&times, "tunnel") / 1000.0,
-            bound: only_with(stand.tunnel.as_ref(), Bound::Most(0.5, 0.3)),
+            value: by(&times, "tunnel") / by(&times, "direct"),
+            bound: only_with(stand.tunnel.as_ref(), Bound::Most(12.5, 7.5)),
         });
         table.add(Row {
             figure: "the same in 50 parallel loops, sessions a second".into(),
