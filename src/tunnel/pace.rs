@@ -210,9 +210,9 @@ const LEAST_CAP: u64 = 16_000;
 /// More than HTTP/2 lets be under way in any case.
 const MOST_CAP: u64 = 64 << 20;
 /// Round trips this much above the least mean that a queue stands on the way.
-const STANDING_QUEUE: Duration = Duration::from_millis(11);
+const STANDING_QUEUE: Duration = Duration::from_millis(12);
 /// The queue that is allowed, so that the line never runs dry.
-const TARGET_QUEUE: Duration = Duration::from_millis(7);
+const TARGET_QUEUE: Duration = Duration::from_millis(8);
 /// A shorter round would measure the scheduler, not the line.
 const SHORTEST_ROUND: Duration = Duration::from_millis(10);
 /// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
