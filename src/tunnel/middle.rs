@@ -100,9 +100,10 @@ impl Middle {
         let binding = if known { bindings.remove(&attempt.id) } else { None };
         drop(bindings);
         let Some(binding) = binding else { return };
-        match word {
-            Some(word) => binding.opener.cut(word),
-            None => binding.opener.close(),
+        // Nothing waits in its lane yet, so the answer need not go through it.
+        binding.opener.close();
+        if let Some(word) = word {
+            attempt.from.reply(attempt.id, attempt.category, &attempt.node, word);
         }
     }
 
@@ -231,3 +232,6 @@ impl Hop {
         self.link.leave_lane(&self.lane);
     }
 }
+
+#[cfg(test)]
+mod tests;
