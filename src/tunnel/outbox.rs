@@ -77,13 +77,13 @@ impl Outbox {
                 None => return Poll::Ready(None),
                 Some(Next::Frame(body)) => body,
                 Some(Next::Reply(frame)) => return Poll::Ready(Some(frame)),
-                Some(Next::Control(session)) => match session.speak_control(self.id) {
+                Some(Next::Control(session)) => match session.speak_control(self.id, now) {
                     Some(word) => Body::Session(session.id, session.category, word),
                     None => continue,
                 },
                 Some(Next::Turn { turn, longest, small_only }) => {
                     let session = turn.key.clone();
-                    match self.take_turn(turn, longest, small_only) {
+                    match self.take_turn(turn, longest, small_only, now) {
                         Some(word) => Body::Session(session.id, session.category, word),
                         None => continue,
                     }
@@ -245,9 +245,15 @@ impl Outbox {
     }
 
     /// Lets the session speak, and wait again if it has more to say.
-    fn take_turn(&self, turn: Turn<Arc<Shared>>, longest: usize, small_only: bool) -> Option<Word> {
+    fn take_turn(
+        &self,
+        turn: Turn<Arc<Shared>>,
+        longest: usize,
+        small_only: bool,
+        now: Instant,
+    ) -> Option<Word> {
         let most = if small_only { SMALL } else { usize::MAX };
-        let spoken = turn.key.speak_turn(self.id, &turn, longest, most);
+        let spoken = turn.key.speak_turn(self.id, &turn, longest, most, now);
         let mut waiting = self.lock();
         if spoken.bytes > 0 {
             waiting.turns.said(spoken.account);
