@@ -92,7 +92,8 @@ impl World {
         let (process, outbox) = (end.at, end.outbox.clone());
         let table = self.processes[process].table.clone();
         if self.dice.one_in(2) {
-            self.ledger.note(|| format!("process {process} releases what passes through link {}", line.number));
+            self.ledger
+                .note(|| format!("process {process} releases what passes through link {}", line.number));
             table.release(&outbox);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));

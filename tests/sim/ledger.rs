@@ -147,7 +147,9 @@ impl Ledger {
     pub(crate) fn opened(&self, session: usize, who: Option<Who>) {
         self.with(session, |pair| {
             pair.peer = who;
-            let accepted = who.and_then(|who| pair.ends.get(&who)).is_some_and(|end| end.accepted);
+            let peer = who.and_then(|who| pair.ends.get(&who));
+            pair.killed |= peer.is_some_and(|end| end.early);
+            let accepted = peer.is_some_and(|end| end.accepted);
             (!accepted).then(|| "is open, but nobody accepted it".into())
         });
     }
@@ -167,6 +169,11 @@ impl Ledger {
         self.with(session, |pair| match &pair.refused {
             Some(said) if said == why || came_and_went => None,
             None if pair.killed => None,
+            // Accepted and let go before the opener heard of it.
+            None if pair.ends.values().any(|end| end.early) => {
+                pair.killed = true;
+                None
+            }
             said => Some(format!("was refused by {said:?}, the opener heard {why:?}")),
         });
     }
@@ -271,8 +278,8 @@ impl Ledger {
             let concerns = pair.other(who).is_some();
             let end = pair.end(who);
             end.dropped = true;
-            let early = !(end.finished && end.ended);
-            pair.killed |= early && concerns;
+            end.early = !(end.finished && end.ended);
+            pair.killed |= end.early && concerns;
             None
         });
     }

@@ -105,10 +105,8 @@ impl Line {
         };
         end.idle = false;
         end.turns.pulled(&frame, ledger);
-        ledger.note(|| {
-            let session = if let Body::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
-            format!("link {} {} {session:?} {}", self.number, [">", "<"][side], show(&frame))
-        });
+        let session = if let Body::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
+        ledger.note(|| format!("link {} {} {session:?} {}", self.number, [">", "<"][side], show(&frame)));
         let passes = self.half_way.as_mut().is_none_or(|half_way| half_way.passes(side, &frame));
         let wire = &mut self.wires[side];
         if self.cut {
@@ -194,7 +192,8 @@ impl Line {
     /// A pod half way loses one session and says so to both ends, behind what it sent before.
     pub(crate) fn lose(&mut self, id: SessionId, now: Instant, ledger: &Ledger) {
         let Some(lost) = self.half_way.as_mut().and_then(|half_way| half_way.lose(id)) else { return };
-        ledger.note(|| format!("link {} loses session {:?}: {}", self.number, ledger.number(id), show(&lost)));
+        ledger
+            .note(|| format!("link {} loses session {:?}: {}", self.number, ledger.number(id), show(&lost)));
         if !self.cut {
             self.wires.iter_mut().for_each(|wire| wire.push(lost.clone(), now, self.codec));
         }

@@ -63,7 +63,8 @@ impl Ways {
         if !near.is_empty() || !far {
             return one_of(near, dice);
         }
-        let holders: Vec<usize> = self.all(|way| way.node.is_some() && leads(way)).iter().map(|way| way.from).collect();
+        let holders: Vec<usize> =
+            self.all(|way| way.node.is_some() && leads(way)).iter().map(|way| way.from).collect();
         one_of(self.all(|way| way.from == from && way.node.is_none() && holders.contains(&way.to)), dice)
     }
 

@@ -34,6 +34,8 @@ pub(super) struct End {
     pub(super) read: u64,
     pub(super) ended: bool,
     pub(super) dropped: bool,
+    /// Its owner let it go before both directions were done.
+    pub(super) early: bool,
 }
 
 impl Pair {

@@ -20,7 +20,7 @@ impl End {
             Word::Resumed { received, limit, epoch } => self.put_back(received, limit, epoch),
             Word::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
             Word::Lost { .. } => DROPPED,
-            Word::Reset { epoch, refusal } => self.reset(epoch, refusal),
+            Word::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
             Word::Data(_) | Word::Finish { .. } | Word::Credit { .. } if self.phase != Phase::Open => DROPPED,
             Word::Data(bytes) => match self.recv.data(bytes, now) {
                 Ok(()) => Effects { read: true, ..Effects::default() },
@@ -72,10 +72,11 @@ impl End {
         }
     }
 
-    fn reset(&mut self, epoch: u64, refusal: Refusal) -> Effects {
+    fn reset(&mut self, epoch: u64, refusal: Refusal, now: Instant) -> Effects {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
+            Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }
     }
