@@ -14,7 +14,7 @@ pub use handles::{Answer, Offer, Opening, Parked};
 pub use stream::{Account, Session};
 
 use self::end::{Effects, End, LinkId};
-use super::frame::{Category, Refusal, Word};
+use super::frame::{Category, Code, Refusal, Word};
 use super::outbox::{Outbox, Wish};
 use super::table::Table;
 use crate::names::{NodeName, SessionId};
@@ -171,6 +171,18 @@ impl Shared {
             Some(since) if since <= before && !inner.end.is_opener() => inner.end.give_up(why.clone()),
             _ => Effects::default(),
         });
+    }
+
+    /// The opener has found its peer in another process: an acceptor here is one that it left before it was open. True
+    /// if it was one; it is over, so that the session may pass through here.
+    pub(super) fn yields(self: &Arc<Self>) -> bool {
+        let mut yields = false;
+        self.act(|inner| {
+            yields = !inner.end.is_opener();
+            let why = Refusal::new(Code::Unknown, "its opener went to another process");
+            if yields { inner.end.give_up(why) } else { Effects::default() }
+        });
+        yields
     }
 
     /// Resets the session from our side.
