@@ -105,15 +105,17 @@ impl Shared {
         !dropped
     }
 
-    /// Opener: asks, or asks on, over the link of `outbox`.
-    fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>) {
+    /// Opener: asks over the link of `outbox`, or asks on. Whoever opens a session does not take it up again: that it is
+    /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
+    fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>, again: bool) {
         let alive = outbox.join(self);
         let mut here = false;
         let mut left = None;
         self.act(|inner| {
             let before = inner.end.path().filter(|path| *path != outbox.id).and(inner.outbox.clone());
             let epoch = inner.end.epoch();
-            let effects = inner.end.ask(outbox.id);
+            let meant = again == inner.end.needs_path();
+            let effects = if meant { inner.end.ask(outbox.id) } else { Effects::default() };
             if !outbox.resumes {
                 inner.end.recv.lift_limit();
             }

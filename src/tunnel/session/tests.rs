@@ -38,7 +38,7 @@ async fn a_session_that_is_over_joins_no_link() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
     session.reset(Refusal::new(Code::GivenUp, "enough"));
-    session.ask(&link);
+    session.ask(&link, false);
     assert_eq!(link.sessions(), 0);
 }
 
