@@ -22,7 +22,9 @@ impl Hops {
                 if been.last() != Some(&from) {
                     ledger.fault(format!("an attempt comes from {from}, and went {been:?}"));
                 }
-                if been.contains(&to) {
+                // An edge that asks for its own name: the second pod cannot know who asked the first.
+                let own = been.len() == 3 && been[0] == to && !pods[1];
+                if been.contains(&to) && !own {
                     ledger.fault(format!("an attempt goes back to {to}, and went {been:?}"));
                 }
                 if pods == [true, true] {

@@ -8,7 +8,7 @@ use std::io;
 use std::rc::Rc;
 
 use tokio::time::Instant;
-use tunnel::names::{SessionId, Target};
+use tunnel::names::{Instance, SessionId, Target};
 
 use pair::{End, Pair};
 
@@ -31,7 +31,7 @@ struct Inner {
     typed: Vec<(usize, usize, usize)>,
     timed: usize,
     resumed: u32,
-    died: usize,
+    died: Vec<usize>,
     numbers: HashMap<SessionId, usize>,
     /// Who answered which attempt first.
     answers: HashMap<(SessionId, u64), Who>,
@@ -62,7 +62,7 @@ impl Ledger {
             typed: Vec::new(),
             timed: 0,
             resumed: 0,
-            died: 0,
+            died: Vec::new(),
             numbers: HashMap::new(),
             answers: HashMap::new(),
         })))
@@ -145,19 +145,26 @@ impl Ledger {
 
     /// The opener heard the answer of `who`.
     pub(crate) fn opened(&self, session: usize, who: Option<Who>) {
+        let dead = self.0.borrow().died.iter().any(|process| Some(acceptor(*process)) == who);
         self.with(session, |pair| {
             pair.peer = who;
             let peer = who.and_then(|who| pair.ends.get(&who));
-            pair.killed |= peer.is_some_and(|end| end.early);
+            pair.killed |= dead || peer.is_some_and(|end| end.early);
             let accepted = peer.is_some_and(|end| end.accepted);
             (!accepted).then(|| "is open, but nobody accepted it".into())
         });
     }
 
+    /// Whether the process that a session's other end was in is gone.
+    pub(crate) fn is_dead(&self, instance: Instance) -> bool {
+        let inner = self.0.borrow();
+        inner.died.iter().any(|process| Instance::from_bits(*process as u128 + 1) == instance)
+    }
+
     /// A process is gone, and all ends in it.
     pub(crate) fn died(&self, process: usize) {
         let mut inner = self.0.borrow_mut();
-        inner.died += 1;
+        inner.died.push(process);
         for pair in &mut inner.pairs {
             let mine = pair.from == Some(process) || pair.peer == Some(acceptor(process));
             pair.killed |= mine;
@@ -217,7 +224,7 @@ impl Ledger {
         seen.bytes += inner.pairs.iter().flat_map(|pair| pair.ends.values()).map(|end| end.read).sum::<u64>();
         seen.resumed += inner.resumed;
         seen.timed += inner.timed;
-        seen.died += inner.died;
+        seen.died += inner.died.len();
         seen.killed += inner.pairs.iter().filter(|pair| pair.killed).count();
     }
 

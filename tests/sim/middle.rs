@@ -30,6 +30,9 @@ impl Place {
         let far = matches!(asked.from().peer, Peer::Edge(_));
         match self.ways.next(self.at, &node, asked.instance(), far, dice) {
             Some(way) => asked.pass(&way.outbox),
+            None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
+                asked.refuse(Refusal::new(Code::Unknown, "the node is another process now"));
+            }
             None => asked.refuse(Refusal::new(Code::NotHere, "the node is not here")),
         }
     }

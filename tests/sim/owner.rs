@@ -138,7 +138,9 @@ impl Place {
         let until = Instant::now() + self.plan.borrow().grace;
         let mut attempts = 0;
         while parked.seeks() {
-            if Instant::now() >= until {
+            let vain =
+                parked.instance().is_some_and(|there| self.ledger.is_dead(there)) && self.dice.one_in(30);
+            if vain || Instant::now() >= until {
                 return parked.give_up(Refusal::new(Code::GivenUp, "no path"));
             }
             let Some(link) = self.way(parked.node(), parked.instance()) else {
