@@ -29,6 +29,7 @@ impl Hops {
                 }
                 if pods == [true, true] {
                     *between += 1;
+                    ledger.relayed();
                     if *between > 1 {
                         ledger.fault(format!("an attempt goes from pod to pod twice: {been:?}, {to}"));
                     }
@@ -63,6 +64,10 @@ impl World {
                     "process {at} promised {promised} of {}, stores {queued}",
                     self.plan.memory
                 ));
+            }
+            let passing = table.passing().1;
+            if passing > self.plan.memory.max(self.plan.windows[0].max as usize) {
+                return Err(format!("process {at} stores {passing} for others"));
             }
             if kept > self.plan.memory + self.plan.sessions * MOST_FAIR {
                 return Err(format!("process {at} keeps {kept}"));

@@ -30,7 +30,12 @@ impl World {
         if pod.place.route.is_some() {
             pod.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() });
         }
-        self.lines.push(Line::new(self.links, at, outboxes, &self.plan));
+        let mut plan = self.plan.clone();
+        if !self.healed && plan.about == About::Pods {
+            // What comes in fast and goes out slowly waits in between.
+            plan.rate = [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(4)];
+        }
+        self.lines.push(Line::new(self.links, at, outboxes, &plan));
     }
 
     /// A link as one may come: between two pods, or from an edge to any pod, which it may be linked to already.
@@ -154,6 +159,7 @@ impl World {
                     end.notices = Some(now + self.dice.time(Duration::from_secs(1)));
                 }
             }
+            self.healed = true;
             (self.plan.rate, self.plan.latency) = (5_000_000, Duration::from_millis(5));
             self.link_all();
         }

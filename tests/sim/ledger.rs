@@ -12,7 +12,7 @@ use tunnel::names::{Instance, SessionId, Target};
 
 use pair::{End, Pair};
 
-pub(crate) use pair::{OPENER, Who, acceptor};
+pub(crate) use pair::{OPENER, Seen, Who, acceptor};
 
 use super::chance::content;
 
@@ -31,24 +31,11 @@ struct Inner {
     typed: Vec<(usize, usize, usize)>,
     timed: usize,
     resumed: u32,
+    relayed: usize,
     died: Vec<usize>,
     numbers: HashMap<SessionId, usize>,
     /// Who answered which attempt first.
     answers: HashMap<(SessionId, u64), Who>,
-}
-
-/// What runs have seen, so that none passes because nothing happened.
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) bytes: u64,
-    /// How often an opener's session went on on another path.
-    pub(crate) resumed: u32,
-    /// Keystrokes that were timed.
-    pub(crate) timed: usize,
-    /// Sessions that an owner ended before their time.
-    pub(crate) killed: usize,
-    /// Processes that vanished.
-    pub(crate) died: usize,
 }
 
 impl Ledger {
@@ -62,6 +49,7 @@ impl Ledger {
             typed: Vec::new(),
             timed: 0,
             resumed: 0,
+            relayed: 0,
             died: Vec::new(),
             numbers: HashMap::new(),
             answers: HashMap::new(),
@@ -215,6 +203,10 @@ impl Ledger {
         self.0.borrow_mut().timed += 1;
     }
 
+    pub(crate) fn relayed(&self) {
+        self.0.borrow_mut().relayed += 1;
+    }
+
     pub(crate) fn resumed(&self, times: u32) {
         self.0.borrow_mut().resumed += times;
     }
@@ -224,6 +216,7 @@ impl Ledger {
         seen.bytes += inner.pairs.iter().flat_map(|pair| pair.ends.values()).map(|end| end.read).sum::<u64>();
         seen.resumed += inner.resumed;
         seen.timed += inner.timed;
+        seen.relayed += inner.relayed;
         seen.died += inner.died.len();
         seen.killed += inner.pairs.iter().filter(|pair| pair.killed).count();
     }

@@ -1,4 +1,4 @@
-//! One session in the ledger: what each of its ends did.
+//! One session in the ledger, with what each of its ends did.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +11,22 @@ pub(crate) const OPENER: Who = 0;
 /// The end that dials, in that process.
 pub(crate) fn acceptor(process: usize) -> Who {
     process + 1
+}
+
+/// What runs have seen, so that none passes because nothing happened.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) bytes: u64,
+    /// How often an opener's session went on on another path.
+    pub(crate) resumed: u32,
+    /// Keystrokes that were timed.
+    pub(crate) timed: usize,
+    /// Sessions that an owner ended before their time.
+    pub(crate) killed: usize,
+    /// Attempts that went from pod to pod.
+    pub(crate) relayed: usize,
+    /// Processes that vanished.
+    pub(crate) died: usize,
 }
 
 /// One session.
