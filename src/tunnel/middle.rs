@@ -77,7 +77,11 @@ impl Middle {
         let before = bindings.insert(attempt.id, binding);
         drop(bindings);
         if let Some(before) = before {
-            before.close();
+            before.opener.close();
+            // Whoever the attempt before reached may not be on the new one's way, and would wait for ever.
+            if let Some(acceptor) = before.acceptor {
+                acceptor.cut(Word::Lost { epoch: before.epoch });
+            }
         }
         self.admit(attempt, &opener);
         true
@@ -206,12 +210,6 @@ impl Binding {
     /// Whether it still seeks the way of this attempt.
     fn is(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id && self.acceptor.is_none()
-    }
-
-    fn close(&self) {
-        for hop in [Some(&self.opener), self.acceptor.as_ref()].into_iter().flatten() {
-            hop.close();
-        }
     }
 }
 

@@ -109,14 +109,14 @@ impl Outbox {
                 }
                 Some(Next::Reply(frame)) => return Poll::Ready(Some(frame)),
                 Some(Next::Control(speaker)) => {
-                    let (word, again) = speaker.speak_control(self.id);
+                    let (word, again) = speaker.speak_control(self.id, now);
                     if again {
                         self.lock().control.push_back(speaker.clone());
                     }
                     (speaker, word)
                 }
                 Some(Next::Turn { turn, longest, small_only }) => {
-                    (turn.key.clone(), self.take_turn(turn, longest, small_only))
+                    (turn.key.clone(), self.take_turn(turn, longest, small_only, now))
                 }
             };
             self.forget_if_over(&speaker);
@@ -244,9 +244,9 @@ impl Outbox {
     }
 
     /// Lets the session speak, and wait again if it has more to say.
-    fn take_turn(&self, turn: Turn<Speaker>, longest: usize, small_only: bool) -> Option<Word> {
+    fn take_turn(&self, turn: Turn<Speaker>, longest: usize, small_only: bool, now: Instant) -> Option<Word> {
         let most = if small_only { SMALL } else { usize::MAX };
-        let spoken = turn.key.speak_turn(self.id, &turn, longest, most);
+        let spoken = turn.key.speak_turn(self.id, &turn, longest, most, now);
         let mut waiting = self.lock();
         if spoken.bytes > 0 {
             waiting.turns.said(spoken.account);

@@ -79,7 +79,8 @@ pub struct Full;
 impl Table {
     /// An empty table of the process `instance`.
     pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
-        let most = usize::try_from(limits.windows.max).unwrap_or(usize::MAX).max(MOST_PASSING);
+        let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
+        let most = MOST_PASSING.min(limits.memory).max(largest);
         let middle = Middle::new(most, limits.memory.max(most));
         Arc::new(Self {
             instance,
@@ -247,7 +248,8 @@ impl Table {
     }
 }
 
-/// Bytes that may wait for one session that passes through, in one direction; never below the largest window.
+/// Bytes that may wait for one session that passes through, in one direction: as far as there is memory for that, and
+/// never below the largest window.
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;

@@ -225,8 +225,11 @@ async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
     let place = Place::new();
     drop(place.ask(&place.client, open(1)));
     drop(place.ask(&place.client, resume(2)));
-    let said = said(&place.client);
-    assert!(matches!(&said[..], [Word::Refused { epoch: 1, .. }, Word::Reset { epoch: 2, .. }]), "{said:?}");
+    let words = said(&place.client);
+    assert!(
+        matches!(&words[..], [Word::Refused { epoch: 1, .. }, Word::Reset { epoch: 2, .. }]),
+        "{words:?}"
+    );
     let asked = place.ask(&place.client, open(3)).unwrap();
     place.hear(&place.client, reset(3));
     assert!(!asked.is_wanted());
@@ -257,6 +260,18 @@ async fn too_much_for_one_session_costs_both_ends_a_resume_and_no_more() {
     assert!(place.is_empty());
 }
 
+#[tokio::test]
+async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
+    let place = Place::bound();
+    let other = link(4, Peer::Edge("edge2".parse().unwrap()));
+    place.ask(&place.client, resume(2)).unwrap().pass(&other);
+    assert_eq!((said(&place.edge), said(&other)), (vec![lost(1)], vec![resume(2)]));
+    assert_eq!((place.edge.sessions(), other.sessions(), place.client.sessions()), (0, 1, 1));
+    // On the same way the new attempt itself is the end of the one before.
+    place.ask(&place.client, resume(3)).unwrap().pass(&other);
+    assert_eq!(said(&other).last(), Some(&resume(3)));
+}
+
 proptest! {
     /// However data is cut and joined on the way, the bytes are the same, and small pieces cost little.
     #[test]
@@ -264,9 +279,9 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
         runtime.block_on(async {
             let place = Place::bound();
-            let (mut sent, mut got, mut next) = (Vec::new(), Vec::new(), 0u8);
+            let (mut sent, mut got, mut count) = (Vec::new(), Vec::new(), 0u8);
             for (piece, pull) in pieces.iter().zip(pulls) {
-                let bytes: Vec<u8> = (0..*piece).map(|_| { next = next.wrapping_add(1); next }).collect();
+                let bytes: Vec<u8> = (0..*piece).map(|_| { count = count.wrapping_add(1); count }).collect();
                 sent.extend_from_slice(&bytes);
                 place.hear(&place.client, Word::Data(bytes.into()));
                 if pull && let Some(Word::Data(bytes)) = next(&place.edge) {

@@ -68,7 +68,7 @@ impl Opening {
 
     /// Asks over a link. May be repeated with another one.
     pub fn ask(&self, link: &Arc<Outbox>) {
-        self.0.with(|shared| shared.ask(link));
+        self.0.with(|shared| shared.ask(link, false));
     }
 
     /// Waits until the request over the link it was last sent on is answered. Cancel safe.
@@ -194,7 +194,7 @@ impl Parked {
 
     /// Asks to go on over a link.
     pub fn resume(&self, link: &Arc<Outbox>) {
-        self.shared.ask(link);
+        self.shared.ask(link, true);
     }
 
     /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.

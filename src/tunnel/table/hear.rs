@@ -26,7 +26,12 @@ impl Table {
         word: Word,
         now: Instant,
     ) -> Option<Event> {
-        let known = self.shard(id).get(&id).cloned();
+        let mut known = self.shard(id).get(&id).cloned();
+        if let Word::Resume { instance: Some(meant), .. } = &word
+            && *meant != self.instance
+        {
+            known = known.filter(|shared| !shared.yields());
+        }
         let Some(shared) = known else { return self.hear_other(outbox, node, id, category, word) };
         let parks = matches!(word, Word::Lost { .. });
         if !shared.hear(outbox, word, now) {
