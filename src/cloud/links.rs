@@ -75,17 +75,20 @@ async fn encrypted(
     if let Err(e) = tune_link(&socket) {
         return debug!(error = %e, "connection was gone at once");
     }
-    match timeout_at(until, tls.accept(Buffered::new(socket, shared.pool.clone()))).await {
-        Ok(Ok(io)) => serve(io, from, calls, shared.ground, Waiting { until, place }).await,
+    // Boxed, so that a link does not keep the handshake's room.
+    let handshake = Box::pin(tls.accept(Buffered::new(socket, shared.pool.clone())));
+    let io = match timeout_at(until, handshake).await {
+        Ok(Ok(io)) => io,
         Ok(Err(e)) => {
             shared.ground.metrics.calls_refused.count("tls");
-            debug!(error = %e, "TLS handshake failed");
+            return debug!(error = %e, "TLS handshake failed");
         }
         Err(_) => {
             shared.ground.metrics.calls_refused.count("tls_too_slow");
-            debug!("TLS handshake took too long");
+            return debug!("TLS handshake took too long");
         }
-    }
+    };
+    serve(io, from, calls, shared.ground, Waiting { until, place }).await;
 }
 
 /// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.

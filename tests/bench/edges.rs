@@ -85,7 +85,8 @@ impl Edges {
     pub(crate) fn run(&self) -> Result<()> {
         let counts = Arc::new(Counts::default());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let tls = tls::Client { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
+        let tls =
+            tls::Client { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
         let tls = tls.load()?;
         let (drain, pool) = (Drain::new(), Pool::new());
         for number in self.first..self.first + self.count {
@@ -170,7 +171,8 @@ impl Edge {
 
 impl Counts {
     fn state(&self) -> State {
-        let copy = |of: &Mutex<BTreeMap<String, u64>>| of.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let copy =
+            |of: &Mutex<BTreeMap<String, u64>>| of.lock().unwrap_or_else(PoisonError::into_inner).clone();
         State {
             linked: self.linked.load(Relaxed),
             dials: self.dials.load(Relaxed),

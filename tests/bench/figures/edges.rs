@@ -44,7 +44,13 @@ impl Bench {
     }
 
     /// Memory for each edge, and what their being idle costs.
-    fn weigh_idle(&self, table: &mut Table, pod: &Process, empty: u64, halves: &mut [Process; 2]) -> Result<()> {
+    fn weigh_idle(
+        &self,
+        table: &mut Table,
+        pod: &Process,
+        empty: u64,
+        halves: &mut [Process; 2],
+    ) -> Result<()> {
         // Buffers of the handshakes go back meanwhile, and every link has been pinged.
         thread::sleep(PINGED);
         let full = pod.rss()?;
@@ -86,7 +92,13 @@ impl Bench {
 }
 
 /// The pod is killed, away for a while, and started again.
-fn back(table: &mut Table, tunnel: &Tunnel, pod: &mut Process, edges: &mut Process, count: usize) -> Result<()> {
+fn back(
+    table: &mut Table,
+    tunnel: &Tunnel,
+    pod: &mut Process,
+    edges: &mut Process,
+    count: usize,
+) -> Result<()> {
     let before: State = edges.ask()?;
     pod.kill();
     thread::sleep(AWAY);
@@ -112,8 +124,14 @@ fn back(table: &mut Table, tunnel: &Tunnel, pod: &mut Process, edges: &mut Proce
         eprintln!("{new} dials came to nothing: {why}");
     }
     table.add(Row {
-        figure: format!("{count} edges back after the pod was away for {AWAY:?}: s from its start to the last"),
-        tunnel: format!("{} s; half of them {} s", short(took), short(quarters.get(1).copied().unwrap_or(f64::NAN))),
+        figure: format!(
+            "{count} edges back after the pod was away for {AWAY:?}: s from its start to the last"
+        ),
+        tunnel: format!(
+            "{} s; half of them {} s",
+            short(took),
+            short(quarters.get(1).copied().unwrap_or(f64::NAN))
+        ),
         reference: String::new(),
         others: String::new(),
         value: took,
