@@ -46,15 +46,16 @@ async fn accept(listener: Listener, tls: Reload<ServerConfig>, calls: mpsc::Send
     let links = shared.ground.drain.clone();
     let places = Arc::new(Semaphore::new(MOST_WAITING));
     loop {
-        let (socket, from) = tokio::select! {
+        // Who finds no place waits in the kernel. Sent away, thousands of edges that come back at once would only dial
+        // again, later.
+        let next = async { (places.clone().acquire_owned().await, listener.accept().await) };
+        let (place, (socket, from)) = tokio::select! {
             biased;
             () = links.draining() => return,
-            accepted = listener.accept() => accepted,
+            next = next => next,
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            shared.ground.metrics.calls_refused.count("too_many_waiting");
-            continue;
-        };
+        // Fails only if the places were closed, which nobody does.
+        let Ok(place) = place else { return };
         let tls = TlsAcceptor::from(tls.load());
         links.spawn(
             info_span!("link", %from),
