@@ -9,6 +9,7 @@ use super::{Concern, Environment, Faults, Listen, Warning, listen, unserved, val
 use crate::policy::{Networks, Rules};
 
 pub mod registry;
+pub mod siblings;
 mod ssh;
 
 /// All settings of a pod.

@@ -1,10 +1,11 @@
-//! `[mode.cloud.registry]`: where other programs learn which node is at this pod.
+//! `[mode.cloud.registry]`: where other programs learn which node is at this pod, and we at which other pod one is.
 
 use std::path::PathBuf;
 
 use super::super::fold::{Report, Table};
 use super::super::value::{self, Wrong};
 use super::super::{Concern, Environment};
+use super::siblings::{self, Siblings};
 use crate::names::{NodeName, Target};
 
 /// `[mode.cloud.registry]`.
@@ -14,6 +15,8 @@ pub struct Registry {
     pub zone: String,
     /// Where they are published.
     pub publish: Publish,
+    /// Where the other pods are.
+    pub siblings: Siblings,
 }
 
 /// Where "node is at this pod" is published.
@@ -66,11 +69,7 @@ pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
     let kind = table.read("publish", kind, report).unwrap_or(Kind::None);
     let hosts = table.read("hosts", value::path, report);
     let etcd = etcd(&mut table, kind == Kind::Etcd, report);
-    for key in ["dns", "siblings", "siblings_service", "name"] {
-        if table.skip(key, report) {
-            report.warn(table.key(key), Concern::NotServed, NOT_SERVED);
-        }
-    }
+    let mut siblings = siblings::read(&mut table, report);
     let publish = match kind {
         Kind::None => Publish::None,
         Kind::ConfigMap => {
@@ -94,7 +93,9 @@ pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
         report.fault("POD_IP", None, wanted);
     }
     table.finish(report);
-    Registry { zone, publish }
+    // Whoever publishes, or shares a zone, does not do so for one pod alone.
+    siblings.several |= publish != Publish::None || !zone.is_empty();
+    Registry { zone, publish, siblings }
 }
 
 fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> Etcd {
@@ -170,9 +171,6 @@ fn endpoint(value: &toml::de::DeValue<'_>) -> Result<Endpoint, Wrong> {
         _ => Err(value::wrong(value, "want http://host:port or https://host:port")),
     }
 }
-
-/// For keys whose time is to come.
-const NOT_SERVED: &str = "understood, but what it asks for is not served yet: it is left out";
 
 /// Where CoreDNS's etcd plugin looks by default.
 const PREFIX: &str = "/skydns";
