@@ -63,6 +63,11 @@ impl NodeName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// What stands for a node where a link between pods speaks of none.
+    pub fn none() -> Self {
+        Self("pod".into())
+    }
 }
 
 impl SessionId {

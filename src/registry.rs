@@ -109,7 +109,7 @@ impl Registry {
 
     /// Makes a link the one of its node, and closes the one before.
     pub fn insert(&self, linked: Linked) {
-        let node = linked.outbox.node.clone();
+        let Some(node) = linked.outbox.peer.node().cloned() else { return };
         let mut nodes = self.lock();
         nodes.gone.remove(&node);
         let old = nodes.linked.insert(node.clone(), linked);
@@ -125,14 +125,15 @@ impl Registry {
 
     /// Removes a link that has ended, unless a newer one has its place.
     pub fn remove(&self, outbox: &Outbox) {
+        let Some(node) = outbox.peer.node() else { return };
         let mut nodes = self.lock();
-        if nodes.linked.get(&outbox.node).is_some_and(|linked| linked.outbox.id == outbox.id) {
-            nodes.linked.remove(&outbox.node);
+        if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id) {
+            nodes.linked.remove(node);
             if nodes.gone.len() >= MOST_GONE {
                 nodes.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
             }
             if nodes.gone.len() < MOST_GONE {
-                nodes.gone.insert(outbox.node.clone(), Instant::now());
+                nodes.gone.insert(node.clone(), Instant::now());
             }
             self.count(&nodes);
             drop(nodes);

@@ -139,6 +139,9 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
+            Ok(Event::Asked(asked)) => asked
+                .refuse(Refusal::new(Code::NotAllowed, "edges may not reach other nodes through this pod")),
+            Ok(Event::Find(..) | Event::Found(..) | Event::Drain) => {}
             Err(why) => break why,
         }
     };

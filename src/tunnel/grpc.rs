@@ -19,12 +19,12 @@ pub use dial::{DialError, dial};
 
 use super::hello::Dialect;
 use super::link::{Puller, Voice};
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Peer};
 use super::plain::Plain;
 use super::session::end::LinkId;
 use super::table::Table;
 use crate::drain::Drain;
-use crate::names::NodeName;
+use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
 
 /// What every link of this process shares.
@@ -38,13 +38,16 @@ pub struct Ground {
     pub drain: Drain,
 }
 
-fn puller(node: NodeName, dialect: Dialect, table: &Arc<Table>) -> Puller {
+fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<Table>) -> Puller {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let outbox = Outbox::new(id, node.clone(), dialect != Dialect::Plain);
     let dialect = match dialect {
-        Dialect::Plain => Voice::Plain(Arc::new(Mutex::new(Plain::new(node)))),
+        Dialect::Plain => {
+            let node = peer.node().cloned().unwrap_or_else(NodeName::none);
+            Voice::Plain(Arc::new(Mutex::new(Plain::new(node))))
+        }
         Dialect::Extended(_) => Voice::Extended,
     };
+    let outbox = Outbox::new(id, peer, instance, matches!(dialect, Voice::Extended));
     Puller { outbox, table: table.clone(), dialect }
 }
 

@@ -17,13 +17,13 @@ pub use puller::{Puller, Voice};
 use super::codec::inbound::next_piece;
 use super::codec::{BadStream, Reader, StreamMsg};
 use super::extension::from_message;
-use super::frame::{Body, Code, Refusal, Word};
+use super::frame::{Body, Code, Frame, Refusal, Word};
 use super::lock;
 use super::outbox::Outbox;
 use super::plain::{Heard, Meaning};
 use super::session::Parked;
 use super::table::{Event, Table};
-use crate::names::{Instance, SessionId};
+use crate::names::SessionId;
 use crate::telemetry::Metrics;
 
 /// One gRPC stream at work. Whoever drives it calls [`Self::next`] until it ends; dropping it ends the stream.
@@ -31,8 +31,6 @@ use crate::telemetry::Metrics;
 pub struct Link {
     /// Its sending side, which sessions run on.
     pub outbox: Arc<Outbox>,
-    /// The process at its other end, if that speaks extended.
-    pub instance: Option<Instance>,
     table: Arc<Table>,
     metrics: Metrics,
     dialect: Voice,
@@ -50,8 +48,7 @@ pub struct Link {
 
 /// The other end, as the call has shown it.
 #[derive(Debug)]
-pub(super) struct Peer {
-    pub(super) instance: Option<Instance>,
+pub(super) struct Far {
     /// Whether it dialled us.
     pub(super) answers: bool,
     pub(super) incoming: Incoming,
@@ -106,27 +103,26 @@ struct Stall {
 }
 
 impl Link {
-    pub(super) fn new(puller: &Puller, peer: Peer, metrics: Metrics) -> Self {
+    pub(super) fn new(puller: &Puller, far: Far, metrics: Metrics) -> Self {
         let now = Instant::now();
-        let silence = match (&puller.dialect, peer.answers) {
+        let silence = match (&puller.dialect, far.answers) {
             (Voice::Extended, _) => SILENT,
             (Voice::Plain(_), true) => SILENT_PLAIN_EDGE,
             (Voice::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
         };
         Self {
             outbox: puller.outbox.clone(),
-            instance: peer.instance,
             table: puller.table.clone(),
             metrics,
             dialect: puller.dialect.clone(),
-            answers: peer.answers,
-            incoming: peer.incoming,
+            answers: far.answers,
+            incoming: far.incoming,
             reader: Reader::default(),
             events: VecDeque::new(),
             alive: Alive { heard: now, asked: now, looked: now, silence },
             stall: Stall { since: now, spent: Duration::ZERO },
             fed: None,
-            _connection: peer.connection.drop_guard(),
+            _connection: far.connection.drop_guard(),
         }
     }
 
@@ -156,8 +152,8 @@ impl Link {
 
     /// Takes the link out of service. Returns the sessions that need another path.
     pub fn end(&self, why: &LinkEnded) -> Vec<Parked> {
-        let refusal =
-            Refusal::new(Code::GivenUp, format!("the link to node {} is gone: {why}", self.outbox.node));
+        let far = self.outbox.peer.node().map_or("a pod".into(), |node| format!("node {node}"));
+        let refusal = Refusal::new(Code::GivenUp, format!("the link to {far} is gone: {why}"));
         self.table.link_ended(&self.outbox, &refusal, Instant::now())
     }
 
@@ -170,6 +166,7 @@ impl Link {
                 biased;
                 piece = next_piece(incoming) => {
                     self.alive.heard = Instant::now();
+                    self.outbox.heard(self.alive.heard);
                     return piece.map_err(LinkEnded::Closed);
                 }
                 () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
@@ -207,8 +204,8 @@ impl Link {
     fn hear(&mut self, message: StreamMsg) {
         let now = Instant::now();
         let Voice::Plain(plain) = &self.dialect else {
-            match from_message(message, &self.outbox.node) {
-                Ok(frame) => self.hear_body(frame.body, now),
+            match from_message(message, &self.outbox.peer) {
+                Ok(frame) => self.hear_frame(frame, now),
                 Err(bad) => self.metrics.frames_dropped.count(bad.cause()),
             }
             return;
@@ -216,14 +213,16 @@ impl Link {
         let meaning = lock(plain).hear(message, now);
         match meaning {
             Meaning::Session(heard) => self.deliver(heard, now),
-            Meaning::Heartbeat => self.hear_body(Body::Ping(None), now),
+            Meaning::Heartbeat if self.answers => self.outbox.pong(None),
+            Meaning::Heartbeat => {}
             Meaning::Answered => self.outbox.rouse(),
             Meaning::Unknown(cause) => self.metrics.frames_dropped.count(cause),
         }
     }
 
-    fn hear_body(&mut self, body: Body, now: Instant) {
-        match body {
+    fn hear_frame(&mut self, frame: Frame, now: Instant) {
+        let node = frame.node;
+        match frame.body {
             Body::Ping(None) if !self.answers => {}
             Body::Ping(number) => self.outbox.pong(number),
             Body::Pong(Some(number)) => {
@@ -232,17 +231,28 @@ impl Link {
             }
             Body::Pong(None) => {}
             Body::Session(id, category, word) => {
-                self.events.extend(self.table.hear(&self.outbox, id, category, word, now));
+                self.events.extend(self.table.hear(&self.outbox, node, id, category, word, now));
             }
+            Body::Find(question) => self.events.push_back(Event::Find(node, question)),
+            Body::Found(found) => self.events.push_back(Event::Found(node, found)),
+            Body::Drain => self.events.push_back(Event::Drain),
         }
     }
 
     fn deliver(&mut self, heard: Heard, now: Instant) {
+        let Some(node) = self.outbox.peer.node().cloned() else { return };
         for word in heard.words {
             if matches!(word, Word::Data(_)) {
                 self.fed = Some(heard.id);
             }
-            self.events.extend(self.table.hear(&self.outbox, heard.id, heard.category, word, now));
+            self.events.extend(self.table.hear(
+                &self.outbox,
+                node.clone(),
+                heard.id,
+                heard.category,
+                word,
+                now,
+            ));
         }
     }
 

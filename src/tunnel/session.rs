@@ -109,20 +109,42 @@ impl Shared {
     fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>) {
         let alive = outbox.join(self);
         let mut here = false;
+        let mut left = None;
         self.act(|inner| {
+            let before = inner.end.path().filter(|path| *path != outbox.id).and(inner.outbox.clone());
+            let epoch = inner.end.epoch();
             let effects = inner.end.ask(outbox.id);
             if !outbox.resumes {
                 inner.end.recv.lift_limit();
             }
             here = inner.end.path() == Some(outbox.id);
             if here {
+                left = before.map(|old| (old, epoch));
                 inner.move_to(outbox);
             }
             if alive { effects } else { inner.end.link_ended(outbox.id, None, Instant::now()) }
         });
+        if let Some((old, epoch)) = left {
+            old.lost(self, epoch);
+        }
         // It may have gone on elsewhere, or ended, while its seeker waited for this link.
         if !here {
             self.part(outbox);
+        }
+    }
+
+    /// Opener: lets go of the link of `outbox`, which may well be alive, to go on over another one.
+    pub(super) fn leave(self: &Arc<Self>, outbox: &Arc<Outbox>) {
+        let mut left = None;
+        self.act(|inner| {
+            if !inner.end.is_opener() || inner.end.path() != Some(outbox.id) {
+                return Effects::default();
+            }
+            left = Some(inner.end.epoch());
+            inner.end.link_ended(outbox.id, None, Instant::now())
+        });
+        if let Some(epoch) = left {
+            outbox.lost(self, epoch);
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel::registry::Linked;
 use tunnel::tunnel::session::end::LinkId;
-use tunnel::tunnel::{Code, Outbox, Refusal};
+use tunnel::tunnel::{Code, Outbox, Peer, Refusal};
 
 use super::line::Line;
 use super::plan::{About, Plan};
@@ -16,7 +16,11 @@ impl World {
     pub(crate) fn link(&mut self) {
         self.links += 1;
         let node = || "edge1".parse().unwrap();
-        let outboxes = [0, 1].map(|side| Outbox::new(LinkId(self.links * 2 + side), node(), true));
+        let outboxes = [0, 1].map(|side| {
+            let peer = if side == 0 { Peer::Edge(node()) } else { Peer::Cloud(node()) };
+            let far = self.tables[usize::from(side == 0)].instance();
+            Outbox::new(LinkId(self.links * 2 + side), peer, Some(far), true)
+        });
         let Plan { latency, rate, codec, .. } = self.plan;
         let (outbox, instance) = (outboxes[0].clone(), Some(self.tables[1].instance()));
         self.lines.push(Line::new(self.links, outboxes, latency, rate, codec));

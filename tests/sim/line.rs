@@ -149,7 +149,7 @@ impl Line {
         let mut frames = Vec::new();
         loop {
             match wire.reader.message() {
-                Ok(Some(message)) => match from_message(message, &self.ends[side].outbox.node) {
+                Ok(Some(message)) => match from_message(message, &self.ends[side].outbox.peer) {
                     Ok(frame) => frames.push(frame),
                     Err(why) => ledger.fault(format!("a message that is no frame: {why}")),
                 },

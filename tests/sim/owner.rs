@@ -66,7 +66,7 @@ impl Place {
             match timeout(self.dice.time(Duration::from_secs(5)), opening.answer()).await {
                 Ok(Answer::Open) => return Ok(opening.into_session()),
                 Ok(Answer::Refused(refusal)) => {
-                    return Err(RouteError::Refused { node: link.node.clone(), refusal });
+                    return Err(RouteError::Refused { node: link.peer.node().unwrap().clone(), refusal });
                 }
                 Ok(Answer::NoPath) | Err(_) => sleep(Duration::from_millis(20)).await,
             }

@@ -197,9 +197,10 @@ impl World {
                 Body::Pong(Some(number)) => drop(outbox.ponged(number, now)),
                 Body::Pong(None) => self.ledger.fault("a pong without a number"),
                 Body::Session(id, category, word) => {
-                    let event = self.tables[side].hear(&outbox, id, category, word, now);
+                    let event = self.tables[side].hear(&outbox, frame.node, id, category, word, now);
                     self.event(event, side);
                 }
+                other => self.ledger.fault(format!("nobody says {other:?} here")),
             }
         }
     }
@@ -211,6 +212,7 @@ impl World {
             }
             Some(Event::Offer(_)) => self.ledger.fault("the cloud was offered a session"),
             Some(Event::Parked(parked)) => self.seek(parked, side),
+            Some(other) => self.ledger.fault(format!("unexpected: {other:?}")),
             None => {}
         }
     }

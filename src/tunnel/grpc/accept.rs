@@ -16,7 +16,8 @@ use tonic::Status;
 use super::body::CallBody;
 use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, Spawn, puller};
 use crate::tunnel::hello::{Hello, HelloError};
-use crate::tunnel::link::{Link, Peer};
+use crate::tunnel::link::{Far, Link};
+use crate::tunnel::outbox::Peer;
 
 /// A call that asks to become a link. Dropping it refuses it.
 #[derive(Debug)]
@@ -107,20 +108,16 @@ where
 impl Call {
     /// Lets the caller in.
     pub fn accept(self) -> Link {
-        let puller = puller(self.hello.node.clone(), self.hello.dialect, &self.ground.table);
+        let Hello { node, instance, dialect, .. } = self.hello;
+        let puller = puller(Peer::Edge(node), instance, dialect, &self.ground.table);
         let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
         *response.headers_mut() = Hello::response(self.ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         self.accepted.cancel();
         // Fails only if the connection is gone; then the link's first read says so.
         let _ = self.answer.send(response);
-        let peer = Peer {
-            instance: self.hello.instance,
-            answers: true,
-            incoming: self.incoming,
-            connection: self.connection,
-        };
-        Link::new(&puller, peer, self.ground.metrics)
+        let far = Far { answers: true, incoming: self.incoming, connection: self.connection };
+        Link::new(&puller, far, self.ground.metrics)
     }
 
     /// Sends the caller away, with its connection.

@@ -16,7 +16,8 @@ use crate::names::NodeName;
 use crate::tunnel::codec::encode;
 use crate::tunnel::codec::inbound::cause;
 use crate::tunnel::hello::Hello;
-use crate::tunnel::link::{Link, Peer};
+use crate::tunnel::link::{Far, Link};
+use crate::tunnel::outbox::Peer;
 use crate::tunnel::plain::heartbeat;
 
 /// Why a cloud could not be made a link to.
@@ -94,12 +95,12 @@ where
         return Err(DialError::Refused { code: Code::Unknown, message });
     }
     let (dialect, instance) = Hello::from_response(&parts.headers);
-    let puller = puller(node.clone(), dialect, &ground.table);
+    let puller = puller(Peer::Cloud(node.clone()), instance, dialect, &ground.table);
     // Fails only if the body is gone with its connection; then the link's first read says so.
     let _ = agree.send(puller.clone());
     let connection = guard.disarm();
-    let peer = Peer { instance, answers: false, incoming, connection };
-    Ok(Link::new(&puller, peer, ground.metrics.clone()))
+    let far = Far { answers: false, incoming, connection };
+    Ok(Link::new(&puller, far, ground.metrics.clone()))
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {

@@ -87,6 +87,11 @@ impl End {
         self.phase
     }
 
+    /// The number of the newest attempt to open or resume it.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// The link it runs on.
     pub fn path(&self) -> Option<LinkId> {
         self.path

@@ -166,9 +166,14 @@ impl Parked {
         self.shared.id
     }
 
+    /// The process that holds its other end.
+    pub fn instance(&self) -> Option<Instance> {
+        self.shared.lock().end.instance()
+    }
+
     /// Whether `instance` is the process that holds its other end.
     pub fn belongs_to(&self, instance: Option<Instance>) -> bool {
-        instance.is_some() && self.shared.lock().end.instance() == instance
+        instance.is_some() && self.instance() == instance
     }
 
     /// Whether it still needs a path. Once it does not, the next loss is another's to mend.

@@ -3,21 +3,10 @@
 use std::sync::Arc;
 
 use super::super::frame::Word;
+use super::super::outbox::Spoken;
 use super::super::schedule::Turn;
 use super::Shared;
 use super::end::{Effects, LinkId};
-
-/// What a session said in its turn.
-#[derive(Debug)]
-pub(in super::super) struct Spoken {
-    pub(in super::super) word: Option<Word>,
-    /// Bytes of data in `word`.
-    pub(in super::super) bytes: usize,
-    /// Where its account stands now.
-    pub(in super::super) account: u64,
-    /// Bytes it still has to say, if it wants another turn.
-    pub(in super::super) backlog: Option<usize>,
-}
 
 impl Shared {
     /// What it says before data, if anything.
@@ -32,10 +21,10 @@ impl Shared {
     }
 
     /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
-    pub(in super::super) fn speak_turn(
+    pub(in super::super) fn speak_turn<K>(
         self: &Arc<Self>,
         link: LinkId,
-        turn: &Turn<Arc<Self>>,
+        turn: &Turn<K>,
         longest: usize,
         most: usize,
     ) -> Spoken {

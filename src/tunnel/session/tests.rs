@@ -8,6 +8,7 @@ use super::end::End;
 use super::end::LinkId;
 use crate::names::{Instance, SessionId};
 use crate::telemetry::Metrics;
+use crate::tunnel::Peer;
 use crate::tunnel::budget::Budget;
 use crate::tunnel::frame::{Category, Code, Refusal, Word};
 use crate::tunnel::outbox::Outbox;
@@ -21,7 +22,7 @@ fn table() -> Arc<Table> {
 }
 
 fn link(id: u64) -> Arc<Outbox> {
-    Outbox::new(LinkId(id), "node1".parse().unwrap(), true)
+    Outbox::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, true)
 }
 
 fn opener(table: &Arc<Table>) -> Arc<Shared> {
