@@ -278,7 +278,10 @@ mod tests {
         for certified in [false, true] {
             let caller = Caller::from_request(&headers, certified).unwrap();
             assert!(matches!(&caller, Caller::Edge(hello) if hello.node.as_str() == "n1"));
-            assert_eq!((caller.instance(), caller.dialect()), (Some(Instance::from_bits(3)), Dialect::Extended(1)));
+            assert_eq!(
+                (caller.instance(), caller.dialect()),
+                (Some(Instance::from_bits(3)), Dialect::Extended(1))
+            );
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, advance};
 use tunnel::names::Instance;
 use tunnel::registry::Registry;
+use tunnel::registry::find::Finder;
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
 use tunnel::tunnel::frame::Body;
@@ -57,6 +58,7 @@ impl World {
         };
         let tables = [table(0), table(1)];
         let registry = Registry::new(Metrics::cloud("", ""));
+        let finder = Finder::alone(registry.clone(), tables[0].instance());
         let crowd = Crowd::default();
         // No longer than ended ids are remembered: else a late Open would be dialled again.
         let patience = plan.grace.min(Duration::from_secs(12));
@@ -65,7 +67,7 @@ impl World {
             plan: Rc::new(RefCell::new(plan.clone())),
             ledger: ledger.clone(),
             cradle: crowd.cradle(),
-            route: Route::new(registry.clone(), tables[0].clone(), patience, plan.grace),
+            route: Route::new(finder, tables[0].clone(), patience, plan.grace),
             table: tables[0].clone(),
             paths: Rc::default(),
         };

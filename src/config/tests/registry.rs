@@ -13,7 +13,10 @@ fn read(lines: &str) -> Result<(Registry, Vec<Warning>), Faults> {
 #[test]
 fn nothing_is_published_unless_asked_for() {
     let (absent, _) = cloud("");
-    assert_eq!(absent.registry, Registry { zone: String::new(), publish: Publish::None, siblings: Siblings::default() });
+    assert_eq!(
+        absent.registry,
+        Registry { zone: String::new(), publish: Publish::None, siblings: Siblings::default() }
+    );
     assert_eq!(cloud(CLOUD).0.registry, absent.registry);
 }
 
@@ -21,7 +24,10 @@ fn nothing_is_published_unless_asked_for() {
 fn a_publisher_is_read_with_its_defaults() {
     let (registry, warnings) = read("publish = \"hosts\"\nhosts = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
     let siblings = Siblings { several: true, ..Siblings::default() };
-    assert_eq!(registry, Registry { zone: "nodes.test".into(), publish: Publish::Hosts("h".into()), siblings });
+    assert_eq!(
+        registry,
+        Registry { zone: "nodes.test".into(), publish: Publish::Hosts("h".into()), siblings }
+    );
     assert_eq!(warnings, []);
     let (registry, _) = read("publish = \"etcd\"\netcd = [\"http://a\", \"http://[fd00::1]:1/\"]").unwrap();
     let member = |at: &str| Endpoint { tls: false, at: at.parse().unwrap() };

@@ -183,7 +183,11 @@ fn dialer(mutual: Mutual) -> (Reload<ClientConfig>, String) {
 }
 
 /// Meets, and tells whether the server has seen a certificate.
-async fn meet_as(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name: &str) -> io::Result<bool> {
+async fn meet_as(
+    server: &Reload<ServerConfig>,
+    client: &Reload<ClientConfig>,
+    name: &str,
+) -> io::Result<bool> {
     let (near, far) = duplex(1 << 16);
     let accept = async {
         let mut tls = TlsAcceptor::from(server.load()).accept(far).await?;

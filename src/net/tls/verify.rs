@@ -139,7 +139,6 @@ impl ServerCertVerifier for Anyone {
     }
 }
 
-
 fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
     let name = name.to_str();
     match cause {
