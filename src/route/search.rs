@@ -8,13 +8,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
-use crate::registry::find::{Finder, NotFound, Way};
+use crate::registry::find::{NotFound, Way};
 use crate::tunnel::Outbox;
+
+use super::ways::Ways;
 
 /// What one session knows of its paths. It asks on one at a time.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
-    finder: &'a Finder,
+    ways: &'a Ways,
     node: &'a NodeName,
     /// Only this process will do.
     instance: Option<Instance>,
@@ -32,15 +34,15 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// For a way to `node`, and to that process of it if one is given.
+    /// Among `ways`, for one to `node`, and to that process of it if one is given.
     pub(super) fn new(
-        finder: &'a Finder,
+        ways: &'a Ways,
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
     ) -> Self {
         Self {
-            finder,
+            ways,
             node,
             instance,
             until,
@@ -59,7 +61,7 @@ impl<'a> Search<'a> {
 
     /// Looks once.
     pub(super) async fn once(&mut self) -> Result<(), NotFound> {
-        self.way = Some(self.finder.find(self.node, self.instance, None).await?);
+        self.way = Some(self.ways.find(self.node, self.instance, None).await?);
         self.asked = false;
         Ok(())
     }
@@ -73,16 +75,14 @@ impl<'a> Search<'a> {
     pub(super) async fn next(&mut self) -> Result<(), NotFound> {
         let before = self.way.take().filter(|_| self.asked);
         if let Some(before) = &before {
-            self.finder.is_wrong(self.node, before);
+            self.ways.is_wrong(self.node, before);
         }
         let mut paused = before.is_none();
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
-            let news = self.finder.registry().news(self.node);
-            let found = match timeout_at(self.until, self.finder.find(self.node, self.instance, None)).await {
-                Ok(found) => found,
-                Err(_) => return Err(NotFound::default()),
-            };
+            let news = self.ways.news(self.node);
+            let looked = timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await;
+            let Ok(found) = looked else { return Err(NotFound::default()) };
             match found {
                 Ok(way) => {
                     let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);
@@ -128,8 +128,8 @@ impl<'a> Search<'a> {
         let mut backoff = Backoff::new();
         loop {
             let not = self.way.as_ref().map(|way| way.outbox.id);
-            let news = self.finder.registry().news(self.node);
-            if let Ok(way) = self.finder.find(self.node, self.instance, not).await {
+            let news = self.ways.news(self.node);
+            if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
                 return way;
             }
             // A slow dial is no reason to leave the only path.
@@ -146,7 +146,7 @@ impl<'a> Search<'a> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
-        } else if self.finder.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
+        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
             return Err(missing);
         }
         if now >= self.until { Err(NotFound { another: false, ..missing }) } else { Ok(()) }
