@@ -1,12 +1,15 @@
 //! The protocol: links, and sessions that outlive them. This page is what upper layers may use.
 
+mod asked;
 pub mod budget;
 pub mod codec;
 pub mod extension;
 pub mod frame;
 pub mod grpc;
 pub mod hello;
+mod lane;
 pub mod link;
+mod middle;
 pub mod outbox;
 pub mod pace;
 pub mod plain;
@@ -18,9 +21,10 @@ pub mod table;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use frame::{Category, Code, Refusal};
+pub use asked::Asked;
+pub use frame::{Category, Code, Found, Refusal};
 pub use link::{Link, LinkEnded};
-pub use outbox::Outbox;
+pub use outbox::{Outbox, Peer};
 pub use recv::Windows;
 pub use session::{Account, Answer, Offer, Opening, Parked, Session};
 pub use table::{Event, Full, Limits, Table};

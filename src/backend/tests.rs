@@ -13,6 +13,7 @@ use crate::names::{Instance, Target};
 use crate::net::Duplex;
 use crate::net::resolver::Resolver;
 use crate::policy::targets::Targets;
+use crate::tunnel::Peer;
 use crate::tunnel::frame::Body;
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::Windows;
@@ -47,7 +48,7 @@ impl Pair {
             resolver: Resolver::system().unwrap(),
         };
         let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());
-        let outbox = |n| Outbox::new(LinkId(n), "edge-1".parse().unwrap(), false);
+        let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, false);
         let (near, far) = (outbox(1), outbox(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);
@@ -77,7 +78,8 @@ fn pump(drain: &Drain, from: &Arc<Outbox>, back: &Arc<Outbox>, to: &Arc<Table>, 
     drain.spawn(tracing::Span::none(), async move {
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
             let Body::Session(id, category, word) = frame.body else { continue };
-            if let Some(Event::Offer(offer)) = to.hear(&back, id, category, word, Instant::now()) {
+            if let Some(Event::Offer(offer)) = to.hear(&back, frame.node, id, category, word, Instant::now())
+            {
                 backend.as_ref().unwrap().take(offer);
             }
         }

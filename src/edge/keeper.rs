@@ -120,7 +120,7 @@ impl Keeper {
 
     /// Serves a link until it ends. Whether it carried a session.
     async fn run(&self, mut link: Link) -> bool {
-        info!(pod = ?link.instance, "linked");
+        info!(pod = ?link.outbox.instance, "linked");
         self.readiness.set(LINK, Ok(()));
         self.linked.store(true, Relaxed);
         self.ground.metrics.links.inc();
@@ -135,7 +135,7 @@ impl Keeper {
                     carried = true;
                     self.backend.take(offer);
                 }
-                Ok(Event::Parked(_)) => {}
+                Ok(_) => {}
                 Err(why) => break why,
             }
         };

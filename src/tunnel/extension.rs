@@ -1,11 +1,14 @@
 //! The extended dialect: neutral frames as messages, and back.
 
+use std::time::Duration;
+
 use bytes::{Buf, Bytes};
 use prost::Message as _;
 
 use super::codec::StreamMsg;
 use super::codec::proto::Control;
-use super::frame::{Body, Category, Code, Frame, Refusal, Word};
+use super::frame::{Body, Category, Code, Found, Frame, Refusal, Word};
+use super::outbox::Peer;
 use crate::names::{Instance, NodeName, SessionId};
 
 /// A message that is no frame. It is counted and dropped; the link goes on.
@@ -44,6 +47,9 @@ pub fn to_message(frame: Frame) -> StreamMsg {
         Body::Ping(number) => signal(node, HEARTBEAT, number),
         Body::Pong(Some(number)) => signal(node, PONG, Some(number)),
         Body::Pong(None) => signal(node, HEARTBEAT, None),
+        Body::Find(question) => between_pods(node, FIND, question, Control::default()),
+        Body::Found(found) => between_pods(node, FOUND, found.question, about(&found)),
+        Body::Drain => signal(node, DRAIN, None),
         Body::Session(id, category, word) => {
             let (kind, addr, data) = parts(word);
             StreamMsg {
@@ -58,22 +64,41 @@ pub fn to_message(frame: Frame) -> StreamMsg {
     }
 }
 
-/// The frame that `message` says, on a link of `node`.
-pub fn from_message(message: StreamMsg, node: &NodeName) -> Result<Frame, NotAFrame> {
+/// The frame that `message` says, on a link to `peer`.
+pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame> {
+    let pods = *peer == Peer::Pod;
     let body = match (message.category.as_str(), message.r#type.as_str()) {
         (STREAM, HEARTBEAT) => Body::Ping(number(&message.data)),
         (STREAM, PONG) => Body::Pong(number(&message.data)),
+        (STREAM, DRAIN) if !pods => Body::Drain,
+        (STREAM, FIND) if pods => Body::Find(control(&message)?.epoch),
+        (STREAM, FOUND) if pods => Body::Found(found(&control(&message)?)),
         (STREAM, _) => return Err(NotAFrame::UnknownType),
-        (category, _) => {
-            if !message.node.eq_ignore_ascii_case(node.as_str()) {
-                return Err(NotAFrame::WrongNode);
-            }
+        (category, kind) => {
+            let names_acceptor = matches!(kind, OPEN | RESUME) && matches!(peer, Peer::Edge(_));
             let category = Category::from_name(category).ok_or(NotAFrame::UnknownType)?;
             let id: SessionId = message.topic.parse().map_err(|_| NotAFrame::BadSession)?;
-            Body::Session(id, category, word(message)?)
+            let node = named(&message, peer, names_acceptor)?;
+            return Ok(Frame { node, body: Body::Session(id, category, word(message)?) });
         }
     };
-    Ok(Frame { node: node.clone(), body })
+    // Signs of life say nothing about a node, and their name is not looked at.
+    let node = match (&body, peer.node()) {
+        (Body::Ping(_) | Body::Pong(_), Some(node)) => node.clone(),
+        _ => named(&message, peer, false)?,
+    };
+    Ok(Frame { node, body })
+}
+
+/// The node that a message names: the link's own, or any if it may be another's.
+fn named(message: &StreamMsg, peer: &Peer, any: bool) -> Result<NodeName, NotAFrame> {
+    match peer {
+        Peer::Edge(node) | Peer::Cloud(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
+            Ok(node.clone())
+        }
+        Peer::Edge(_) | Peer::Cloud(_) if !any => Err(NotAFrame::WrongNode),
+        _ => message.node.parse().map_err(|_| NotAFrame::BadField),
+    }
 }
 
 fn parts(word: Word) -> (&'static str, String, Bytes) {
@@ -81,7 +106,7 @@ fn parts(word: Word) -> (&'static str, String, Bytes) {
     let (kind, control) = match word {
         Word::Data(bytes) => return ("tcp-forward", String::new(), bytes),
         Word::Open { target, limit, epoch, client } => {
-            return ("connecting", target.to_string(), pack(&Control { limit, epoch, client, ..blank }));
+            return (OPEN, target.to_string(), pack(&Control { limit, epoch, client, ..blank }));
         }
         Word::Opened { limit, epoch, instance } => {
             ("connected", Control { limit, epoch, instance: wire(instance), ..blank })
@@ -91,7 +116,7 @@ fn parts(word: Word) -> (&'static str, String, Bytes) {
         Word::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         Word::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
         Word::Resume { received, limit, epoch, instance } => {
-            ("resume", Control { received, limit, epoch, instance: wire(instance), ..blank })
+            (RESUME, Control { received, limit, epoch, instance: wire(instance), ..blank })
         }
         Word::Resumed { received, limit, epoch } => ("resumed", Control { received, limit, epoch, ..blank }),
         Word::Lost { epoch } => ("lost", Control { epoch, ..blank }),
@@ -103,10 +128,10 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
     if message.r#type == "tcp-forward" {
         return Ok(Word::Data(message.data));
     }
-    let c = Control::decode(message.data).map_err(|_| NotAFrame::BadField)?;
+    let c = control(&message)?;
     let refusal = || Refusal::new(Code::from_wire(c.code), &c.reason);
     Ok(match message.r#type.as_str() {
-        "connecting" => Word::Open {
+        OPEN => Word::Open {
             target: message.addr.parse().map_err(|_| NotAFrame::BadField)?,
             limit: c.limit,
             epoch: c.epoch,
@@ -119,7 +144,7 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
         "finish" => Word::Finish { total: c.total },
         "reset" => Word::Reset { epoch: c.epoch, refusal: refusal() },
         "credit" => Word::Credit { received: c.received, limit: c.limit },
-        "resume" => Word::Resume {
+        RESUME => Word::Resume {
             received: c.received,
             limit: c.limit,
             epoch: c.epoch,
@@ -129,6 +154,28 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
         "lost" => Word::Lost { epoch: c.epoch },
         _ => return Err(NotAFrame::UnknownType),
     })
+}
+
+fn between_pods(node: String, kind: &str, question: u64, said: Control) -> StreamMsg {
+    let data = pack(&Control { epoch: question, ..said });
+    let topic = question.to_string();
+    StreamMsg { node, category: STREAM.into(), r#type: kind.into(), topic, data, addr: String::new() }
+}
+
+fn about(found: &Found) -> Control {
+    let code = if found.here { Code::Over } else { Code::NotHere };
+    let heard = u64::try_from(found.heard.as_millis()).unwrap_or(u64::MAX);
+    Control { code: u32::from(code as u8), heard, instance: wire(found.instance), ..Control::default() }
+}
+
+fn found(c: &Control) -> Found {
+    let here = Code::from_wire(c.code) == Code::Over;
+    let heard = Duration::from_millis(c.heard);
+    Found { question: c.epoch, here, heard, instance: Instance::from_bytes(&c.instance) }
+}
+
+fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
+    Control::decode(message.data.clone()).map_err(|_| NotAFrame::BadField)
 }
 
 fn signal(node: String, kind: &str, number: Option<u64>) -> StreamMsg {
@@ -158,6 +205,11 @@ pub const STREAM: &str = "stream";
 /// Type of a ping in both dialects.
 pub const HEARTBEAT: &str = "heartbeat";
 const PONG: &str = "pong";
+const FIND: &str = "find";
+const FOUND: &str = "found";
+const DRAIN: &str = "drain";
+const OPEN: &str = "connecting";
+const RESUME: &str = "resume";
 
 #[cfg(test)]
 mod tests {
@@ -202,31 +254,58 @@ mod tests {
         fn every_frame_survives_the_wire(word in any_word(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
             let frame = Frame { node: node.clone(), body: Body::Session(SessionId::from_bits(bits), Category::Ssh, word) };
-            prop_assert_eq!(from_message(to_message(frame.clone()), &node), Ok(frame));
+            for peer in [Peer::Edge(node.clone()), Peer::Cloud(node), Peer::Pod] {
+                prop_assert_eq!(from_message(to_message(frame.clone()), &peer), Ok(frame.clone()));
+            }
         }
 
         #[test]
         fn no_message_makes_us_panic(kind in "[a-z-]{0,15}", topic in ".{0,40}", addr in ".{0,40}", data in prop::collection::vec(any::<u8>(), 0..80)) {
             let message = StreamMsg { node: "n".into(), category: "ssh".into(), r#type: kind, topic, data: data.into(), addr };
-            let _ = from_message(message, &"n".parse().unwrap());
+            for peer in [Peer::Edge("n".parse().unwrap()), Peer::Pod] {
+                let _ = from_message(message.clone(), &peer);
+            }
         }
     }
 
     #[test]
-    fn a_frame_for_another_node_is_dropped() {
-        let frame = Frame {
+    fn an_edge_speaks_for_itself_only_but_asks_for_any_node() {
+        let frame = |word| Frame {
             node: "a".parse().unwrap(),
-            body: Body::Session(SessionId::random(), Category::Ssh, Word::Finish { total: 1 }),
+            body: Body::Session(SessionId::random(), Category::Ssh, word),
         };
-        assert_eq!(from_message(to_message(frame), &"b".parse().unwrap()), Err(NotAFrame::WrongNode));
+        let open = Word::Open { target: "a:1".parse().unwrap(), limit: 1, epoch: 1, client: "c".into() };
+        let (edge, cloud) = (Peer::Edge("b".parse().unwrap()), Peer::Cloud("b".parse().unwrap()));
+        let finish = frame(Word::Finish { total: 1 });
+        assert_eq!(from_message(to_message(finish.clone()), &edge), Err(NotAFrame::WrongNode));
+        assert_eq!(from_message(to_message(finish), &cloud), Err(NotAFrame::WrongNode));
+        let open = frame(open);
+        assert_eq!(from_message(to_message(open.clone()), &cloud), Err(NotAFrame::WrongNode));
+        assert_eq!(from_message(to_message(open.clone()), &edge), Ok(open));
     }
 
     #[test]
-    fn pings_and_pongs_keep_their_numbers() {
+    fn signals_keep_their_numbers_and_only_pods_ask_for_nodes() {
         let node: NodeName = "edge-1".parse().unwrap();
-        for body in [Body::Ping(Some(7)), Body::Pong(Some(7)), Body::Ping(None)] {
+        let instance = Some(Instance::from_bits(9));
+        let found = Found { question: 3, here: true, heard: Duration::from_millis(1500), instance };
+        let away = Found { question: 0, here: false, heard: Duration::ZERO, instance: None };
+        let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
+        for (body, theirs, others) in [
+            (Body::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
+            (Body::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
+            (Body::Drain, edge.to_vec(), pod.to_vec()),
+            (Body::Find(5), pod.to_vec(), edge.to_vec()),
+            (Body::Found(found), pod.to_vec(), edge.to_vec()),
+            (Body::Found(away), pod.to_vec(), edge.to_vec()),
+        ] {
             let frame = Frame { node: node.clone(), body };
-            assert_eq!(from_message(to_message(frame.clone()), &node), Ok(frame));
+            for peer in &theirs {
+                assert_eq!(from_message(to_message(frame.clone()), peer), Ok(frame.clone()));
+            }
+            for peer in &others {
+                assert_eq!(from_message(to_message(frame.clone()), peer), Err(NotAFrame::UnknownType));
+            }
         }
     }
 }

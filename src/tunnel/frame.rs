@@ -1,6 +1,7 @@
 //! The neutral frames: what two ends of a link say to each other, whatever the dialect.
 
 use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -9,7 +10,8 @@ use crate::names::{Instance, NodeName, SessionId, Target};
 /// One message on a link. `protocol.md` calls the table of them section 2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// Which node it is for, or from: the edge at the end of the link, or the acceptor on a link between pods.
+    /// Which node it is about: on an edge's link that edge, but for Open and Resume, which name the acceptor; on a link
+    /// between pods the acceptor in all words about a session.
     pub node: NodeName,
     /// What is said.
     pub body: Body,
@@ -24,6 +26,25 @@ pub enum Body {
     Ping(Option<u64>),
     /// Everything before that ping has arrived.
     Pong(Option<u64>),
+    /// Between pods: is the node linked to you? The number is repeated by the answer.
+    Find(u64),
+    /// Between pods: the answer, or unasked that a node has come.
+    Found(Found),
+    /// From a pod: attach elsewhere, nothing is cut yet. From an edge: I have.
+    Drain,
+}
+
+/// What a pod says of a node, from its own links only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Which question it answers; 0 if nobody asked.
+    pub question: u64,
+    /// Whether the node is linked there.
+    pub here: bool,
+    /// How long ago the node was last heard there, in whole milliseconds.
+    pub heard: Duration,
+    /// The node's process, unless it speaks plain.
+    pub instance: Option<Instance>,
 }
 
 /// What is said about a session.
@@ -69,6 +90,22 @@ pub enum Category {
     Tcp,
     /// An HTTPS listener; the acceptor speaks TLS to the target.
     Https,
+}
+
+impl Word {
+    /// Which attempt it opens, resumes, answers or ends, for the words that say so.
+    pub fn epoch(&self) -> Option<u64> {
+        match self {
+            Self::Open { epoch, .. }
+            | Self::Opened { epoch, .. }
+            | Self::Refused { epoch, .. }
+            | Self::Reset { epoch, .. }
+            | Self::Resume { epoch, .. }
+            | Self::Resumed { epoch, .. }
+            | Self::Lost { epoch } => Some(*epoch),
+            Self::Data(_) | Self::Finish { .. } | Self::Credit { .. } => None,
+        }
+    }
 }
 
 /// Why a session was refused or reset: a code for programs, a sentence for people.

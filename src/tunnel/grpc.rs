@@ -11,20 +11,21 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::HeaderValue;
 use tracing::Span;
 
 pub use accept::{Call, Dismissal, Waiting, serve};
-pub use dial::{DialError, dial};
+pub use dial::{DialError, dial, dial_pod};
 
 use super::hello::Dialect;
 use super::link::{Puller, Voice};
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Peer};
 use super::plain::Plain;
 use super::session::end::LinkId;
 use super::table::Table;
 use crate::drain::Drain;
-use crate::names::NodeName;
+use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
 
 /// What every link of this process shares.
@@ -38,13 +39,16 @@ pub struct Ground {
     pub drain: Drain,
 }
 
-fn puller(node: NodeName, dialect: Dialect, table: &Arc<Table>) -> Puller {
+fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<Table>) -> Puller {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let outbox = Outbox::new(id, node.clone(), dialect != Dialect::Plain);
     let dialect = match dialect {
-        Dialect::Plain => Voice::Plain(Arc::new(Mutex::new(Plain::new(node)))),
+        Dialect::Plain => {
+            let node = peer.node().cloned().unwrap_or_else(NodeName::none);
+            Voice::Plain(Arc::new(Mutex::new(Plain::new(node))))
+        }
         Dialect::Extended(_) => Voice::Extended,
     };
+    let outbox = Outbox::new(id, peer, instance, matches!(dialect, Voice::Extended));
     Puller { outbox, table: table.clone(), dialect }
 }
 
@@ -58,9 +62,7 @@ where
     F::Output: Send,
 {
     fn execute(&self, task: F) {
-        self.0.spawn(Span::current(), async move {
-            task.await;
-        });
+        self.0.spawn(Span::current(), task.map(drop));
     }
 }
 
@@ -73,6 +75,8 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const FRAME: u32 = 64 * 1024;
 /// What waits below the pull is latency that no turn can mend; this much keeps the socket busy.
 const SEND_BUFFER: usize = 64 * 1024;
+/// Twice the bandwidth-delay product of 1 Gbit/s at 100 ms is 25 MB: then HTTP/2's own windows never hold a link.
+const POD_WINDOW: u32 = 32 << 20;
 /// Metadata of a call, in bytes.
 const METADATA: u32 = 16 * 1024;
 /// Long enough for a bad line, short enough to notice a dead one.

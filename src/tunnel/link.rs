@@ -1,5 +1,6 @@
 //! One link at work: the read loop, signs of life, and the pull side that its gRPC stream polls.
 
+mod alive;
 mod puller;
 
 use std::collections::VecDeque;
@@ -12,18 +13,19 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
 pub use puller::{Puller, Voice};
 
 use super::codec::inbound::next_piece;
 use super::codec::{BadStream, Reader, StreamMsg};
 use super::extension::from_message;
-use super::frame::{Body, Code, Refusal, Word};
+use super::frame::{Body, Code, Frame, Refusal, Word};
 use super::lock;
 use super::outbox::Outbox;
 use super::plain::{Heard, Meaning};
 use super::session::Parked;
 use super::table::{Event, Table};
-use crate::names::{Instance, SessionId};
+use crate::names::SessionId;
 use crate::telemetry::Metrics;
 
 /// One gRPC stream at work. Whoever drives it calls [`Self::next`] until it ends; dropping it ends the stream.
@@ -31,8 +33,6 @@ use crate::telemetry::Metrics;
 pub struct Link {
     /// Its sending side, which sessions run on.
     pub outbox: Arc<Outbox>,
-    /// The process at its other end, if that speaks extended.
-    pub instance: Option<Instance>,
     table: Arc<Table>,
     metrics: Metrics,
     dialect: Voice,
@@ -41,6 +41,8 @@ pub struct Link {
     incoming: Incoming,
     reader: Reader,
     events: VecDeque<Event>,
+    /// Bytes read since other tasks could last run.
+    since_rest: usize,
     alive: Alive,
     stall: Stall,
     /// The session that got data last.
@@ -50,8 +52,7 @@ pub struct Link {
 
 /// The other end, as the call has shown it.
 #[derive(Debug)]
-pub(super) struct Peer {
-    pub(super) instance: Option<Instance>,
+pub(super) struct Far {
     /// Whether it dialled us.
     pub(super) answers: bool,
     pub(super) incoming: Incoming,
@@ -88,16 +89,6 @@ impl LinkEnded {
     }
 }
 
-/// When the peer was last heard, and what is done about silence.
-#[derive(Debug)]
-struct Alive {
-    heard: Instant,
-    asked: Instant,
-    looked: Instant,
-    /// Silence after which the link is given up.
-    silence: Duration,
-}
-
 /// How long this plain link was left unread in the current ten seconds.
 #[derive(Debug)]
 struct Stall {
@@ -106,46 +97,44 @@ struct Stall {
 }
 
 impl Link {
-    pub(super) fn new(puller: &Puller, peer: Peer, metrics: Metrics) -> Self {
+    pub(super) fn new(puller: &Puller, far: Far, metrics: Metrics) -> Self {
         let now = Instant::now();
-        let silence = match (&puller.dialect, peer.answers) {
+        let silence = match (&puller.dialect, far.answers) {
             (Voice::Extended, _) => SILENT,
             (Voice::Plain(_), true) => SILENT_PLAIN_EDGE,
             (Voice::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
         };
         Self {
             outbox: puller.outbox.clone(),
-            instance: peer.instance,
             table: puller.table.clone(),
             metrics,
             dialect: puller.dialect.clone(),
-            answers: peer.answers,
-            incoming: peer.incoming,
+            answers: far.answers,
+            incoming: far.incoming,
             reader: Reader::default(),
             events: VecDeque::new(),
+            since_rest: 0,
             alive: Alive { heard: now, asked: now, looked: now, silence },
             stall: Stall { since: now, spent: Duration::ZERO },
             fed: None,
-            _connection: peer.connection.drop_guard(),
+            _connection: far.connection.drop_guard(),
         }
     }
 
     /// The next thing to be done for the peer. After an error the link is over; call [`Self::end`]. Cancel safe.
     pub async fn next(&mut self) -> Result<Event, LinkEnded> {
-        let mut since_rest = 0;
         loop {
+            // Each event is dealt with before the next frame is read: what it does may bear on that.
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            while let Some(message) = self.reader.message()? {
-                since_rest += message.data.len();
+            if let Some(message) = self.reader.message()? {
+                self.since_rest += message.data.len() + REST_EACH;
                 self.hear(message);
-                if since_rest >= REST_AFTER {
-                    since_rest = 0;
+                if self.since_rest >= REST_AFTER {
+                    self.since_rest = 0;
                     tokio::task::yield_now().await;
                 }
-            }
-            if !self.events.is_empty() {
                 continue;
             }
             self.keep_readers_ahead().await;
@@ -156,8 +145,8 @@ impl Link {
 
     /// Takes the link out of service. Returns the sessions that need another path.
     pub fn end(&self, why: &LinkEnded) -> Vec<Parked> {
-        let refusal =
-            Refusal::new(Code::GivenUp, format!("the link to node {} is gone: {why}", self.outbox.node));
+        let far = self.outbox.peer.node().map_or("a pod".into(), |node| format!("node {node}"));
+        let refusal = Refusal::new(Code::GivenUp, format!("the link to {far} is gone: {why}"));
         self.table.link_ended(&self.outbox, &refusal, Instant::now())
     }
 
@@ -170,6 +159,7 @@ impl Link {
                 biased;
                 piece = next_piece(incoming) => {
                     self.alive.heard = Instant::now();
+                    self.outbox.heard(self.alive.heard);
                     return piece.map_err(LinkEnded::Closed);
                 }
                 () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
@@ -207,8 +197,8 @@ impl Link {
     fn hear(&mut self, message: StreamMsg) {
         let now = Instant::now();
         let Voice::Plain(plain) = &self.dialect else {
-            match from_message(message, &self.outbox.node) {
-                Ok(frame) => self.hear_body(frame.body, now),
+            match from_message(message, &self.outbox.peer) {
+                Ok(frame) => self.hear_frame(frame, now),
                 Err(bad) => self.metrics.frames_dropped.count(bad.cause()),
             }
             return;
@@ -216,14 +206,16 @@ impl Link {
         let meaning = lock(plain).hear(message, now);
         match meaning {
             Meaning::Session(heard) => self.deliver(heard, now),
-            Meaning::Heartbeat => self.hear_body(Body::Ping(None), now),
+            Meaning::Heartbeat if self.answers => self.outbox.pong(None),
+            Meaning::Heartbeat => {}
             Meaning::Answered => self.outbox.rouse(),
             Meaning::Unknown(cause) => self.metrics.frames_dropped.count(cause),
         }
     }
 
-    fn hear_body(&mut self, body: Body, now: Instant) {
-        match body {
+    fn hear_frame(&mut self, frame: Frame, now: Instant) {
+        let node = frame.node;
+        match frame.body {
             Body::Ping(None) if !self.answers => {}
             Body::Ping(number) => self.outbox.pong(number),
             Body::Pong(Some(number)) => {
@@ -232,17 +224,28 @@ impl Link {
             }
             Body::Pong(None) => {}
             Body::Session(id, category, word) => {
-                self.events.extend(self.table.hear(&self.outbox, id, category, word, now));
+                self.events.extend(self.table.hear(&self.outbox, node, id, category, word, now));
             }
+            Body::Find(question) => self.events.push_back(Event::Find(node, question)),
+            Body::Found(found) => self.events.push_back(Event::Found(node, found)),
+            Body::Drain => self.events.push_back(Event::Drain),
         }
     }
 
     fn deliver(&mut self, heard: Heard, now: Instant) {
+        let Some(node) = self.outbox.peer.node().cloned() else { return };
         for word in heard.words {
             if matches!(word, Word::Data(_)) {
                 self.fed = Some(heard.id);
             }
-            self.events.extend(self.table.hear(&self.outbox, heard.id, heard.category, word, now));
+            self.events.extend(self.table.hear(
+                &self.outbox,
+                node.clone(),
+                heard.id,
+                heard.category,
+                word,
+                now,
+            ));
         }
     }
 
@@ -270,27 +273,10 @@ impl Link {
     }
 }
 
-impl Alive {
-    /// When to look for signs of life next.
-    fn next(&self) -> Instant {
-        (self.heard.max(self.asked) + PING_AFTER)
-            .min(self.looked + PING_AFTER * 2)
-            .max(self.looked + LOOK_EVERY)
-    }
-}
-
-/// A peer that was not heard for this long is asked for a sign of life.
-const PING_AFTER: Duration = Duration::from_secs(5);
-/// A link on which nothing at all was heard for this long is given up.
-const SILENT: Duration = Duration::from_secs(15);
-/// The least time between two looks, so that clocks that stand still do not make us spin.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// SuperEdge's heartbeat, which a plain pod answers.
-const HEARTBEAT_EVERY: Duration = Duration::from_secs(60);
-/// A plain edge sends a heartbeat each 60 s; HTTP/2's own pings notice a dead one much sooner.
-const SILENT_PLAIN_EDGE: Duration = Duration::from_secs(150);
 /// The read loop gives way to other tasks after so many bytes.
 const REST_AFTER: usize = 256 * 1024;
+/// What a message counts for in that, beside its bytes.
+const REST_EACH: usize = 128;
 /// Unread bytes of a plain peer's session at which its link is left unread.
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// How long a plain link may be left unread in each [`STALL_PERIOD`], all sessions together.

@@ -4,11 +4,14 @@
 //! take it, under the session's lock, so order and fairness are decided at the last moment. Two locks, never both at
 //! once: this one says who is next, the session's says what.
 
+mod members;
+mod say;
+mod speaker;
 mod waiting;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,22 +19,29 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use members::Members;
+pub(super) use say::unknown;
+use speaker::Speaker;
+pub(super) use speaker::{Spoken, Wish};
 use waiting::{Next, Waiting};
 
-use super::frame::{Body, Category, Code, Frame, Refusal, Word};
+use super::frame::{Frame, Word};
+use super::lane::Lane;
 use super::lock;
 use super::schedule::{SMALL, Schedule, Turn};
 use super::session::Shared;
 use super::session::end::LinkId;
-use crate::names::{NodeName, SessionId};
+use crate::names::{Instance, NodeName};
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
 pub struct Outbox {
     /// Which link.
     pub id: LinkId,
-    /// Whose link.
-    pub node: NodeName,
+    /// Who is at its other end.
+    pub peer: Peer,
+    /// The process at its other end, if that speaks extended.
+    pub instance: Option<Instance>,
     /// Whether the peer can take sessions up again on another link.
     pub resumes: bool,
     /// Told when a reader of a plain link's session has taken something.
@@ -41,83 +51,115 @@ pub struct Outbox {
     closed: CancellationToken,
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
-    members: Mutex<Option<HashMap<SessionId, Weak<Shared>>>>,
+    members: Mutex<Option<Members>>,
     round_trip_micros: AtomicU64,
+    made: Instant,
+    /// When the peer was last heard, in milliseconds since the link was made.
+    heard_millis: AtomicU64,
 }
 
-/// Someone who wants to speak.
-#[derive(Debug)]
-pub(super) struct Wish {
-    /// Has an answer or credit, which overtake data.
-    pub(super) control: bool,
-    /// Has data: where its account stands, and how many bytes.
-    pub(super) data: Option<(u64, usize)>,
+/// Who is at the other end of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Peer {
+    /// An edge, as its pod sees it: the node that it has proved to be.
+    Edge(NodeName),
+    /// The cloud, as an edge sees it: which node we are.
+    Cloud(NodeName),
+    /// Another pod of this cloud.
+    Pod,
+}
+
+impl Peer {
+    /// Whose link it is; none between pods.
+    pub fn node(&self) -> Option<&NodeName> {
+        match self {
+            Self::Edge(node) | Self::Cloud(node) => Some(node),
+            Self::Pod => None,
+        }
+    }
 }
 
 impl Outbox {
-    /// The sending side of a new link to or from `node`. A link whose peer `resumes` is paced.
-    pub fn new(id: LinkId, node: NodeName, resumes: bool) -> Arc<Self> {
+    /// The sending side of a new link to `peer`. A link whose peer `resumes` is paced.
+    pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, resumes: bool) -> Arc<Self> {
         Arc::new(Self {
             id,
-            node,
+            peer,
+            instance,
             resumes,
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
-            members: Mutex::new(Some(HashMap::new())),
+            members: Mutex::new(Some(Members::default())),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
+            made: Instant::now(),
+            heard_millis: AtomicU64::new(0),
         })
     }
 
     /// The next frame to say; none once the link is closed. Cancel safe: a frame is handed out once and only if ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
-            let body = match std::task::ready!(self.poll_next(cx, now)) {
+            let (speaker, word) = match std::task::ready!(self.poll_next(cx, now)) {
                 None => return Poll::Ready(None),
-                Some(Next::Frame(body)) => body,
+                Some(Next::Frame(body)) => {
+                    let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
+                    return Poll::Ready(Some(Frame { node, body }));
+                }
                 Some(Next::Reply(frame)) => return Poll::Ready(Some(frame)),
-                Some(Next::Control(session)) => match session.speak_control(self.id) {
-                    Some(word) => Body::Session(session.id, session.category, word),
-                    None => continue,
-                },
-                Some(Next::Turn { turn, longest, small_only }) => {
-                    let session = turn.key.clone();
-                    match self.take_turn(turn, longest, small_only) {
-                        Some(word) => Body::Session(session.id, session.category, word),
-                        None => continue,
+                Some(Next::Control(speaker)) => {
+                    let (word, again) = speaker.speak_control(self.id, now);
+                    if again {
+                        self.lock().control.push_back(speaker.clone());
                     }
+                    (speaker, word)
+                }
+                Some(Next::Turn { turn, longest, small_only }) => {
+                    (turn.key.clone(), self.take_turn(turn, longest, small_only, now))
                 }
             };
-            return Poll::Ready(Some(Frame { node: self.node.clone(), body }));
+            self.forget_if_over(&speaker);
+            if let Some(word) = word {
+                return Poll::Ready(Some(self.frame(speaker.about(), word)));
+            }
         }
     }
 
     /// Lets a session wait for its turn.
     pub(super) fn enter(&self, session: &Arc<Shared>, wish: &Wish) {
+        self.wait(&Speaker::Own(session.clone()), wish);
+    }
+
+    /// Lets what passes wait for its turn.
+    pub(super) fn enter_lane(&self, lane: &Arc<Lane>, wish: &Wish) {
+        self.wait(&Speaker::Passing(lane.clone()), wish);
+    }
+
+    fn wait(&self, speaker: &Speaker, wish: &Wish) {
         let mut waiting = self.lock();
-        if waiting.closed {
+        if waiting.closed || !wish.control && wish.data.is_none() {
             return;
         }
         if wish.control {
-            waiting.control.push_back(session.clone());
+            waiting.control.push_back(speaker.clone());
         }
         if let Some((account, backlog)) = wish.data {
             let longest = waiting.longest_frame();
-            waiting.turns.enter(session.clone(), account, backlog, longest);
+            waiting.turns.enter(speaker.clone(), account, backlog, longest);
         }
         waiting.wake();
     }
 
-    /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
-    pub(super) fn reply(&self, id: SessionId, category: Category, word: Word) {
-        let mut waiting = self.lock();
-        if waiting.replies.len() < MOST_REPLIES {
-            waiting
-                .replies
-                .push_back(Frame { node: self.node.clone(), body: Body::Session(id, category, word) });
-            waiting.wake();
-        }
+    /// The peer was heard just now.
+    pub(super) fn heard(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.made).as_millis();
+        self.heard_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// How long ago the peer was last heard.
+    pub fn silence(&self) -> Duration {
+        self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
     }
 
     /// Asks the peer for a sign of life.
@@ -191,53 +233,10 @@ impl Outbox {
         self.lock().closed
     }
 
-    /// Number of sessions whose path this link is.
-    pub fn sessions(&self) -> usize {
-        lock(&self.members).as_ref().map_or(0, HashMap::len)
-    }
-
     /// Entries that wait to be said: answers, and sessions with control or data, stale ones among them.
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
         waiting.replies.len() + waiting.control.len() + waiting.turns.len()
-    }
-
-    /// Makes the session known as one that runs here. False if the link has ended.
-    pub(super) fn join(&self, session: &Arc<Shared>) -> bool {
-        let mut members = lock(&self.members);
-        if let Some(members) = members.as_mut() {
-            members.insert(session.id, Arc::downgrade(session));
-        }
-        members.is_some()
-    }
-
-    /// The session runs elsewhere, or is over.
-    pub(super) fn part(&self, id: SessionId) {
-        if let Some(members) = lock(&self.members).as_mut() {
-            members.remove(&id);
-        }
-    }
-
-    /// Closes the link for good and returns all that ran on it.
-    pub(super) fn disband(&self) -> Vec<Arc<Shared>> {
-        self.close();
-        let members = lock(&self.members).take();
-        members.into_iter().flatten().filter_map(|(_, session)| session.upgrade()).collect()
-    }
-
-    /// Unread bytes of a session that runs here.
-    pub(super) fn queued(&self, id: SessionId) -> usize {
-        let session = lock(&self.members).as_ref().and_then(|m| m.get(&id)).and_then(Weak::upgrade);
-        session.map_or(0, |s| s.queued())
-    }
-
-    /// Resets the session with most unread bytes.
-    pub(super) fn reset_fullest(&self) {
-        let members: Vec<_> = lock(&self.members).iter().flatten().filter_map(|(_, s)| s.upgrade()).collect();
-        if let Some(session) = members.into_iter().max_by_key(|s| s.queued()) {
-            session
-                .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
-        }
     }
 
     fn poll_next(&self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
@@ -245,9 +244,9 @@ impl Outbox {
     }
 
     /// Lets the session speak, and wait again if it has more to say.
-    fn take_turn(&self, turn: Turn<Arc<Shared>>, longest: usize, small_only: bool) -> Option<Word> {
+    fn take_turn(&self, turn: Turn<Speaker>, longest: usize, small_only: bool, now: Instant) -> Option<Word> {
         let most = if small_only { SMALL } else { usize::MAX };
-        let spoken = turn.key.speak_turn(self.id, &turn, longest, most);
+        let spoken = turn.key.speak_turn(self.id, &turn, longest, most, now);
         let mut waiting = self.lock();
         if spoken.bytes > 0 {
             waiting.turns.said(spoken.account);
@@ -264,11 +263,6 @@ impl Outbox {
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         lock(&self.waiting)
     }
-}
-
-/// The reply to a session that we do not know.
-pub(super) fn unknown(epoch: u64) -> Word {
-    Word::Reset { epoch, refusal: Refusal::new(Code::Unknown, "this process does not know the session") }
 }
 
 /// Replies that may wait: beyond it the peer is flooding, and gets none.

@@ -79,6 +79,8 @@ impl Plain {
                 None
             }
             Body::Session(id, category, word) => self.say_word(id, category, word, now),
+            // Never said on a plain link: its outbox takes no signals.
+            Body::Find(_) | Body::Found(_) | Body::Drain => None,
         }
     }
 
@@ -125,6 +127,10 @@ impl Plain {
             }
             Word::Reset { refusal, .. } => {
                 self.end(id, if refusal.code == Code::Over { "EOF" } else { &refusal.reason });
+                return None;
+            }
+            Word::Lost { .. } => {
+                self.end(id, "the session went another way");
                 return None;
             }
             _ => return None,

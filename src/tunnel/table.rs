@@ -1,6 +1,7 @@
 //! Every session of this process.
 
 mod ended;
+mod hear;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -11,10 +12,12 @@ use tokio::time::Instant;
 
 use ended::Ended;
 
+use super::asked::Asked;
 use super::budget::Budget;
-use super::frame::{Category, Code, Refusal, Word};
+use super::frame::{Category, Code, Found, Refusal};
 use super::lock;
-use super::outbox::{Outbox, unknown};
+use super::middle::Middle;
+use super::outbox::Outbox;
 use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
 use super::session::end::End;
@@ -48,6 +51,7 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    pub(super) middle: Middle,
 }
 
 /// What a frame, or the end of a link, asks the wiring to do.
@@ -57,6 +61,14 @@ pub enum Event {
     Offer(Offer),
     /// A session that was opened here has lost its path.
     Parked(Parked),
+    /// Somebody wants to reach a node through this pod.
+    Asked(Asked),
+    /// A pod asks whether a node is linked here; the number is to be repeated.
+    Find(NodeName, u64),
+    /// A pod tells of a node.
+    Found(NodeName, Found),
+    /// The pod wants its edge to attach elsewhere; or the edge says that it has.
+    Drain,
 }
 
 /// There are as many sessions as there may be, or no memory is left to promise.
@@ -67,6 +79,9 @@ pub struct Full;
 impl Table {
     /// An empty table of the process `instance`.
     pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
+        let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
+        let most = MOST_PASSING.min(limits.memory).max(largest);
+        let middle = Middle::new(most, limits.memory.max(most));
         Arc::new(Self {
             instance,
             metrics,
@@ -76,6 +91,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            middle,
         })
     }
 
@@ -124,49 +140,42 @@ impl Table {
         Ok(Opening::new(shared))
     }
 
-    /// One frame about a session, from the link of `outbox`.
-    pub fn hear(
-        self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
-        id: SessionId,
-        category: Category,
-        word: Word,
-        now: Instant,
-    ) -> Option<Event> {
-        let known = self.shard(id).get(&id).cloned();
-        match (known, word) {
-            (Some(shared), word) => {
-                let parks = matches!(word, Word::Lost { .. });
-                if !shared.hear(outbox, word, now) {
-                    self.metrics.frames_dropped.count("out_of_place");
-                    return None;
-                }
-                if parks { shared.parked().map(Event::Parked) } else { None }
-            }
-            (None, Word::Open { target, limit, epoch, client }) => {
-                self.offered(outbox, id, category, (target, client), (limit, epoch))
-            }
-            (None, Word::Resume { epoch, .. }) => {
-                outbox.reply(id, category, unknown(epoch));
-                None
-            }
-            (None, _) => {
-                self.metrics.frames_dropped.count("unknown_session");
-                None
-            }
-        }
-    }
-
-    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume. Returns the sessions
-    /// for which a new path is to be sought.
+    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and tells the other side
+    /// of what passed through. Returns the sessions for which a new path is to be sought.
     pub fn link_ended(&self, outbox: &Outbox, why: &Refusal, now: Instant) -> Vec<Parked> {
         let why = (!outbox.resumes).then(|| why.clone());
         let mut parked = Vec::new();
-        for shared in outbox.disband() {
+        let (own, passing) = outbox.disband();
+        for shared in own {
             shared.link_ended(outbox.id, why.clone(), now);
             parked.extend(shared.parked());
         }
+        self.middle.link_ended(outbox.id, passing);
         parked
+    }
+
+    /// The sessions that were opened here and run on that link, to `node` if one is given, let go of it and say so
+    /// there. Returns them: a new path is to be sought for each.
+    pub fn leave(&self, outbox: &Arc<Outbox>, node: Option<&NodeName>) -> Vec<Parked> {
+        let meant = |session: &Arc<Shared>| node.is_none_or(|node| session.node == *node);
+        let mut parked = Vec::new();
+        for session in outbox.own().into_iter().filter(meant) {
+            session.leave(outbox);
+            parked.extend(session.parked());
+        }
+        parked
+    }
+
+    /// What passes through that link goes another way: both ends of each session hear so.
+    pub fn release(&self, outbox: &Outbox) {
+        for id in outbox.passing() {
+            self.middle.lose(id, None);
+        }
+    }
+
+    /// Sessions that only pass through, or seek their way to a node, and the bytes that wait for them.
+    pub fn passing(&self) -> (usize, usize) {
+        (self.middle.len(), self.middle.queued())
     }
 
     /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
@@ -219,43 +228,6 @@ impl Table {
         }
     }
 
-    fn offered(
-        self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
-        id: SessionId,
-        category: Category,
-        (target, client): (Target, String),
-        (limit, epoch): (u64, u64),
-    ) -> Option<Event> {
-        let refused = if lock(&self.ended).contains(id) {
-            Some(Refusal::new(Code::Unknown, "this session has ended"))
-        } else if self.len() >= self.limits.sessions {
-            Some(Refusal::new(Code::Busy, "too many sessions at the node"))
-        } else if outbox.is_behind() {
-            Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
-        } else {
-            None
-        };
-        let halves = if refused.is_none() { self.halves() } else { None };
-        let Some((send, mut recv)) = halves else {
-            let refusal = refused.unwrap_or_else(|| {
-                Refusal::new(Code::Busy, "no memory left for another session at the node")
-            });
-            outbox.reply(id, category, Word::Refused { epoch, refusal });
-            return None;
-        };
-        if !outbox.resumes {
-            recv.lift_limit();
-        }
-        let end = End::acceptor(outbox.id, epoch, limit, send, recv);
-        let node = outbox.node.clone();
-        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
-        outbox.join(&shared);
-        self.insert(&shared);
-        let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };
-        Some(Event::Offer(Offer::new(shared, target, client, patience)))
-    }
-
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
         if self.len() >= self.limits.sessions {
             return None;
@@ -276,13 +248,12 @@ impl Table {
     }
 }
 
+/// Bytes that may wait for one session that passes through, in one direction: as far as there is memory for that, and
+/// never below the largest window.
+const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);
-/// How long an edge may dial: less than the 12 s a front end waits.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for a plain pod, which waits 5 s.
-const PLAIN_PATIENCE: Duration = Duration::from_millis(4500);

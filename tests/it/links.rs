@@ -6,6 +6,7 @@ use tokio::time::{Instant, sleep};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
+use tunnel::tunnel::Peer;
 use tunnel::tunnel::extension::from_message;
 use tunnel::tunnel::frame::Body;
 
@@ -190,7 +191,9 @@ async fn a_silent_link_is_pinged_and_given_up() {
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let begun = Instant::now();
     let ping = silent.next().await.unwrap();
-    let Body::Ping(number) = from_message(ping, &silent.node).unwrap().body else { panic!("a ping") };
+    let Body::Ping(number) = from_message(ping, &Peer::Cloud(silent.node.clone())).unwrap().body else {
+        panic!("a ping")
+    };
     assert!(number.is_some() && begun.elapsed().as_secs() == 5, "{:?}", begun.elapsed());
     while silent.next().await.is_some() {}
     assert_eq!(begun.elapsed().as_secs(), 15);

@@ -28,7 +28,7 @@ impl Turns {
         match body {
             Body::Ping(number) => self.pong = *number,
             Body::Pong(_) => self.unanswered = 0,
-            Body::Session(..) => {}
+            _ => {}
         }
     }
 
@@ -56,9 +56,9 @@ impl Turns {
                     ledger.fault("a pong that answers no ping, or not the newest");
                 }
             }
-            Body::Session(id, _, Word::Open { client, .. }) => ledger.knows(*id, client),
+            Body::Session(id, _, Word::Open { target, .. }) => ledger.knows(*id, target),
             Body::Session(id, _, Word::Data(bytes)) => self.data(*id, bytes.len(), ledger),
-            Body::Session(..) => {}
+            _ => {}
         }
     }
 

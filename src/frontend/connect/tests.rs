@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 
 use crate::names::Instance;
 use crate::net::Duplex;
+use crate::tunnel::Peer;
 use crate::tunnel::frame::Body;
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::Windows;
@@ -91,7 +92,7 @@ async fn session(drain: &Drain) -> (Session, Session) {
     let grace = Duration::from_secs(60);
     let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || Table::new(Instance::random(), limits.clone(), Metrics::edge());
-    let outbox = |n| Outbox::new(LinkId(n), "node1".parse().unwrap(), false);
+    let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, false);
     let (near, far, opener, acceptor) = (outbox(1), outbox(2), table(), table());
     let (offers, mut offered) = mpsc::channel::<Offer>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
@@ -99,7 +100,9 @@ async fn session(drain: &Drain) -> (Session, Session) {
         drain.spawn(Span::none(), async move {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
                 let Body::Session(id, category, word) = frame.body else { continue };
-                if let Some(Event::Offer(offer)) = to.hear(&back, id, category, word, Instant::now()) {
+                if let Some(Event::Offer(offer)) =
+                    to.hear(&back, frame.node, id, category, word, Instant::now())
+                {
                     offers.try_send(offer).unwrap();
                 }
             }

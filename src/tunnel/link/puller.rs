@@ -59,10 +59,10 @@ impl Puller {
 
     fn say(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
         let heard = lock(plain).say(frame, now);
-        let Some(heard) = heard else { return };
+        let Some((heard, node)) = heard.zip(self.outbox.peer.node()) else { return };
         for word in heard.words {
             // What a session hears of its own words never asks the wiring for anything.
-            let _ = self.table.hear(&self.outbox, heard.id, heard.category, word, now);
+            let _ = self.table.hear(&self.outbox, node.clone(), heard.id, heard.category, word, now);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Who waits to speak on one link, and who is next.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
@@ -9,7 +8,7 @@ use tokio::time::Instant;
 use super::super::frame::{Body, Frame};
 use super::super::pace::Pace;
 use super::super::schedule::{Schedule, Turn};
-use super::super::session::Shared;
+use super::Speaker;
 
 /// Everything that waits for one link, under the outbox's lock.
 #[derive(Debug)]
@@ -17,10 +16,11 @@ pub(super) struct Waiting {
     pub(super) closed: bool,
     pub(super) pong: Option<Option<u64>>,
     pub(super) ping: bool,
-    /// Answers about sessions that are not ours; bounded by [`MOST_REPLIES`].
+    /// Signals, last words, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the words of
+    /// own sessions.
     pub(super) replies: VecDeque<Frame>,
-    pub(super) control: VecDeque<Arc<Shared>>,
-    pub(super) turns: Schedule<Arc<Shared>>,
+    pub(super) control: VecDeque<Speaker>,
+    pub(super) turns: Schedule<Speaker>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
     puller: Option<Waker>,
@@ -30,8 +30,8 @@ pub(super) struct Waiting {
 pub(super) enum Next {
     Frame(Body),
     Reply(Frame),
-    Control(Arc<Shared>),
-    Turn { turn: Turn<Arc<Shared>>, longest: usize, small_only: bool },
+    Control(Speaker),
+    Turn { turn: Turn<Speaker>, longest: usize, small_only: bool },
 }
 
 impl Waiting {

@@ -5,6 +5,7 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use tunnel::names::NodeName;
+use tunnel::tunnel::Peer;
 use tunnel::tunnel::codec::{BadStream, Reader, StreamMsg, encode};
 use tunnel::tunnel::extension::{from_message, to_message};
 use tunnel::tunnel::frame::Body;
@@ -41,9 +42,11 @@ fn send_on(message: &StreamMsg) {
     let wire = encode(message.clone()).to_bytes();
     assert_eq!(read(&wire, wire.len()), (vec![message.clone()], None), "a message changes on its way");
     let Ok(node) = message.node.parse::<NodeName>() else { return };
-    let Ok(frame) = from_message(message.clone(), &node) else { return };
-    let again = from_message(to_message(frame.clone()), &node);
-    // A pong without a number is a plain peer's, whose pongs look like its pings.
-    let expected = if frame.body == Body::Pong(None) { Body::Ping(None) } else { frame.body };
-    assert_eq!(again.map(|f| f.body), Ok(expected), "a frame changes on its way");
+    for peer in [Peer::Edge(node), Peer::Pod] {
+        let Ok(frame) = from_message(message.clone(), &peer) else { continue };
+        let again = from_message(to_message(frame.clone()), &peer);
+        // A pong without a number is a plain peer's, whose pongs look like its pings.
+        let expected = if frame.body == Body::Pong(None) { Body::Ping(None) } else { frame.body };
+        assert_eq!(again.map(|f| f.body), Ok(expected), "a frame changes on its way");
+    }
 }

@@ -10,6 +10,7 @@ use http_body::{Body as _, Frame as Piece};
 use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tunnel::names::{Instance, NodeName, SessionId};
+use tunnel::tunnel::Peer;
 use tunnel::tunnel::codec::{Reader, StreamMsg, encode};
 use tunnel::tunnel::extension::{from_message, to_message};
 use tunnel::tunnel::frame::{Body, Category, Frame, Word};
@@ -126,7 +127,7 @@ impl Call {
     pub(crate) async fn word(&mut self) -> (SessionId, Word) {
         loop {
             let message = self.hears().await;
-            match from_message(message, &self.node).unwrap().body {
+            match from_message(message, &Peer::Cloud(self.node.clone())).unwrap().body {
                 Body::Session(_, _, Word::Credit { .. }) => {}
                 Body::Session(id, _, word) => return (id, word),
                 other => panic!("{other:?}"),

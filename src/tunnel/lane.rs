@@ -1,0 +1,214 @@
+//! What waits on one link for a session that only passes through.
+//!
+//! A lane belongs to one binding and one direction: a session that is bound anew gets new lanes, so what a late thread
+//! still puts into an old one is never said. Data, Finish, Reset and Lost stay in order; the other words overtake them.
+//! Open, Opened, Resume and Resumed empty what waits, credits too (`protocol.md` 4 and its Traps 1, 2, 3).
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use bytes::{Bytes, BytesMut};
+
+use super::budget::Share;
+use super::frame::{Category, Word};
+use super::lock;
+use super::outbox::{Spoken, Wish};
+use super::schedule::Turn;
+use crate::names::{NodeName, SessionId};
+
+/// One direction of a session that passes through, on the link that it leaves by.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) id: SessionId,
+    pub(super) category: Category,
+    pub(super) node: NodeName,
+    queue: Mutex<Queue>,
+}
+
+/// More waits than may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Full;
+
+#[derive(Debug)]
+struct Queue {
+    /// Open, Opened, Refused, Resume or Resumed.
+    answer: Option<Word>,
+    credit: Option<Word>,
+    /// Data, Finish, Reset, Lost.
+    ordered: VecDeque<Word>,
+    /// Bytes of data in `ordered`.
+    bytes: usize,
+    /// What `ordered` takes: bytes, and an overhead for each frame of data.
+    taken: Share,
+    most: usize,
+    /// Nothing more is taken: the last word waits, or was said.
+    sealed: bool,
+    account: u64,
+    in_control: bool,
+    in_turns: bool,
+}
+
+impl Lane {
+    /// An empty lane in which at most `most` bytes wait, out of `budget` too.
+    pub(super) fn new(
+        id: SessionId,
+        category: Category,
+        node: NodeName,
+        most: usize,
+        budget: Share,
+    ) -> Arc<Self> {
+        let queue = Queue {
+            answer: None,
+            credit: None,
+            ordered: VecDeque::new(),
+            bytes: 0,
+            taken: budget,
+            most,
+            sealed: false,
+            account: 0,
+            in_control: false,
+            in_turns: false,
+        };
+        Arc::new(Self { id, category, node, queue: Mutex::new(queue) })
+    }
+
+    /// One more word for the link. What comes behind a last word is dropped.
+    pub(super) fn push(&self, word: Word) -> Result<Wish, Full> {
+        let mut queue = lock(&self.queue);
+        if queue.sealed {
+            return Ok(Wish::default());
+        }
+        match word {
+            Word::Open { .. } | Word::Opened { .. } | Word::Resume { .. } | Word::Resumed { .. } => {
+                queue.empty();
+                queue.answer = Some(word);
+            }
+            Word::Refused { .. } => {
+                queue.empty();
+                queue.sealed = true;
+                queue.answer = Some(word);
+            }
+            Word::Credit { .. } => queue.credit = Some(word),
+            Word::Data(bytes) => queue.data(bytes)?,
+            Word::Finish { .. } => queue.ordered.push_back(word),
+            Word::Reset { .. } | Word::Lost { .. } => {
+                queue.credit = None;
+                queue.sealed = true;
+                queue.ordered.push_back(word);
+            }
+        }
+        Ok(queue.wish())
+    }
+
+    /// Instead of all that waits, this last word is said.
+    pub(super) fn cut(&self, word: Word) -> Wish {
+        let mut queue = lock(&self.queue);
+        if queue.sealed {
+            return Wish::default();
+        }
+        let answer = queue.answer.take();
+        queue.empty();
+        queue.answer = answer;
+        queue.sealed = true;
+        queue.ordered.push_back(word);
+        queue.wish()
+    }
+
+    /// Nothing more is said.
+    pub(super) fn close(&self) {
+        let mut queue = lock(&self.queue);
+        queue.empty();
+        queue.sealed = true;
+    }
+
+    /// Whether its last word was said.
+    pub(super) fn is_over(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
+    }
+
+    /// What it says before data, if anything, and whether it has more to say before data.
+    pub(super) fn speak_control(&self) -> (Option<Word>, bool) {
+        let mut queue = lock(&self.queue);
+        let word = queue.answer.take().or_else(|| queue.credit.take());
+        queue.in_control = queue.credit.is_some();
+        (word, queue.in_control)
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if more than `most` wait.
+    pub(super) fn speak_turn<K>(&self, turn: &Turn<K>, longest: usize, most: usize) -> Spoken {
+        let mut queue = lock(&self.queue);
+        let held = queue.bytes > most;
+        let word = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
+        let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
+        let account = if held { turn.starts() } else { turn.account_after(bytes) };
+        queue.account = account;
+        let backlog = queue.backlog();
+        queue.in_turns = backlog.is_some();
+        Spoken { word, bytes, account, backlog }
+    }
+}
+
+impl Queue {
+    fn empty(&mut self) {
+        self.answer = None;
+        self.credit = None;
+        self.ordered = VecDeque::new();
+        self.bytes = 0;
+        self.taken.set(0);
+    }
+
+    fn data(&mut self, bytes: Bytes) -> Result<(), Full> {
+        let last = match self.ordered.back_mut() {
+            Some(Word::Data(last)) if last.len() + bytes.len() <= MERGED => Some(last),
+            _ => None,
+        };
+        let cost = bytes.len() + if last.is_some() { 0 } else { OVERHEAD };
+        if self.taken.held() + cost > self.most || !self.taken.grow(cost) {
+            return Err(Full);
+        }
+        self.bytes += bytes.len();
+        if let Some(last) = last {
+            let mut both = BytesMut::with_capacity(last.len() + bytes.len());
+            both.extend_from_slice(last);
+            both.extend_from_slice(&bytes);
+            *last = both.freeze();
+        } else {
+            self.ordered.push_back(Word::Data(bytes));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, longest: usize) -> Option<Word> {
+        let word = self.ordered.pop_front()?;
+        let Word::Data(mut bytes) = word else { return Some(word) };
+        let rest = bytes.split_off(longest.min(bytes.len()));
+        self.bytes -= bytes.len();
+        let mut cost = bytes.len();
+        if rest.is_empty() {
+            cost += OVERHEAD;
+        } else {
+            self.ordered.push_front(Word::Data(rest));
+        }
+        self.taken.set(self.taken.held() - cost);
+        Some(Word::Data(bytes))
+    }
+
+    /// Bytes of data that wait; none if nothing at all does.
+    fn backlog(&self) -> Option<usize> {
+        (!self.ordered.is_empty()).then_some(self.bytes)
+    }
+
+    fn wish(&mut self) -> Wish {
+        let control = !self.in_control && (self.answer.is_some() || self.credit.is_some());
+        let data = if self.in_turns { None } else { self.backlog() };
+        self.in_control |= control;
+        self.in_turns |= data.is_some();
+        Wish { control, data: data.map(|backlog| (self.account, backlog)) }
+    }
+}
+
+/// What a frame costs beside its bytes.
+const OVERHEAD: usize = 128;
+/// Small pieces that follow one another are joined up to this many bytes, so that keystrokes in a queue cost little.
+const MERGED: usize = 4 * 1024;

@@ -1,0 +1,104 @@
+//! Which sessions run on one link.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use super::super::frame::{Code, Refusal};
+use super::super::lane::Lane;
+use super::super::lock;
+use super::super::session::Shared;
+use super::{Outbox, Speaker};
+use crate::names::SessionId;
+
+/// The sessions that run on a link: those with an end here, and those that only pass through.
+#[derive(Debug, Default)]
+pub(super) struct Members {
+    own: HashMap<SessionId, Weak<Shared>>,
+    passing: HashMap<SessionId, Arc<Lane>>,
+}
+
+impl Outbox {
+    /// Number of sessions whose path this link is, those that only pass through among them.
+    pub fn sessions(&self) -> usize {
+        lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.passing.len())
+    }
+
+    /// Makes the session known as one that runs here. False if the link has ended.
+    pub(in super::super) fn join(&self, session: &Arc<Shared>) -> bool {
+        let mut members = lock(&self.members);
+        if let Some(members) = members.as_mut() {
+            members.own.insert(session.id, Arc::downgrade(session));
+        }
+        members.is_some()
+    }
+
+    /// The session runs elsewhere, or is over.
+    pub(in super::super) fn part(&self, id: SessionId) {
+        if let Some(members) = lock(&self.members).as_mut() {
+            members.own.remove(&id);
+        }
+    }
+
+    /// Makes the lane known as one that leads through here; an older one of its session says no more. False if the
+    /// link has ended.
+    pub(in super::super) fn pass(&self, lane: &Arc<Lane>) -> bool {
+        let mut members = lock(&self.members);
+        let Some(passing) = members.as_mut().map(|members| &mut members.passing) else { return false };
+        let older = passing.insert(lane.id, lane.clone());
+        drop(members);
+        if let Some(older) = older {
+            older.close();
+        }
+        true
+    }
+
+    /// The lane leads through here no more.
+    pub(in super::super) fn leave_lane(&self, lane: &Arc<Lane>) {
+        if let Some(members) = lock(&self.members).as_mut()
+            && members.passing.get(&lane.id).is_some_and(|known| Arc::ptr_eq(known, lane))
+        {
+            members.passing.remove(&lane.id);
+        }
+    }
+
+    pub(super) fn forget_if_over(&self, speaker: &Speaker) {
+        if let Speaker::Passing(lane) = speaker
+            && lane.is_over()
+        {
+            self.leave_lane(lane);
+        }
+    }
+
+    /// Sessions that pass through here.
+    pub(in super::super) fn passing(&self) -> Vec<SessionId> {
+        lock(&self.members).iter().flat_map(|members| members.passing.keys().copied()).collect()
+    }
+
+    /// Sessions with an end here.
+    pub(in super::super) fn own(&self) -> Vec<Arc<Shared>> {
+        let members = lock(&self.members);
+        members.iter().flat_map(|members| members.own.values()).filter_map(Weak::upgrade).collect()
+    }
+
+    /// Closes the link for good and returns all that ran on it.
+    pub(in super::super) fn disband(&self) -> (Vec<Arc<Shared>>, Vec<SessionId>) {
+        self.close();
+        let Some(Members { own, passing }) = lock(&self.members).take() else { return Default::default() };
+        let own = own.into_values().filter_map(|session| session.upgrade()).collect();
+        (own, passing.into_keys().collect())
+    }
+
+    /// Unread bytes of a session that runs here.
+    pub(in super::super) fn queued(&self, id: SessionId) -> usize {
+        let session = lock(&self.members).as_ref().and_then(|m| m.own.get(&id)).and_then(Weak::upgrade);
+        session.map_or(0, |s| s.queued())
+    }
+
+    /// Resets the session with most unread bytes.
+    pub(in super::super) fn reset_fullest(&self) {
+        if let Some(session) = self.own().into_iter().max_by_key(|s| s.queued()) {
+            session
+                .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
+        }
+    }
+}

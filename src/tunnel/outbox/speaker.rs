@@ -1,0 +1,75 @@
+//! Who speaks on a link: an end of a session, or what only passes through.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::super::frame::{Category, Word};
+use super::super::lane::Lane;
+use super::super::schedule::Turn;
+use super::super::session::Shared;
+use super::super::session::end::LinkId;
+use crate::names::{NodeName, SessionId};
+
+/// One that waits to speak.
+#[derive(Debug, Clone)]
+pub(in super::super) enum Speaker {
+    /// An end of a session in this process.
+    Own(Arc<Shared>),
+    /// One direction of a session that passes through.
+    Passing(Arc<Lane>),
+}
+
+/// What someone who wants to speak has to say.
+#[derive(Debug, Default)]
+pub(in super::super) struct Wish {
+    /// Has an answer or credit, which overtake data.
+    pub(in super::super) control: bool,
+    /// Has data: where its account stands, and how many bytes.
+    pub(in super::super) data: Option<(u64, usize)>,
+}
+
+/// What was said in a turn.
+#[derive(Debug)]
+pub(in super::super) struct Spoken {
+    pub(in super::super) word: Option<Word>,
+    /// Bytes of data in `word`.
+    pub(in super::super) bytes: usize,
+    /// Where the speaker's account stands now.
+    pub(in super::super) account: u64,
+    /// Bytes it still has to say, if it wants another turn.
+    pub(in super::super) backlog: Option<usize>,
+}
+
+impl Speaker {
+    /// Which session, which front end asked for it, and at which node its acceptor is.
+    pub(super) fn about(&self) -> (SessionId, Category, &NodeName) {
+        match self {
+            Self::Own(session) => (session.id, session.category, &session.node),
+            Self::Passing(lane) => (lane.id, lane.category, &lane.node),
+        }
+    }
+
+    /// What it says before data, if anything, and whether it has more of that kind to say.
+    pub(super) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<Word>, bool) {
+        match self {
+            Self::Own(session) => (session.speak_control(link, now), false),
+            Self::Passing(lane) => lane.speak_control(),
+        }
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
+    pub(super) fn speak_turn(
+        &self,
+        link: LinkId,
+        turn: &Turn<Self>,
+        longest: usize,
+        most: usize,
+        now: Instant,
+    ) -> Spoken {
+        match self {
+            Self::Own(session) => session.speak_turn(link, turn, longest, most, now),
+            Self::Passing(lane) => lane.speak_turn(turn, longest, most),
+        }
+    }
+}
