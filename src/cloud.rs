@@ -1,6 +1,7 @@
 //! Builds and runs a pod.
 
 mod bridge;
+mod kubernetes;
 mod links;
 mod publish;
 mod siblings;
@@ -75,8 +76,9 @@ impl Pod {
     ///
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
-        let Cloud { server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip } =
-            settings;
+        let Cloud {
+            server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip, ..
+        } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server, publishing.siblings.name.as_deref(), &tls)?;
         let tokens =
@@ -119,7 +121,10 @@ impl Pod {
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
         let port = grpc.at().port();
-        let found = siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port)?;
+        let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, port, &stopping.links);
+        let cluster = pods.siblings.clone();
+        let found =
+            siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port, cluster)?;
         let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
         let finder = found.finder;
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
@@ -133,7 +138,8 @@ impl Pod {
             pool: pool.clone(),
             clients: stopping.clients.clone(),
         };
-        let store = publish::store(publishing.publish, pod_ip)?;
+        let zone = publishing.zone.clone();
+        let store = publish::store(publishing, pod_ip, &pods)?;
         let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
         let readiness = Readiness::waiting_for(conditions);
         let nodes = registry.clone();
@@ -171,7 +177,7 @@ impl Pod {
             let publisher = Publisher {
                 registry: pod.registry.clone(),
                 store,
-                zone: publishing.zone,
+                zone,
                 metrics: pod.metrics.clone(),
                 tell: Box::new(move |state| readiness.set(publish::CONDITION, state)),
             };

@@ -1,6 +1,10 @@
 //! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
 
+#[cfg(feature = "kubernetes")]
+pub mod addresses;
 mod awaited;
+#[cfg(feature = "kubernetes")]
+pub mod cluster;
 pub mod dns;
 pub mod find;
 pub mod publish;
