@@ -1,5 +1,6 @@
 //! Builds and runs a pod.
 
+mod asked;
 mod bridge;
 mod kubernetes;
 mod links;
@@ -77,7 +78,16 @@ impl Pod {
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
         let Cloud {
-            server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip, ..
+            server,
+            tls,
+            ssh,
+            session,
+            registry: publishing,
+            pod_name,
+            pod_namespace,
+            pod_ip,
+            allow,
+            ..
         } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server, publishing.siblings.name.as_deref(), &tls)?;
@@ -137,6 +147,8 @@ impl Pod {
             ground,
             pool: pool.clone(),
             clients: stopping.clients.clone(),
+            reachable: allow.nodes.into(),
+            searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
         };
         let zone = publishing.zone.clone();
         let store = publish::store(publishing, pod_ip, &pods)?;

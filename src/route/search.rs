@@ -79,10 +79,8 @@ impl<'a> Search<'a> {
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
             let news = self.finder.registry().news(self.node);
-            let found = match timeout_at(self.until, self.finder.find(self.node, self.instance, None)).await {
-                Ok(found) => found,
-                Err(_) => return Err(NotFound::default()),
-            };
+            let finding = self.finder.find(self.node, self.instance, None);
+            let Ok(found) = timeout_at(self.until, finding).await else { return Err(NotFound::default()) };
             match found {
                 Ok(way) => {
                     let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);
