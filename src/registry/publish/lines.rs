@@ -26,7 +26,7 @@ pub(super) fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Ve
 
 /// The addresses that have lines as pods write them.
 #[cfg_attr(
-    not(feature = "kubernetes"),
+    not(any(test, feature = "kubernetes")),
     expect(dead_code, reason = "only Kubernetes tells which pods are gone")
 )]
 pub(super) fn pods(text: &[u8]) -> BTreeSet<IpAddr> {
@@ -35,7 +35,7 @@ pub(super) fn pods(text: &[u8]) -> BTreeSet<IpAddr> {
 
 /// The text without the lines of these pods.
 #[cfg_attr(
-    not(feature = "kubernetes"),
+    not(any(test, feature = "kubernetes")),
     expect(dead_code, reason = "only Kubernetes tells which pods are gone")
 )]
 pub(super) fn without(text: &[u8], gone: &BTreeSet<IpAddr>) -> Vec<u8> {
