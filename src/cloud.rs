@@ -1,5 +1,6 @@
 //! Builds and runs a pod.
 
+mod asked;
 mod bridge;
 mod kubernetes;
 mod links;
@@ -68,7 +69,16 @@ impl Pod {
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
         let Cloud {
-            server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip, ..
+            server,
+            tls,
+            ssh,
+            session,
+            registry: publishing,
+            pod_name,
+            pod_namespace,
+            pod_ip,
+            allow,
+            ..
         } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server, publishing.siblings.name.as_deref(), &tls)?;
@@ -114,7 +124,10 @@ impl Pod {
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
         let port = grpc.at().port();
-        let found = siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port)?;
+        let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, port, &stopping.links);
+        let cluster = pods.siblings.clone();
+        let found =
+            siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port, cluster)?;
         stopping.several = found.several.is_some();
         let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
         let finder = found.finder;
@@ -128,8 +141,9 @@ impl Pod {
             ground,
             pool: pool.clone(),
             stopping: stopping.begun.clone(),
+            reachable: allow.nodes.into(),
+            searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
         };
-        let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, grpc.at().port(), &stopping.links);
         let zone = publishing.zone.clone();
         let store = publish::store(publishing, pod_ip, &pods)?;
         let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };

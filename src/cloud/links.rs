@@ -12,12 +12,13 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, info_span, warn};
 
-use super::bridge;
+use super::asked;
 use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
+use crate::policy::Glob;
 use crate::policy::tokens::Tokens;
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
@@ -25,7 +26,7 @@ use crate::registry::{Linked, Registry};
 use crate::route::Route;
 use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
 use crate::tunnel::hello::{Caller, Hello};
-use crate::tunnel::{Asked, Code, Event, Link, Outbox, Parked, Peer, Refusal};
+use crate::tunnel::{Code, Event, Link, Outbox, Parked, Refusal};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
@@ -40,6 +41,10 @@ pub(super) struct Shared {
     pub(super) pool: Pool,
     /// Once the pod is stopping: no edge is let in.
     pub(super) stopping: CancellationToken,
+    /// Which nodes edges may reach through this pod.
+    pub(super) reachable: Arc<[Glob]>,
+    /// Nodes that are looked for at once for edges.
+    pub(super) searches: Arc<Semaphore>,
 }
 
 /// Serves links until the pod stops: those that come, and those that are `made` to other pods.
@@ -210,7 +215,7 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => answer(asked, shared),
+            Ok(Event::Asked(asked)) => asked::answer(asked, shared),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.outbox, &node, found) {
@@ -231,34 +236,6 @@ async fn run(mut link: Link, shared: &Shared) {
     info!(%why, sessions = parked.len(), "link has ended");
     for parked in parked {
         seek(parked, shared);
-    }
-}
-
-/// Somebody wants to reach a node through this pod.
-fn answer(asked: Asked, shared: &Shared) {
-    if asked.from().peer != Peer::Pod {
-        let why = "edges may not reach other nodes through this pod";
-        return asked.refuse(Refusal::new(Code::NotAllowed, why));
-    }
-    // At most one hop between pods: what comes from one is answered from our own links only.
-    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
-    let Some(linked) = linked else {
-        let why = format!("node {} is not linked to this pod", asked.node());
-        return asked.refuse(Refusal::new(Code::NotHere, why));
-    };
-    if asked.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
-        let why = format!("node {} is linked as another process", asked.node());
-        return asked.refuse(Refusal::new(Code::Unknown, why));
-    }
-    if linked.outbox.resumes {
-        return asked.pass(&linked.outbox);
-    }
-    let node = asked.node().clone();
-    if let Some(offer) = asked.offer() {
-        let span = info_span!("bridge", session = %offer.id(), %node);
-        let ground = &shared.ground;
-        let (table, metrics) = (ground.table.clone(), ground.metrics.clone());
-        ground.drain.spawn(span, bridge::carry(offer, node, linked.outbox, table, metrics));
     }
 }
 

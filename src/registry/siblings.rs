@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod news;
+mod pod;
 mod sibling;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tracing::info_span;
 
-use crate::names::{Instance, NodeName};
+use crate::names::NodeName;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
@@ -24,6 +25,8 @@ use crate::tunnel::session::end::LinkId;
 use crate::tunnel::{Found, Link, Outbox};
 
 use news::{News, UNASKED};
+use pod::Which;
+pub use pod::{Pod, Yes};
 pub use sibling::Unreachable;
 use sibling::{Means, Sibling};
 
@@ -49,29 +52,6 @@ struct Pods {
 struct Incoming {
     outbox: Arc<Outbox>,
     news: Arc<News>,
-}
-
-/// One other pod that can be asked: by its address, or over the link that it has made.
-#[derive(Debug, Clone)]
-pub struct Pod(Which);
-
-#[derive(Debug, Clone)]
-enum Which {
-    Known(Arc<Sibling>),
-    Incoming(Arc<Outbox>),
-}
-
-/// A pod has a node.
-#[derive(Debug, Clone)]
-pub struct Yes {
-    /// Which pod.
-    pub pod: Pod,
-    /// The link to it.
-    pub outbox: Arc<Outbox>,
-    /// The process that is a session's other end: the node's, or that pod's own if the node speaks plain.
-    pub instance: Option<Instance>,
-    /// How long ago the node was heard there.
-    pub heard: Duration,
 }
 
 impl Siblings {
@@ -259,38 +239,6 @@ impl Siblings {
 
     fn questions(&self) -> MutexGuard<'_, HashMap<(u64, LinkId), oneshot::Sender<Found>>> {
         self.questions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Pod {
-    /// A link to it, made if need be. Waits at most 1 s.
-    pub async fn link(&self) -> Result<Arc<Outbox>, Unreachable> {
-        match &self.0 {
-            Which::Known(sibling) => sibling.link().await,
-            Which::Incoming(outbox) if outbox.is_closed() => Err(Unreachable::Silent(self.to_string())),
-            Which::Incoming(outbox) => Ok(outbox.clone()),
-        }
-    }
-
-    /// Whether both are the same.
-    pub fn is(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (Which::Known(one), Which::Known(two)) => Arc::ptr_eq(one, two),
-            (Which::Incoming(one), Which::Incoming(two)) => one.id == two.id,
-            _ => false,
-        }
-    }
-}
-
-impl std::fmt::Display for Pod {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
-            Which::Known(sibling) => sibling.at.fmt(f),
-            Which::Incoming(outbox) => match outbox.instance {
-                Some(instance) => write!(f, "{instance:?}"),
-                None => f.write_str("without a name"),
-            },
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
@@ -97,7 +97,7 @@ impl<'a> Search<'a> {
             let pause = self.backoff.pause(rand::random()).min(LONGEST_PAUSE);
             tokio::select! {
                 () = news.come() => {}
-                () = sleep(pause) => {}
+                () = sleep_until(self.until.min(Instant::now() + pause)) => {}
             }
         }
     }

@@ -54,7 +54,8 @@ impl World {
         let patience = plan.grace.min(Duration::from_secs(12));
         let real = plan.about != About::Pods && !plan.wild;
         let route = real.then(|| {
-            Route::new(Finder::alone(registry.clone(), table.instance()), table.clone(), patience, plan.grace)
+            let finder = Finder::alone(registry.clone(), table.instance());
+            Route::new(finder, table.clone(), patience, plan.grace)
         });
         let place = Place {
             at,
