@@ -1,7 +1,10 @@
 //! Builds and runs a pod.
 
+mod bridge;
+mod kubernetes;
 mod links;
 mod publish;
+mod siblings;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -16,6 +19,7 @@ use tracing::{info, info_span, warn};
 use links::Shared;
 
 use crate::admin::{self, Admin, Port, Readiness, Side};
+use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
 use crate::drain::{Drain, Drained};
 use crate::frontend::auth::{Gate, Logins, Users};
@@ -72,10 +76,11 @@ impl Pod {
     ///
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
-        let Cloud { server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip } =
-            settings;
+        let Cloud {
+            server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip, ..
+        } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
-        let acceptor = acceptor(&server.cert, &server.key, &tls)?;
+        let acceptor = acceptor(&server, publishing.siblings.name.as_deref(), &tls)?;
         let tokens =
             Reload::file(&server.tokenfile, |text| Ok(Tokens::parse(&String::from_utf8_lossy(text))))
                 .with_context(|| {
@@ -113,18 +118,26 @@ impl Pod {
         };
         let table = Table::new(Instance::random(), limits, metrics.clone());
         let registry = Registry::new(metrics.clone());
-        let route = Route::new(registry.clone(), table.clone(), session.open_timeout, session.grace);
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
+        let port = grpc.at().port();
+        let found = siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port)?;
+        let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
+        let finder = found.finder;
+        let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
         let shared = Shared {
             tokens: tokens.clone(),
             registry: registry.clone(),
+            finder,
+            siblings,
             route: route.clone(),
             ground,
             pool: pool.clone(),
             clients: stopping.clients.clone(),
         };
-        let store = publish::store(publishing.publish, pod_ip)?;
+        let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, grpc.at().port(), &stopping.links);
+        let zone = publishing.zone.clone();
+        let store = publish::store(publishing, pod_ip, &pods)?;
         let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
         let readiness = Readiness::waiting_for(conditions);
         let nodes = registry.clone();
@@ -162,14 +175,14 @@ impl Pod {
             let publisher = Publisher {
                 registry: pod.registry.clone(),
                 store,
-                zone: publishing.zone,
+                zone,
                 metrics: pod.metrics.clone(),
                 tell: Box::new(move |state| readiness.set(publish::CONDITION, state)),
             };
             let drain = &pod.stopping.publisher;
             drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
         }
-        links::spawn(grpc, acceptor, shared);
+        links::spawn(grpc, acceptor, made, shared);
         info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
         Ok(pod)
     }
@@ -226,9 +239,9 @@ impl Pod {
 }
 
 fn acceptor(
-    cert: &std::path::Path,
-    key: &std::path::Path,
-    tls: &crate::config::cloud::Tls,
+    server: &config::cloud::Server,
+    name: Option<&str>,
+    tls: &config::cloud::Tls,
 ) -> anyhow::Result<Reload<tokio_rustls::rustls::ServerConfig>> {
     let min_version = match tls.min_version {
         TlsVersion::V12 => "VersionTLS12",
@@ -239,12 +252,19 @@ fn acceptor(
     for warning in warnings {
         warn!("{warning}");
     }
-    let identity = Identity { cert: cert.into(), key: key.into() };
-    let server = tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
+    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    // Without the file there are no pods but this one, and nobody is asked for a certificate.
+    let clients = if server.ca.exists() {
+        let name = name.map(tls::server_name).transpose().context("mode.cloud.registry.name")?;
+        Clients::Siblings(server.ca.clone(), name)
+    } else {
+        Clients::Anonymous
+    };
+    let server = tls::Server { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
     server.load().context("mode.cloud.stream.server.cert and key")
 }
 
-fn bind(listen: crate::config::Listen, key: &'static str) -> anyhow::Result<Option<Listener>> {
+fn bind(listen: config::Listen, key: &'static str) -> anyhow::Result<Option<Listener>> {
     Listener::bind_optional(listen.at, listen.implicit).context(key)
 }
 

@@ -77,7 +77,11 @@ impl Middle {
         let before = bindings.insert(attempt.id, binding);
         drop(bindings);
         if let Some(before) = before {
-            before.close();
+            before.opener.close();
+            // Whoever the attempt before reached may not be on the new one's way, and would wait for ever.
+            if let Some(acceptor) = before.acceptor {
+                acceptor.cut(Word::Lost { epoch: before.epoch });
+            }
         }
         self.admit(attempt, &opener);
         true
@@ -100,9 +104,10 @@ impl Middle {
         let binding = if known { bindings.remove(&attempt.id) } else { None };
         drop(bindings);
         let Some(binding) = binding else { return };
-        match word {
-            Some(word) => binding.opener.cut(word),
-            None => binding.opener.close(),
+        // Nothing waits in its lane yet, so the answer need not go through it.
+        binding.opener.close();
+        if let Some(word) = word {
+            attempt.from.reply(attempt.id, attempt.category, &attempt.node, word);
         }
     }
 
@@ -206,12 +211,6 @@ impl Binding {
     fn is(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id && self.acceptor.is_none()
     }
-
-    fn close(&self) {
-        for hop in [Some(&self.opener), self.acceptor.as_ref()].into_iter().flatten() {
-            hop.close();
-        }
-    }
 }
 
 impl Hop {
@@ -231,3 +230,6 @@ impl Hop {
         self.link.leave_lane(&self.lane);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,11 +7,15 @@
 //! Credit is announced once half the window is owed: often enough that a steady sender never stops, seldom enough that
 //! small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a clock.
 
+mod trip;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
+
+use trip::Trips;
 
 use super::budget::Share;
 
@@ -43,6 +47,9 @@ pub struct RecvHalf {
     /// When the reader had taken `lap_taken` bytes: the start of the window it is emptying now.
     lap: Option<(Instant, u64)>,
     last_data: Option<Instant>,
+    /// The limit before the last credit.
+    old_limit: u64,
+    trips: Trips,
 }
 
 /// What the peer did that it may not do.
@@ -75,6 +82,8 @@ impl RecvHalf {
             promised,
             lap: None,
             last_data: None,
+            old_limit: windows.start,
+            trips: Trips::default(),
         }
     }
 
@@ -98,8 +107,10 @@ impl RecvHalf {
         if self.last_data.is_some_and(|last| now - last >= SILENCE) {
             self.window = self.windows.start;
             self.lap = None;
+            self.trips.interrupt();
         }
         self.last_data = Some(now);
+        self.trips.arrived(end, now);
         self.lap.get_or_insert((now, self.taken));
         self.received = end;
         self.queued += bytes.len();
@@ -120,7 +131,8 @@ impl RecvHalf {
         Ok(())
     }
 
-    /// Takes what the reader gets next. A window that was emptied within two round trips of `rtt` is doubled.
+    /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which
+    /// is that of the link, or of those measured all the way, if they are longer.
     pub fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
         let bytes = self.queue.pop_front()?;
         self.queued -= bytes.len();
@@ -129,7 +141,7 @@ impl RecvHalf {
             && self.taken - from >= self.window
         {
             self.lap = Some((now, self.taken));
-            if now - since <= rtt * 2 && self.limit != u64::MAX {
+            if now - since <= rtt.max(self.trips.latest()) * 2 && self.limit != u64::MAX {
                 self.grow();
             }
         }
@@ -148,6 +160,7 @@ impl RecvHalf {
 
     /// What to tell the peer now: `received` and `limit`.
     pub fn credit(&mut self) -> (u64, u64) {
+        self.old_limit = self.limit;
         self.limit = self.next_limit();
         self.told = self.received;
         if self.limit != u64::MAX {
@@ -159,6 +172,18 @@ impl RecvHalf {
             }
         }
         (self.received, self.limit)
+    }
+
+    /// What [`Self::credit`] returned is said now, on the path on which the bytes come.
+    pub fn credit_said(&mut self, now: Instant) {
+        if self.limit > self.old_limit {
+            self.trips.credit(self.old_limit, self.received, now);
+        }
+    }
+
+    /// The session goes on on another path, which may be longer or shorter.
+    pub fn moved(&mut self) {
+        self.trips.forget();
     }
 
     /// The limit the peer knows, or will be told with the next answer; for [`super::frame::Word::Open`] and its kin.
@@ -304,6 +329,28 @@ mod tests {
             half.credit();
             assert_eq!(half.window, expected, "after {wait} ms");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_grows_by_the_whole_way_where_pings_know_only_the_first_link() {
+        let (way, ping) = (Duration::from_millis(100), Duration::from_millis(1));
+        let mut half = half(1 << 20);
+        let mut now = Instant::now();
+        let (mut sent, mut limit) = (0, half.limit());
+        while half.window < 8000 {
+            assert!(now.duration_since(Instant::now()) < way * 20, "the window stays at {}", half.window);
+            // All that it may send comes at once, and is read at once; what that allows, one round trip later.
+            half.data(bytes((limit - sent) as usize), now).unwrap();
+            sent = limit;
+            while half.take(now, ping).is_some() {}
+            assert!(half.credit_due());
+            limit = half.credit().1;
+            half.credit_said(now);
+            now += way;
+        }
+        // Elsewhere the way may be short.
+        half.moved();
+        assert_eq!(half.trips.latest(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ pub use handles::{Answer, Offer, Opening, Parked};
 pub use stream::{Account, Session};
 
 use self::end::{Effects, End, LinkId};
-use super::frame::{Category, Refusal, Word};
+use super::frame::{Category, Code, Refusal, Word};
 use super::outbox::{Outbox, Wish};
 use super::table::Table;
 use crate::names::{NodeName, SessionId};
@@ -105,15 +105,17 @@ impl Shared {
         !dropped
     }
 
-    /// Opener: asks, or asks on, over the link of `outbox`.
-    fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>) {
+    /// Opener: asks over the link of `outbox`, or asks on. Whoever opens a session does not take it up again: that it is
+    /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
+    fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>, again: bool) {
         let alive = outbox.join(self);
         let mut here = false;
         let mut left = None;
         self.act(|inner| {
             let before = inner.end.path().filter(|path| *path != outbox.id).and(inner.outbox.clone());
             let epoch = inner.end.epoch();
-            let effects = inner.end.ask(outbox.id);
+            let meant = again == inner.end.needs_path();
+            let effects = if meant { inner.end.ask(outbox.id) } else { Effects::default() };
             if !outbox.resumes {
                 inner.end.recv.lift_limit();
             }
@@ -171,6 +173,18 @@ impl Shared {
             Some(since) if since <= before && !inner.end.is_opener() => inner.end.give_up(why.clone()),
             _ => Effects::default(),
         });
+    }
+
+    /// The opener has found its peer in another process: an acceptor here is one that it left before it was open. True
+    /// if it was one; it is over, so that the session may pass through here.
+    pub(super) fn yields(self: &Arc<Self>) -> bool {
+        let mut yields = false;
+        self.act(|inner| {
+            yields = !inner.end.is_opener();
+            let why = Refusal::new(Code::Unknown, "its opener went to another process");
+            if yields { inner.end.give_up(why) } else { Effects::default() }
+        });
+        yields
     }
 
     /// Resets the session from our side.

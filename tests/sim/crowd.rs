@@ -19,13 +19,17 @@ pub(crate) struct Crowd {
     newborn: Cradle,
 }
 
-/// Where running tasks put new ones.
+/// Where running tasks of one process put new ones.
 #[derive(Clone, Default)]
-pub(crate) struct Cradle(Rc<RefCell<Vec<(String, Work)>>>);
+pub(crate) struct Cradle {
+    newborn: Rc<RefCell<Vec<(usize, String, Work)>>>,
+    process: usize,
+}
 
 type Ready = Arc<Mutex<BTreeSet<usize>>>;
 
 struct Task {
+    process: usize,
     name: String,
     work: Work,
     waker: Waker,
@@ -41,16 +45,16 @@ struct Flag {
 pub(crate) struct Woken(AtomicBool);
 
 impl Crowd {
-    pub(crate) fn cradle(&self) -> Cradle {
-        self.newborn.clone()
+    pub(crate) fn cradle(&self, process: usize) -> Cradle {
+        Cradle { process, ..self.newborn.clone() }
     }
 
     /// Those that may run.
     pub(crate) fn ready(&mut self) -> usize {
-        for (name, work) in self.newborn.0.take() {
+        for (process, name, work) in self.newborn.newborn.take() {
             let flag = Arc::new(Flag { task: self.next, ready: self.ready.clone() });
             flag.wake_by_ref();
-            self.tasks.insert(self.next, Task { name, work, waker: flag.into() });
+            self.tasks.insert(self.next, Task { process, name, work, waker: flag.into() });
             self.next += 1;
         }
         self.ready.lock().unwrap().len()
@@ -72,6 +76,12 @@ impl Crowd {
         name
     }
 
+    /// All tasks of a process vanish where they stand.
+    pub(crate) fn kill(&mut self, process: usize) {
+        self.ready();
+        self.tasks.retain(|_, task| task.process != process);
+    }
+
     /// Names of those that are not done.
     pub(crate) fn names(&self) -> Vec<&str> {
         self.tasks.values().map(|task| task.name.as_str()).collect()
@@ -80,7 +90,7 @@ impl Crowd {
 
 impl Cradle {
     pub(crate) fn spawn(&self, name: String, work: impl Future<Output = ()> + 'static) {
-        self.0.borrow_mut().push((name, Box::pin(work)));
+        self.newborn.borrow_mut().push((self.process, name, Box::pin(work)));
     }
 }
 

@@ -1,37 +1,55 @@
-//! What happens to links: they come, break, are lost in the middle, and heal.
+//! What happens to links and processes: they come, break, lose sessions, die, and heal.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tunnel::registry::Linked;
 use tunnel::tunnel::session::end::LinkId;
-use tunnel::tunnel::{Code, Outbox, Peer, Refusal};
+use tunnel::tunnel::{Code, Outbox, Refusal};
 
 use super::line::Line;
-use super::plan::{About, Plan};
+use super::plan::About;
+use super::process::Process;
 use super::world::World;
 
 impl World {
-    /// A new link between the two.
-    pub(crate) fn link(&mut self) {
+    /// A new link between two processes.
+    pub(crate) fn link(&mut self, at: [usize; 2]) {
         self.links += 1;
-        let node = || "edge1".parse().unwrap();
         let outboxes = [0, 1].map(|side| {
-            let peer = if side == 0 { Peer::Edge(node()) } else { Peer::Cloud(node()) };
-            let far = self.tables[usize::from(side == 0)].instance();
-            Outbox::new(LinkId(self.links * 2 + side), peer, Some(far), true)
+            let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
+            let far = Some(other.table.instance());
+            Outbox::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, true)
         });
-        let Plan { latency, rate, codec, .. } = self.plan;
-        let (outbox, instance) = (outboxes[0].clone(), Some(self.tables[1].instance()));
-        self.lines.push(Line::new(self.links, outboxes, latency, rate, codec));
-        self.ledger.note(|| format!("link {} is made", self.links));
-        self.place.paths.borrow_mut().push(outbox.clone());
-        if !self.plan.wild {
-            self.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() });
+        self.ledger.note(|| format!("link {} is made between {at:?}", self.links));
+        for side in [0, 1] {
+            self.ways.add(at[side], at[1 - side], &outboxes[side]);
+        }
+        let (pod, outbox) = (&self.processes[at[0]], outboxes[0].clone());
+        let instance = outbox.instance;
+        if pod.place.route.is_some() {
+            pod.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() });
+        }
+        let mut plan = self.plan.clone();
+        if !self.healed && plan.about == About::Pods {
+            // What comes in fast and goes out slowly waits in between.
+            plan.rate = [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(4)];
+        }
+        self.lines.push(Line::new(self.links, at, outboxes, &plan));
+    }
+
+    /// A link as one may come: between two pods, or from an edge to any pod, which it may be linked to already.
+    pub(crate) fn link_any(&mut self) {
+        let (pods, edges) = (self.living(true), self.living(false));
+        let pod = pods[self.dice.below(pods.len())];
+        let others = if self.dice.one_in(3) { pods } else { edges };
+        let other = others[self.dice.below(others.len())];
+        if other != pod {
+            self.link([pod, other]);
         }
     }
 
-    /// Links are cut, lost in the middle, joined by others; pings are asked for.
+    /// Links are cut, lose sessions, are joined by others; processes die; pings are asked for.
     pub(crate) fn harm(&mut self) {
         let now = Instant::now();
         let alive: Vec<usize> = (0..self.lines.len()).filter(|at| !self.lines[*at].cut).collect();
@@ -41,18 +59,17 @@ impl World {
             line.cut(now, Duration::from_secs(4), &self.dice);
         }
         let outage = if self.plan.about == About::Grace { 4_000 } else { 60 };
-        if self.plan.cuts > 0
-            && (alive.is_empty() && self.dice.one_in(outage) || self.dice.one_in(self.plan.cuts * 4))
+        let scarce = alive.len() < self.processes.len() - 1;
+        if self.plan.cuts > 0 && (scarce && self.dice.one_in(outage) || self.dice.one_in(self.plan.cuts * 4))
         {
-            self.link();
+            self.link_any();
         }
         if self.dice.one_in(self.plan.losses) && !alive.is_empty() {
-            let line = &mut self.lines[alive[self.dice.below(alive.len())]];
-            let mut bound: Vec<_> = line.bound.keys().map(|id| (self.ledger.number(*id), *id)).collect();
-            bound.sort_unstable();
-            if !bound.is_empty() {
-                line.lose(bound[self.dice.below(bound.len())].1, now, &self.ledger);
-            }
+            let line = alive[self.dice.below(alive.len())];
+            self.lose(line, now);
+        }
+        if self.dice.one_in(self.plan.deaths) {
+            self.die();
         }
         if self.dice.one_in(40) && !self.lines.is_empty() {
             let line = self.dice.below(self.lines.len());
@@ -61,6 +78,45 @@ impl World {
                 end.outbox.ping();
                 end.turns.ping();
             }
+        }
+    }
+
+    /// Someone on the way loses a session, or lets go of all.
+    fn lose(&mut self, at: usize, now: Instant) {
+        let line = &mut self.lines[at];
+        if let Some(half_way) = &line.half_way {
+            let known = half_way.sessions().into_iter();
+            let mut bound: Vec<_> = known.map(|id| (self.ledger.number(id), id)).collect();
+            bound.sort_unstable();
+            if !bound.is_empty() {
+                line.lose(bound[self.dice.below(bound.len())].1, now, &self.ledger);
+            }
+            return;
+        }
+        let end = &line.ends[self.dice.below(2)];
+        let (process, outbox) = (end.at, end.outbox.clone());
+        let table = self.processes[process].table.clone();
+        if self.dice.one_in(2) {
+            self.ledger
+                .note(|| format!("process {process} releases what passes through link {}", line.number));
+            table.release(&outbox);
+        } else {
+            self.ledger.note(|| format!("process {process} leaves link {}", line.number));
+            self.sought(table.leave(&outbox, None), process);
+        }
+    }
+
+    /// A process dies, and another one takes its place.
+    fn die(&mut self) {
+        let pods = self.dice.one_in(2);
+        let living = self.living(pods);
+        let at = living[self.dice.below(living.len())];
+        let node = self.processes[at].node.clone();
+        self.kill(at);
+        let new = self.start(node);
+        if !pods {
+            let pods = self.living(true);
+            self.link([pods[self.dice.below(pods.len())], new]);
         }
     }
 
@@ -75,29 +131,25 @@ impl World {
                 }
                 line.ends[side].over = true;
                 self.ledger.note(|| format!("end {side} of link {} notices", line.number));
-                let outbox = line.ends[side].outbox.clone();
-                let mut parked =
-                    self.tables[side].link_ended(&outbox, &Refusal::new(Code::GivenUp, "link gone"), now);
-                // In the order in which they were opened, not in that of a map of random ids.
-                parked.sort_by_key(|session| self.ledger.number(session.id()));
-                parked.into_iter().for_each(|session| self.seek(session, side));
-                if side == 0 {
-                    self.registry.remove(&outbox);
-                }
+                let (outbox, process) = (line.ends[side].outbox.clone(), line.ends[side].at);
+                let Process { table, registry, .. } = &self.processes[process];
+                let parked = table.link_ended(&outbox, &Refusal::new(Code::GivenUp, "link gone"), now);
+                registry.remove(&outbox);
+                self.sought(parked, process);
             }
         }
         // Paths that have ended stay known for a while, as in a registry that was not told yet.
         if self.steps.is_multiple_of(50) {
-            self.place.paths.borrow_mut().retain(|path| !path.is_closed());
+            self.ways.tidy();
             self.lines.retain(|line| line.ends.iter().any(|end| !end.over));
         }
     }
 
-    /// No more harm: every end knows its dead links, and a good one comes.
-    pub(crate) async fn heal(&mut self) -> Result<(), String> {
+    /// No more harm: every end knows its dead links, and good ones come.
+    pub(crate) fn heal(&mut self) {
         self.ledger.note(|| "no more harm".into());
-        let mut plan = self.place.plan.borrow_mut();
-        (plan.drops, plan.refusals, plan.rests) = (0, 0, 0);
+        let mut plan = self.shared_plan.borrow_mut();
+        (plan.drops, plan.refusals, plan.rests, plan.lies) = (0, 0, 0, 0);
         drop(plan);
         if self.plan.cuts > 0 || self.plan.losses > 0 {
             let now = Instant::now();
@@ -107,10 +159,25 @@ impl World {
                     end.notices = Some(now + self.dice.time(Duration::from_secs(1)));
                 }
             }
+            self.healed = true;
             (self.plan.rate, self.plan.latency) = (5_000_000, Duration::from_millis(5));
-            self.link();
+            self.link_all();
         }
         self.plan.weights = [3, 3, 3, 1];
-        Ok(())
+    }
+
+    /// Each edge is linked to a pod, some to two, and each pod to each other.
+    pub(crate) fn link_all(&mut self) {
+        let (pods, edges) = (self.living(true), self.living(false));
+        for edge in edges {
+            for _ in 0..if self.plan.about == About::Pods { self.dice.between(1, 2) } else { 1 } {
+                self.link([pods[self.dice.below(pods.len())], edge]);
+            }
+        }
+        for (nth, pod) in pods.iter().enumerate() {
+            for other in &pods[..nth] {
+                self.link([*pod, *other]);
+            }
+        }
     }
 }

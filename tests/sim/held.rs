@@ -12,13 +12,14 @@ use tunnel::net::Duplex as _;
 use tunnel::tunnel::{Code, Refusal, Session};
 
 use super::chance::{MOST, content};
+use super::ledger::Who;
 use super::owner::Place;
 
 /// One end, shared by its reader and its writer.
 struct Held {
     session: RefCell<Option<Session>>,
     number: usize,
-    side: usize,
+    who: Who,
     halves: RefCell<usize>,
     wakers: RefCell<Vec<Waker>>,
     place: Place,
@@ -26,17 +27,17 @@ struct Held {
 
 impl Place {
     /// Starts both halves of an end.
-    pub(crate) fn hold(&self, session: Session, number: usize, side: usize) {
+    pub(crate) fn hold(&self, session: Session, number: usize, who: Who) {
         let held = Rc::new(Held {
             session: RefCell::new(Some(session)),
             number,
-            side,
+            who,
             halves: RefCell::new(2),
             wakers: RefCell::default(),
             place: self.clone(),
         });
-        self.cradle.spawn(format!("reader {number}.{side}"), held.clone().read());
-        self.cradle.spawn(format!("writer {number}.{side}"), held.write());
+        self.cradle.spawn(format!("reader {number}.{who}"), held.clone().read());
+        self.cradle.spawn(format!("writer {number}.{who}"), held.write());
     }
 }
 
@@ -53,15 +54,15 @@ impl Held {
             match taken.flatten() {
                 None => return,
                 Some(Ok(bytes)) if bytes.is_empty() => {
-                    ledger.ended(self.number, self.side);
+                    ledger.ended(self.number, self.who);
                     break;
                 }
                 Some(Ok(bytes)) => {
-                    ledger.read(self.number, self.side, &bytes);
+                    ledger.read(self.number, self.who, &bytes);
                     drop_after = drop_after.map(|left| left.saturating_sub(bytes.len()));
                 }
                 Some(Err(why)) => {
-                    ledger.broken(self.number, self.side, &why);
+                    ledger.broken(self.number, self.who, &why);
                     break;
                 }
             }
@@ -90,18 +91,18 @@ impl Held {
         while written < total {
             let largest = if types { 40 } else { 1 << dice.between(if calm { 12 } else { 1 }, 16) };
             let len = dice.between(1, largest).min(total - written).min(MOST);
-            let mut bytes = content(self.number, self.side, written as u64, len);
+            let mut bytes = content(self.number, self.who, written as u64, len);
             match self.give(&mut bytes).await {
                 None => return,
                 Some(Ok(())) => {}
                 Some(Err(why)) => {
-                    ledger.broken(self.number, self.side, &why);
+                    ledger.broken(self.number, self.who, &why);
                     return self.half_done();
                 }
             }
             written += len;
             if types {
-                ledger.typed(self.number, self.side, len);
+                ledger.typed(self.number, self.who, len);
                 let rest = if calm { dice.between(0, 900) } else { dice.magnitude(800) };
                 sleep(Duration::from_millis(rest as u64)).await;
             }
@@ -115,7 +116,7 @@ impl Held {
         }
         let finished = self.alive(poll_fn(|cx| match self.session.borrow_mut().as_mut() {
             Some(session) => {
-                ledger.finished(self.number, self.side);
+                ledger.finished(self.number, self.who);
                 session.poll_finish(cx).map(Some)
             }
             None => Poll::Ready(None),
@@ -127,7 +128,7 @@ impl Held {
 
     /// Gives all of `bytes`. Written is what may arrive: it is said before.
     async fn give(&self, bytes: &mut Bytes) -> Option<std::io::Result<()>> {
-        self.place.ledger.wrote(self.number, self.side, bytes.len());
+        self.place.ledger.wrote(self.number, self.who, bytes.len());
         let given = poll_fn(|cx| match self.session.borrow_mut().as_mut() {
             Some(session) => session.poll_give(cx, bytes).map(Some),
             None => Poll::Ready(None),
@@ -167,9 +168,9 @@ impl Held {
 
     fn let_go(&self) {
         let Some(session) = self.session.borrow_mut().take() else { return };
-        self.place.ledger.dropped(self.number, self.side);
+        self.place.ledger.dropped(self.number, self.who);
         self.place.ledger.resumed(session.account().resumed);
-        self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.side));
+        self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.who));
         if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
             session.reset(Refusal::new(Code::TargetTimeout, "enough"));
         } else {

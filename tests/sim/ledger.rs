@@ -1,12 +1,18 @@
 //! What both owners of each session really did, to hold against what they are told.
 
+mod pair;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io;
 use std::rc::Rc;
 
 use tokio::time::Instant;
-use tunnel::names::SessionId;
+use tunnel::names::{Instance, SessionId, Target};
+
+use pair::{End, Pair};
+
+pub(crate) use pair::{OPENER, Seen, Who, acceptor};
 
 use super::chance::content;
 
@@ -25,40 +31,11 @@ struct Inner {
     typed: Vec<(usize, usize, usize)>,
     timed: usize,
     resumed: u32,
+    relayed: usize,
+    died: Vec<usize>,
     numbers: HashMap<SessionId, usize>,
-}
-
-/// What runs have seen, so that none passes because nothing happened.
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) bytes: u64,
-    /// How often an opener's session went on on another path.
-    pub(crate) resumed: u32,
-    /// Keystrokes that were timed.
-    pub(crate) timed: usize,
-    /// Sessions that an owner ended before their time.
-    pub(crate) killed: usize,
-}
-
-/// One session.
-#[derive(Default)]
-struct Pair {
-    /// Opener first.
-    ends: [End; 2],
-    offered: u32,
-    refused: Option<String>,
-    open: bool,
-    /// An owner ended it before its time, or never opened it.
-    killed: bool,
-}
-
-#[derive(Default)]
-struct End {
-    written: u64,
-    finished: bool,
-    read: u64,
-    ended: bool,
-    dropped: bool,
+    /// Who answered which attempt first.
+    answers: HashMap<(SessionId, u64), Who>,
 }
 
 impl Ledger {
@@ -72,7 +49,10 @@ impl Ledger {
             typed: Vec::new(),
             timed: 0,
             resumed: 0,
+            relayed: 0,
+            died: Vec::new(),
             numbers: HashMap::new(),
+            answers: HashMap::new(),
         })))
     }
 
@@ -103,21 +83,38 @@ impl Ledger {
         self.0.borrow_mut().trace.take().unwrap_or_default()
     }
 
-    /// The session of `id`, known from its Open, is the one that its opener calls `s7`.
-    pub(crate) fn knows(&self, id: SessionId, client: &str) {
-        if let Some(number) = client.strip_prefix('s').and_then(|n| n.parse().ok()) {
-            self.0.borrow_mut().numbers.insert(id, number);
-        }
+    /// The session of `id`, known from its Open.
+    pub(crate) fn knows(&self, id: SessionId, target: &Target) {
+        self.0.borrow_mut().numbers.insert(id, usize::from(target.port) - 1);
     }
 
     pub(crate) fn number(&self, id: SessionId) -> Option<usize> {
         self.0.borrow().numbers.get(&id).copied()
     }
 
-    pub(crate) fn offered(&self, session: usize) {
+    /// An Opened leaves an acceptor.
+    pub(crate) fn answers(&self, id: SessionId, epoch: u64, process: usize) {
+        self.0.borrow_mut().answers.entry((id, epoch)).or_insert(acceptor(process));
+    }
+
+    pub(crate) fn asks(&self, session: usize, process: usize) {
         self.with(session, |pair| {
-            pair.offered += 1;
-            (pair.offered > 1).then(|| "was offered twice".into())
+            pair.from = Some(process);
+            None
+        });
+    }
+
+    pub(crate) fn offered(&self, session: usize, who: Who) {
+        self.with(session, |pair| {
+            let before = pair.ends.insert(who, End::default());
+            before.map(|_| "was offered twice".into())
+        });
+    }
+
+    pub(crate) fn accepted(&self, session: usize, who: Who) {
+        self.with(session, |pair| {
+            pair.end(who).accepted = true;
+            None
         });
     }
 
@@ -128,11 +125,38 @@ impl Ledger {
         });
     }
 
-    pub(crate) fn opened(&self, session: usize) {
+    /// Who answered the last attempt up to `epoch` that was answered.
+    pub(crate) fn answerer(&self, id: SessionId, epoch: u64) -> Option<Who> {
+        let answers = &self.0.borrow().answers;
+        (0..=epoch).rev().find_map(|epoch| answers.get(&(id, epoch)).copied())
+    }
+
+    /// The opener heard the answer of `who`.
+    pub(crate) fn opened(&self, session: usize, who: Option<Who>) {
+        let dead = self.0.borrow().died.iter().any(|process| Some(acceptor(*process)) == who);
         self.with(session, |pair| {
-            pair.open = true;
-            (pair.offered == 0 || pair.refused.is_some()).then(|| "is open, but nobody accepted it".into())
+            pair.peer = who;
+            let peer = who.and_then(|who| pair.ends.get(&who));
+            pair.killed |= dead || peer.is_some_and(|end| end.early);
+            let accepted = peer.is_some_and(|end| end.accepted);
+            (!accepted).then(|| "is open, but nobody accepted it".into())
         });
+    }
+
+    /// Whether the process that a session's other end was in is gone.
+    pub(crate) fn is_dead(&self, instance: Instance) -> bool {
+        let inner = self.0.borrow();
+        inner.died.iter().any(|process| Instance::from_bits(*process as u128 + 1) == instance)
+    }
+
+    /// A process is gone, and all ends in it.
+    pub(crate) fn died(&self, process: usize) {
+        let mut inner = self.0.borrow_mut();
+        inner.died.push(process);
+        for pair in &mut inner.pairs {
+            let mine = pair.from == Some(process) || pair.peer == Some(acceptor(process));
+            pair.killed |= mine;
+        }
     }
 
     /// The opener was told `why`; it must be what the acceptor said, unless links `came_and_went`.
@@ -140,6 +164,11 @@ impl Ledger {
         self.with(session, |pair| match &pair.refused {
             Some(said) if said == why || came_and_went => None,
             None if pair.killed => None,
+            // Accepted and let go before the opener heard of it.
+            None if pair.ends.values().any(|end| end.early) => {
+                pair.killed = true;
+                None
+            }
             said => Some(format!("was refused by {said:?}, the opener heard {why:?}")),
         });
     }
@@ -155,15 +184,15 @@ impl Ledger {
         self.0.borrow().pairs[session].killed
     }
 
-    pub(crate) fn wrote(&self, session: usize, side: usize, bytes: usize) {
+    pub(crate) fn wrote(&self, session: usize, who: Who, bytes: usize) {
         self.with(session, |pair| {
-            pair.ends[side].written += bytes as u64;
+            pair.end(who).written += bytes as u64;
             None
         });
     }
 
-    pub(crate) fn typed(&self, session: usize, side: usize, bytes: usize) {
-        self.0.borrow_mut().typed.push((session, side, bytes));
+    pub(crate) fn typed(&self, session: usize, who: Who, bytes: usize) {
+        self.0.borrow_mut().typed.push((session, who, bytes));
     }
 
     pub(crate) fn take_typed(&self) -> Vec<(usize, usize, usize)> {
@@ -174,68 +203,83 @@ impl Ledger {
         self.0.borrow_mut().timed += 1;
     }
 
+    pub(crate) fn relayed(&self) {
+        self.0.borrow_mut().relayed += 1;
+    }
+
     pub(crate) fn resumed(&self, times: u32) {
         self.0.borrow_mut().resumed += times;
     }
 
     pub(crate) fn add_to(&self, seen: &mut Seen) {
         let inner = self.0.borrow();
-        seen.bytes += inner.pairs.iter().flat_map(|pair| &pair.ends).map(|end| end.read).sum::<u64>();
+        seen.bytes += inner.pairs.iter().flat_map(|pair| pair.ends.values()).map(|end| end.read).sum::<u64>();
         seen.resumed += inner.resumed;
         seen.timed += inner.timed;
+        seen.relayed += inner.relayed;
+        seen.died += inner.died.len();
         seen.killed += inner.pairs.iter().filter(|pair| pair.killed).count();
     }
 
-    pub(crate) fn finished(&self, session: usize, side: usize) {
+    pub(crate) fn finished(&self, session: usize, who: Who) {
         self.with(session, |pair| {
-            pair.ends[side].finished = true;
+            pair.end(who).finished = true;
             None
         });
     }
 
-    pub(crate) fn read(&self, session: usize, side: usize, bytes: &[u8]) {
+    pub(crate) fn read(&self, session: usize, who: Who, bytes: &[u8]) {
         self.with(session, |pair| {
-            let from = pair.ends[side].read;
-            let right = content(session, 1 - side, from, bytes.len()) == bytes;
-            let end = &mut pair.ends[side];
+            let Some(peer) = pair.other(who) else {
+                return Some(format!("end {who} read bytes, and its opener went elsewhere"));
+            };
+            let written = pair.end(peer).written;
+            let end = pair.end(who);
+            let right = content(session, peer, end.read, bytes.len()) == bytes;
             end.read += bytes.len() as u64;
             if end.ended {
-                return Some(format!("end {side} read bytes after the end of stream"));
+                return Some(format!("end {who} read bytes after the end of stream"));
             }
-            if end.read > pair.ends[1 - side].written {
-                return Some(format!("end {side} read more than was written"));
+            if end.read > written {
+                return Some(format!("end {who} read more than was written"));
             }
-            (!right).then(|| format!("end {side} read wrong bytes at {from}"))
+            (!right).then(|| format!("end {who} read wrong bytes up to {}", end.read))
         });
     }
 
-    pub(crate) fn ended(&self, session: usize, side: usize) {
+    pub(crate) fn ended(&self, session: usize, who: Who) {
         self.with(session, |pair| {
-            pair.ends[side].ended = true;
-            let (read, other) = (pair.ends[side].read, &pair.ends[1 - side]);
-            (!other.finished || read != other.written).then(|| {
-                format!("end {side} read the end of stream at {read}, {} were written", other.written)
-            })
+            let Some(peer) = pair.other(who) else {
+                return Some(format!("end {who} read an end of stream, and its opener went elsewhere"));
+            };
+            let (finished, written) = (pair.end(peer).finished, pair.end(peer).written);
+            let end = pair.end(who);
+            end.ended = true;
+            (!finished || end.read != written)
+                .then(|| format!("end {who} read the end of stream at {}, {written} were written", end.read))
         });
     }
 
     /// An owner was told that its session is over before its time.
-    pub(crate) fn broken(&self, session: usize, side: usize, error: &io::Error) {
+    pub(crate) fn broken(&self, session: usize, who: Who, error: &io::Error) {
         let lenient = self.0.borrow().lenient;
         let violation = error.to_string().contains("the peer");
         self.with(session, |pair| {
-            let excused = pair.killed || lenient;
-            pair.killed |= lenient;
-            (!excused || violation).then(|| format!("end {side} broke: {error}"))
+            let concerns = pair.other(who).is_some();
+            let excused = pair.killed || lenient || !concerns;
+            pair.killed |= lenient && concerns;
+            (!excused || violation).then(|| format!("end {who} broke: {error}"))
         });
     }
 
     /// An owner lets its end go.
-    pub(crate) fn dropped(&self, session: usize, side: usize) {
+    pub(crate) fn dropped(&self, session: usize, who: Who) {
         self.with(session, |pair| {
-            let end = &mut pair.ends[side];
+            let concerns = pair.other(who).is_some();
+            let end = pair.end(who);
             end.dropped = true;
-            pair.killed |= !(end.finished && end.ended);
+            end.early = !(end.finished && end.ended);
+            pair.killed |= end.early && concerns;
             None
         });
     }
@@ -243,19 +287,8 @@ impl Ledger {
     /// Sessions that should have been carried in full, and were not.
     pub(crate) fn unfinished(&self) -> Vec<String> {
         let inner = self.0.borrow();
-        let whole = |pair: &Pair| pair.killed || pair.ends.iter().all(|end| end.ended && end.dropped);
-        let unfinished = inner.pairs.iter().enumerate().filter(|(_, pair)| !whole(pair));
-        unfinished
-            .map(|(at, pair)| {
-                let side = |end: &End| {
-                    format!(
-                        "wrote {}, finished {}, read {}, end {}",
-                        end.written, end.finished, end.read, end.ended
-                    )
-                };
-                format!("session {at} (open {}): {}; {}", pair.open, side(&pair.ends[0]), side(&pair.ends[1]))
-            })
-            .collect()
+        let unfinished = inner.pairs.iter().enumerate().filter(|(_, pair)| !pair.is_whole());
+        unfinished.map(|(at, pair)| format!("session {at}: {pair:?}")).collect()
     }
 
     fn with(&self, session: usize, step: impl FnOnce(&mut Pair) -> Option<String>) {

@@ -1,6 +1,6 @@
-//! One link: two queues of frames with a rate and a latency, which can be cut, and a pod in the middle that can lose it.
+//! One link: two queues of frames with a rate and a latency, which can be cut.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -15,28 +15,26 @@ use tunnel::tunnel::frame::{Body, Frame, Word};
 
 use super::chance::Dice;
 use super::crowd::Woken;
+use super::half_way::HalfWay;
 use super::ledger::Ledger;
+use super::plan::{About, Plan};
 use super::turns::Turns;
 
 pub(crate) struct Line {
     pub(crate) number: u64,
-    /// The cloud's end first.
+    /// In one pod's world the pod's end first.
     pub(crate) ends: [End; 2],
-    /// From the cloud first.
+    /// From the first end first.
     wires: [Wire; 2],
     pub(crate) cut: bool,
-    /// Epochs of the sessions that run through the middle.
-    pub(crate) bound: HashMap<SessionId, Bound>,
+    /// A pod half way that can lose sessions, in worlds that have no other.
+    pub(crate) half_way: Option<HalfWay>,
     codec: bool,
 }
 
-pub(crate) struct Bound {
-    pub(crate) epoch: u64,
-    /// The Open or Resume without its answer, as a middle sees it.
-    pub(crate) last: Frame,
-}
-
 pub(crate) struct End {
+    /// Whose end.
+    pub(crate) at: usize,
     pub(crate) outbox: Arc<Outbox>,
     woken: Arc<Woken>,
     waker: Waker,
@@ -59,13 +57,9 @@ struct Wire {
 }
 
 impl Line {
-    pub(crate) fn new(
-        number: u64,
-        outboxes: [Arc<Outbox>; 2],
-        latency: Duration,
-        rate: u64,
-        codec: bool,
-    ) -> Self {
+    pub(crate) fn new(number: u64, at: [usize; 2], outboxes: [Arc<Outbox>; 2], plan: &Plan) -> Self {
+        let Plan { latency, rate, codec, .. } = *plan;
+        let [a, b] = outboxes;
         let wire = || Wire {
             frames: VecDeque::new(),
             bytes: VecDeque::new(),
@@ -77,10 +71,10 @@ impl Line {
         };
         Self {
             number,
-            ends: outboxes.map(End::new),
+            ends: [End::new(at[0], a), End::new(at[1], b)],
             wires: [wire(), wire()],
             cut: false,
-            bound: HashMap::new(),
+            half_way: (plan.about != About::Pods).then(HalfWay::default),
             codec,
         }
     }
@@ -93,31 +87,34 @@ impl Line {
     }
 
     /// Pulls the next frame of this end onto the wire.
-    pub(crate) fn pull(&mut self, side: usize, now: Instant, dice: &Dice, ledger: &Ledger) {
+    pub(crate) fn pull(&mut self, side: usize, now: Instant, dice: &Dice, ledger: &Ledger) -> Option<Frame> {
         let end = &mut self.ends[side];
         end.woken.take();
         let frame = match end.outbox.poll_pull(&mut Context::from_waker(&end.waker), now) {
             Poll::Ready(Some(frame)) => frame,
             Poll::Pending => {
                 end.idle = true;
-                return;
+                return None;
             }
             Poll::Ready(None) => {
                 end.idle = true;
                 end.notices.get_or_insert(now);
-                return self.close(now, dice);
+                self.close(now, dice);
+                return None;
             }
         };
         end.idle = false;
         end.turns.pulled(&frame, ledger);
-        ledger.note(|| format!("link {} {} says {}", self.number, [">", "<"][side], show(&frame)));
-        let passes = self.passes(side, &frame);
+        let session = if let Body::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
+        ledger.note(|| format!("link {} {} {session:?} {}", self.number, [">", "<"][side], show(&frame)));
+        let passes = self.half_way.as_mut().is_none_or(|half_way| half_way.passes(side, &frame));
         let wire = &mut self.wires[side];
         if self.cut {
             wire.lost += weight(&frame);
         } else if passes {
-            wire.push(frame, now, self.codec);
+            wire.push(frame.clone(), now, self.codec);
         }
+        Some(frame)
     }
 
     /// Whether anything has arrived at the end `side`.
@@ -192,47 +189,22 @@ impl Line {
         }
     }
 
-    /// The middle loses its way for one session and says so to both ends, behind what it sent before.
+    /// A pod half way loses one session and says so to both ends, behind what it sent before.
     pub(crate) fn lose(&mut self, id: SessionId, now: Instant, ledger: &Ledger) {
-        let Some(Bound { epoch, last }) = self.bound.remove(&id) else { return };
-        let session = ledger.number(id);
-        ledger.note(|| format!("link {} loses session {:?}, epoch {epoch}", self.number, session));
-        let Body::Session(id, category, _) = last.body else { return };
-        for wire in &mut self.wires {
-            let body = Body::Session(id, category, Word::Lost { epoch });
-            if !self.cut {
-                wire.push(Frame { node: last.node.clone(), body }, now, self.codec);
-            }
-        }
-    }
-
-    /// What a pod in the middle does with a frame: bind, pass, or drop.
-    fn passes(&mut self, side: usize, frame: &Frame) -> bool {
-        let Body::Session(id, _, word) = &frame.body else { return true };
-        match word {
-            Word::Open { epoch, .. } | Word::Resume { epoch, .. } if side == 0 => {
-                if self.bound.get(id).is_some_and(|bound| bound.epoch >= *epoch) {
-                    return false;
-                }
-                let bound = Bound { epoch: *epoch, last: frame.clone() };
-                self.bound.insert(*id, bound);
-                true
-            }
-            // One that answers an older attempt must not take the newer one's binding with it.
-            Word::Refused { epoch, .. } | Word::Reset { epoch, .. } => match self.bound.get(id) {
-                Some(bound) if bound.epoch <= *epoch => self.bound.remove(id).is_some(),
-                bound => bound.is_some(),
-            },
-            _ => self.bound.contains_key(id),
+        let Some(lost) = self.half_way.as_mut().and_then(|half_way| half_way.lose(id)) else { return };
+        ledger
+            .note(|| format!("link {} loses session {:?}: {}", self.number, ledger.number(id), show(&lost)));
+        if !self.cut {
+            self.wires.iter_mut().for_each(|wire| wire.push(lost.clone(), now, self.codec));
         }
     }
 }
 
 impl End {
-    fn new(outbox: Arc<Outbox>) -> Self {
+    fn new(at: usize, outbox: Arc<Outbox>) -> Self {
         let woken = Arc::new(Woken::default());
         let waker = woken.clone().into();
-        Self { outbox, woken, waker, idle: false, notices: None, over: false, turns: Turns::default() }
+        Self { at, outbox, woken, waker, idle: false, notices: None, over: false, turns: Turns::default() }
     }
 }
 

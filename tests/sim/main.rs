@@ -5,14 +5,20 @@
 #![expect(clippy::disallowed_methods, reason = "tests read the environment that a person sets")]
 
 mod chance;
+mod check;
 mod crowd;
+mod half_way;
 mod harm;
+mod hear;
 mod held;
 mod ledger;
 mod line;
+mod middle;
 mod owner;
 mod plan;
+mod process;
 mod turns;
+mod ways;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,8 +51,13 @@ fn nothing_is_left_of_sessions_that_nobody_came_back_for() {
 }
 
 #[test]
+fn sessions_outlive_links_and_pods_and_reach_no_other_process() {
+    many(About::Pods);
+}
+
+#[test]
 fn a_seed_gives_the_same_run_again() {
-    for about in [About::Cuts, About::Drops, About::Turns, About::Grace] {
+    for about in [About::Cuts, About::Drops, About::Turns, About::Grace, About::Pods] {
         let (mut first, mut second) = (Vec::new(), Vec::new());
         run(5, about, Some(&mut first), &mut Seen::default()).unwrap();
         run(5, about, Some(&mut second), &mut Seen::default()).unwrap();
@@ -69,6 +80,7 @@ fn many(about: About) {
     }
     println!("{about:?}: seeds {from} to {}: {seen:?}", seed - 1);
     assert!(seen.bytes > 0 && (about == About::Turns || seen.resumed > 0), "{seen:?}");
+    assert!(about != About::Pods || seen.relayed > 0 && seen.died > 0, "{seen:?}");
     assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
 }
 
@@ -101,4 +113,4 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen
 /// Enough to see every rare mixture once, however slow the machine.
 const LEAST_SEEDS: u64 = 20;
 /// Lines of the trace shown of a run that failed.
-const LAST_LINES: usize = 120;
+const LAST_LINES: usize = 12000;

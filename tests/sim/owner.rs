@@ -1,73 +1,90 @@
 //! Those who ask for sessions, answer offers and seek paths: each a task.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tunnel::names::Target;
+use tunnel::names::{Instance, NodeName, Target};
 use tunnel::route::{Request, Route, RouteError};
 use tunnel::tunnel::{Answer, Category, Code, Full, Offer, Outbox, Parked, Refusal, Session, Table};
 
 use super::chance::Dice;
 use super::crowd::Cradle;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, OPENER, Who, acceptor};
 use super::plan::{About, Plan};
+use super::process::Shared;
+use super::ways::Ways;
 
-/// What every task needs.
+/// What every task of a process needs.
 #[derive(Clone)]
 pub(crate) struct Place {
+    /// Which process.
+    pub(crate) at: usize,
     pub(crate) dice: Dice,
-    pub(crate) plan: Rc<RefCell<Plan>>,
+    pub(crate) plan: Shared<Plan>,
     pub(crate) ledger: Ledger,
     pub(crate) cradle: Cradle,
-    pub(crate) route: Route,
+    /// The program's way of opening and seeking; ours, which is worse, if there is none.
+    pub(crate) route: Option<Route>,
+    /// The node that it is, if it is an edge.
+    pub(crate) node: Option<NodeName>,
     pub(crate) table: Arc<Table>,
-    /// The cloud's ends of links, some of them ended.
-    pub(crate) paths: Rc<RefCell<Vec<Arc<Outbox>>>>,
+    pub(crate) ways: Ways,
 }
 
 impl Place {
-    pub(crate) async fn open(self, number: usize) {
+    /// Opens session `number` to `node`.
+    pub(crate) async fn open(self, number: usize, node: NodeName) {
         sleep(self.dice.time(Duration::from_secs(3))).await;
+        self.ledger.asks(number, self.at);
         let target: Target = format!("127.0.0.1:{}", number + 1).parse().unwrap();
-        let wild = self.plan.borrow().wild;
-        let opened = if wild {
-            self.open_wildly(number, target).await
-        } else {
-            let (node, client) = ("edge1".parse().unwrap(), format!("s{number}"));
-            self.route.open(Request { node, target, category: Category::Ssh, client }).await
+        let opened = match &self.route {
+            None => self.open_wildly(number, node, target).await,
+            Some(route) => {
+                let request = Request { node, target, category: Category::Ssh, client: "client".into() };
+                // There is one edge only.
+                route.open(request).await.map(|session| (session, Some(acceptor(1))))
+            }
         };
         match opened {
-            Ok(session) => {
-                self.ledger.opened(number);
-                self.hold(session, number, 0);
+            Ok((session, who)) => {
+                self.ledger.opened(number, who);
+                self.hold(session, number, OPENER);
             }
             Err(why) => self.not_opened(number, &why),
         }
     }
 
     /// Asks over any link, again and again, and sometimes thinks better of it.
-    async fn open_wildly(&self, number: usize, target: Target) -> Result<Session, RouteError> {
-        let opening = self.table.open("edge1".parse().unwrap(), target, Category::Ssh, format!("s{number}"));
+    async fn open_wildly(
+        &self,
+        number: usize,
+        node: NodeName,
+        target: Target,
+    ) -> Result<(Session, Option<Who>), RouteError> {
+        let opening = self.table.open(node.clone(), target, Category::Ssh, "client".into());
         let opening = opening.map_err(|Full| RouteError::Busy("full"))?;
         let give_up = self.dice.one_in(self.plan.borrow().drops * 2);
+        let mut attempts = 0;
         loop {
-            if give_up && self.dice.one_in(3) {
+            // To itself an edge gets through another of its name only, if there is one.
+            let alone = self.node.as_ref() == Some(&node) && attempts > 20;
+            if alone || give_up && self.dice.one_in(3) {
                 self.ledger.kill(number);
                 return Err(RouteError::Busy("thought better of it"));
             }
-            let Some(link) = self.any_path() else {
+            let Some(link) = self.way(&node, None) else {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
             opening.ask(&link);
-            match timeout(self.dice.time(Duration::from_secs(5)), opening.answer()).await {
-                Ok(Answer::Open) => return Ok(opening.into_session()),
-                Ok(Answer::Refused(refusal)) => {
-                    return Err(RouteError::Refused { node: link.peer.node().unwrap().clone(), refusal });
+            attempts += 1;
+            match timeout(self.patience(attempts), opening.answer()).await {
+                Ok(Answer::Open) => {
+                    let who = self.ledger.answerer(opening.id(), attempts);
+                    return Ok((opening.into_session(), who));
                 }
+                Ok(Answer::Refused(refusal)) => return Err(RouteError::Refused { node, refusal }),
                 Ok(Answer::NoPath) | Err(_) => sleep(Duration::from_millis(20)).await,
             }
         }
@@ -90,15 +107,11 @@ impl Place {
         }
     }
 
-    /// The far end's answer to an offer.
+    /// The answer of this process to an offer.
     pub(crate) async fn answer(self, offer: Offer) {
-        let Some(number) = offer.client().strip_prefix('s').and_then(|n| n.parse().ok()) else {
-            return self.ledger.fault(format!("an offer for {:?}", offer.client()));
-        };
-        self.ledger.offered(number);
-        if offer.target().port as usize != number + 1 || offer.category() != Category::Ssh {
-            self.ledger.fault(format!("session {number} is offered as {}", offer.target()));
-        }
+        let number = usize::from(offer.target().port) - 1;
+        let who = acceptor(self.at);
+        self.ledger.offered(number, who);
         tokio::select! {
             biased;
             () = offer.withdrawn() => return,
@@ -113,31 +126,51 @@ impl Place {
             }
             return;
         }
-        self.hold(offer.accept(), number, 1);
+        self.ledger.accepted(number, who);
+        self.hold(offer.accept(), number, who);
     }
 
     /// Looks for a path as the program does, or worse.
     pub(crate) async fn seek(self, parked: Parked) {
-        if !self.plan.borrow().wild {
-            return self.route.seek(parked).await;
+        if let Some(route) = &self.route {
+            return route.seek(parked).await;
         }
         let until = Instant::now() + self.plan.borrow().grace;
+        let mut attempts = 0;
         while parked.seeks() {
-            if Instant::now() >= until {
+            let vain =
+                parked.instance().is_some_and(|there| self.ledger.is_dead(there)) && self.dice.one_in(30);
+            if vain || Instant::now() >= until {
                 return parked.give_up(Refusal::new(Code::GivenUp, "no path"));
             }
-            let Some(link) = self.any_path() else {
+            let Some(link) = self.way(parked.node(), parked.instance()) else {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
             parked.resume(&link);
-            let _ = timeout(self.dice.time(Duration::from_secs(4)), parked.answered()).await;
+            attempts += 1;
+            let _ = timeout(self.patience(attempts), parked.answered()).await;
             sleep(self.dice.time(Duration::from_millis(20))).await;
         }
     }
 
-    fn any_path(&self) -> Option<Arc<Outbox>> {
-        let paths = self.paths.borrow();
-        (!paths.is_empty()).then(|| paths[self.dice.below(paths.len())].clone())
+    /// Any time at first, but a way that is slower must be waited for in the end.
+    fn patience(&self, attempts: u64) -> Duration {
+        self.dice.time(Duration::from_secs(5)) + Duration::from_millis(20 * attempts)
+    }
+
+    /// Where to ask: in one pod's world any link; else as the registry says, which may lie.
+    fn way(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<Outbox>> {
+        let plan = self.plan.borrow();
+        let anywhere = plan.about != About::Pods || self.node.is_some() || self.dice.one_in(plan.lies);
+        let way = if anywhere {
+            self.ways.any(self.at, &self.dice)?
+        } else {
+            self.ways.next(self.at, node, instance, true, &self.dice)?
+        };
+        // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its own.
+        let wrong = way.node.as_ref().is_some_and(|there| there != node);
+        let other = instance.is_some() && way.node.is_some() && way.outbox.instance != instance;
+        (!wrong && !other).then_some(way.outbox)
     }
 }

@@ -17,11 +17,17 @@ pub(crate) enum About {
     Turns,
     /// Nobody comes back within the grace time.
     Grace,
+    /// Many pods and edges: sessions pass through the middle, processes die, registries lie.
+    Pods,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) about: About,
+    pub(crate) pods: usize,
+    pub(crate) edges: usize,
+    /// Edges with the name of another.
+    pub(crate) impostors: usize,
     pub(crate) sessions: usize,
     /// Most bytes of one direction.
     pub(crate) most: usize,
@@ -35,6 +41,10 @@ pub(crate) struct Plan {
     pub(crate) cuts: usize,
     /// Mean steps between two Lost of a pod in the middle; 0 for none.
     pub(crate) losses: usize,
+    /// Mean steps between two deaths of a process; 0 for none.
+    pub(crate) deaths: usize,
+    /// One in so many answers about where a node is, is wrong; 0 for none.
+    pub(crate) lies: usize,
     /// One in so many owners drops its end before its time; 0 for none.
     pub(crate) drops: usize,
     /// One in so many offers is refused.
@@ -59,9 +69,15 @@ impl Plan {
             let start = if calm { 64 << 10 } else { [1_000, 4_096, 32 << 10, 64 << 10][dice.below(4)] };
             Windows { start, max: start << dice.below(6) }
         };
-        let harsh = matches!(about, About::Cuts | About::Drops);
+        let many = about == About::Pods;
+        let harsh = matches!(about, About::Cuts | About::Drops | About::Pods);
+        // Owners who are faithful, or who are not.
+        let drops = about == About::Drops || many && dice.one_in(3);
         Self {
             about,
+            pods: if many { dice.between(2, 4) } else { 1 },
+            edges: if many { dice.between(1, 4) } else { 1 },
+            impostors: if many { dice.below(2) } else { 0 },
             sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
             most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
             windows: [windows(), windows()],
@@ -75,8 +91,10 @@ impl Plan {
             steps: 300 << dice.below(6),
             cuts: if calm { 0 } else { [60, 300, 2_000][dice.below(3)] },
             losses: if harsh { [0, 0, 40, 400][dice.below(4)] } else { 0 },
-            drops: if about == About::Drops { dice.between(2, 6) } else { 0 },
-            refusals: if about == About::Drops { dice.between(2, 9) } else { 0 },
+            deaths: if many { [0, 0, 300, 1_500][dice.below(4)] } else { 0 },
+            lies: if many { [0, 3, 10, 50][dice.below(4)] } else { 0 },
+            drops: if drops { dice.between(2, 6) } else { 0 },
+            refusals: if drops { dice.between(2, 9) } else { 0 },
             rests: if calm { 0 } else { [0, 3, 20][dice.below(3)] },
             wild: harsh && dice.one_in(2),
             codec: dice.one_in(2),

@@ -56,7 +56,7 @@ impl Turns {
                     ledger.fault("a pong that answers no ping, or not the newest");
                 }
             }
-            Body::Session(id, _, Word::Open { client, .. }) => ledger.knows(*id, client),
+            Body::Session(id, _, Word::Open { target, .. }) => ledger.knows(*id, target),
             Body::Session(id, _, Word::Data(bytes)) => self.data(*id, bytes.len(), ledger),
             _ => {}
         }

@@ -1,40 +1,41 @@
-//! One run: a cloud, an edge, the links between them, and a scheduler that means no good.
+//! One run: pods, edges, the links between them, and a scheduler that means no good.
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, advance};
-use tunnel::names::Instance;
-use tunnel::registry::Registry;
-use tunnel::route::Route;
-use tunnel::telemetry::Metrics;
-use tunnel::tunnel::frame::Body;
-use tunnel::tunnel::{Event, Limits, Parked, Table};
 
 use super::chance::Dice;
+use super::check::Hops;
 use super::crowd::Crowd;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, OPENER};
 use super::line::Line;
-use super::owner::Place;
+use super::middle::CLOUD;
 use super::plan::{About, Plan};
+use super::process::{Process, Shared};
+use super::ways::Ways;
 
 pub(crate) struct World {
     pub(crate) seed: u64,
     pub(crate) dice: Dice,
     pub(crate) plan: Plan,
+    pub(crate) shared_plan: Shared<Plan>,
     pub(crate) ledger: Ledger,
     pub(crate) crowd: Crowd,
-    pub(crate) place: Place,
-    pub(crate) tables: [Arc<Table>; 2],
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) ways: Ways,
+    pub(crate) hops: Hops,
     pub(crate) lines: Vec<Line>,
     pub(crate) links: u64,
     pub(crate) steps: usize,
     pub(crate) ticked: Instant,
     /// When anything but the clock last moved.
     pub(crate) moved: Instant,
+    /// Whether harm is over.
+    pub(crate) healed: bool,
+    /// Sessions that were begun.
+    begun: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -49,42 +50,24 @@ impl World {
     pub(crate) fn new(seed: u64, about: About, ledger: Ledger) -> Self {
         let dice = Dice::new(seed);
         let plan = Plan::draw(about, &dice);
-        let table = |side: usize| {
-            let metrics = if side == 0 { Metrics::cloud("", "") } else { Metrics::edge() };
-            let (windows, memory, grace) = (plan.windows[side], plan.memory, plan.grace);
-            let limits = Limits { windows, memory, sessions: 1000, grace };
-            Table::new(Instance::from_bits(side as u128 + 1), limits, metrics)
-        };
-        let tables = [table(0), table(1)];
-        let registry = Registry::new(Metrics::cloud("", ""));
-        let crowd = Crowd::default();
-        // No longer than ended ids are remembered: else a late Open would be dialled again.
-        let patience = plan.grace.min(Duration::from_secs(12));
-        let place = Place {
-            dice: dice.clone(),
-            plan: Rc::new(RefCell::new(plan.clone())),
-            ledger: ledger.clone(),
-            cradle: crowd.cradle(),
-            route: Route::new(registry.clone(), tables[0].clone(), patience, plan.grace),
-            table: tables[0].clone(),
-            paths: Rc::default(),
-        };
         let now = Instant::now();
-        let (lines, links, steps) = (Vec::new(), 0, 0);
         Self {
             seed,
             dice,
+            shared_plan: Rc::new(RefCell::new(plan.clone())),
             plan,
             ledger,
-            crowd,
-            place,
-            tables,
-            registry,
-            lines,
-            links,
-            steps,
+            crowd: Crowd::default(),
+            processes: Vec::new(),
+            ways: Ways::default(),
+            hops: Hops::default(),
+            lines: Vec::new(),
+            links: 0,
+            steps: 0,
             ticked: now,
             moved: now,
+            healed: false,
+            begun: 0,
         }
     }
 
@@ -92,17 +75,28 @@ impl World {
     pub(crate) async fn live(mut self) -> Result<(), String> {
         self.ledger.begin(self.plan.sessions, self.plan.may_give_up());
         self.ledger.note(|| format!("seed {}: {:?}", self.seed, self.plan));
-        self.link();
-        for number in 0..self.plan.sessions {
-            let place = self.place.clone();
-            self.place.cradle.spawn(format!("opener {number}"), place.open(number));
+        for _ in 0..self.plan.pods {
+            self.start(None);
         }
+        for edge in 0..self.plan.edges + self.plan.impostors {
+            // An impostor has the name of one that there is.
+            let name = format!("edge{}", edge % self.plan.edges);
+            self.start(Some(name.parse().unwrap()));
+        }
+        self.link_all();
         let until = Instant::now() + self.plan.chaos;
         while Instant::now() < until && self.steps < self.plan.steps {
+            let many = self.plan.about == About::Pods;
+            while self.begun < self.plan.sessions && (!many || self.dice.one_in(15)) {
+                self.begin();
+            }
             self.step().await?;
             self.harm();
         }
-        self.heal().await?;
+        while self.begun < self.plan.sessions {
+            self.begin();
+        }
+        self.heal();
         self.rest(QUIET).await?;
         let unfinished = self.ledger.unfinished();
         if !unfinished.is_empty() {
@@ -113,11 +107,31 @@ impl World {
         }
         // An opener finds out that nobody is there by asking; only an acceptor may have to wait for the grace time.
         let waits = |name: &&str| name.ends_with(".0") || name.starts_with("opener");
-        if self.plan.about != About::Grace && self.crowd.names().iter().any(waits) {
+        let asks = self.plan.about != About::Grace && self.plan.deaths == 0;
+        if asks && self.crowd.names().iter().any(waits) {
             return Err(format!("nothing moves any more, and openers wait: {:?}", self.crowd.names()));
         }
         self.rest(self.plan.grace + Duration::from_secs(20)).await?;
         self.nothing_is_left()
+    }
+
+    /// One more session: from the pod to the edge, or where there are many, from anywhere to anywhere.
+    fn begin(&mut self) {
+        let number = self.begun;
+        self.begun += 1;
+        let mut from = 0;
+        let mut node = format!("edge{}", self.dice.below(self.plan.edges));
+        if self.plan.about == About::Pods {
+            let openers = self.living(self.dice.one_in(2));
+            from = openers[self.dice.below(openers.len())];
+            if !self.processes[from].is_pod() && self.dice.one_in(4) {
+                node = CLOUD.into();
+            }
+        }
+        let place = self.processes[from].place.clone();
+        self.ledger.asks(number, from);
+        let cradle = place.cradle.clone();
+        cradle.spawn(format!("opener {number}"), place.open(number, node.parse().unwrap()));
     }
 
     /// One thing that may happen next, happens.
@@ -149,7 +163,7 @@ impl World {
         let kind = &kinds[chosen.unwrap_or(3)];
         match kind[self.dice.below(kind.len())] {
             Move::Task => self.run_task(),
-            Move::Pull(line, side) => self.lines[line].pull(side, now, &self.dice, &self.ledger),
+            Move::Pull(line, side) => self.pull(line, side, now),
             Move::Deliver(line, side) => self.deliver(line, side, now),
             Move::Clock => self.pass_time(busy, now).await,
         }
@@ -166,8 +180,9 @@ impl World {
         let ready = self.crowd.ready();
         let name = self.crowd.run(self.dice.below(ready));
         self.ledger.note(|| format!("{name} runs"));
-        for (session, side, _) in self.ledger.take_typed() {
+        for (session, who, _) in self.ledger.take_typed() {
             if self.plan.about == About::Turns {
+                let side = usize::from(who != OPENER);
                 self.lines.iter_mut().for_each(|line| line.ends[side].turns.typed(session));
             }
         }
@@ -183,43 +198,7 @@ impl World {
         let now = Instant::now();
         if now - self.ticked >= Duration::from_secs(5) {
             self.ticked = now;
-            self.tables.iter().for_each(|table| table.tick(now));
-        }
-    }
-
-    fn deliver(&mut self, line: usize, side: usize, now: Instant) {
-        for frame in self.lines[line].deliver(side, &self.dice, &self.ledger) {
-            let end = &mut self.lines[line].ends[side];
-            end.turns.heard(&frame.body);
-            let outbox = end.outbox.clone();
-            match frame.body {
-                Body::Ping(number) => outbox.pong(number),
-                Body::Pong(Some(number)) => drop(outbox.ponged(number, now)),
-                Body::Pong(None) => self.ledger.fault("a pong without a number"),
-                Body::Session(id, category, word) => {
-                    let event = self.tables[side].hear(&outbox, frame.node, id, category, word, now);
-                    self.event(event, side);
-                }
-                other => self.ledger.fault(format!("nobody says {other:?} here")),
-            }
-        }
-    }
-
-    fn event(&self, event: Option<Event>, side: usize) {
-        match event {
-            Some(Event::Offer(offer)) if side == 1 => {
-                self.place.cradle.spawn("acceptor".into(), self.place.clone().answer(offer));
-            }
-            Some(Event::Offer(_)) => self.ledger.fault("the cloud was offered a session"),
-            Some(Event::Parked(parked)) => self.seek(parked, side),
-            Some(other) => self.ledger.fault(format!("unexpected: {other:?}")),
-            None => {}
-        }
-    }
-
-    pub(crate) fn seek(&self, parked: Parked, side: usize) {
-        if side == 0 {
-            self.place.cradle.spawn("seeker".into(), self.place.clone().seek(parked));
+            self.processes.iter().filter(|p| p.alive).for_each(|p| p.table.tick(now));
         }
     }
 
@@ -235,53 +214,9 @@ impl World {
         }
         Ok(())
     }
-
-    fn check_memory(&self) -> Result<(), String> {
-        if !self.steps.is_multiple_of(16) {
-            return Ok(());
-        }
-        for (side, table) in self.tables.iter().enumerate() {
-            let ((promised, kept), queued) = (table.memory(), table.queued());
-            if promised > self.plan.memory || queued > promised {
-                return Err(format!(
-                    "side {side} promised {promised} of {}, stores {queued}",
-                    self.plan.memory
-                ));
-            }
-            if kept > self.plan.memory + self.plan.sessions * MOST_FAIR {
-                return Err(format!("side {side} keeps {kept}"));
-            }
-        }
-        Ok(())
-    }
-
-    fn nothing_is_left(&mut self) -> Result<(), String> {
-        let mut left = Vec::new();
-        for (side, table) in self.tables.iter().enumerate() {
-            if !table.is_empty() || table.memory() != (0, 0) {
-                left.push(format!("side {side}: {} sessions, memory {:?}", table.len(), table.memory()));
-            }
-        }
-        for line in &self.lines {
-            for (side, end) in line.ends.iter().enumerate() {
-                let (sessions, waiting) = (end.outbox.sessions(), end.outbox.waiting());
-                if sessions + waiting + end.turns.unanswered > 0 {
-                    let unanswered = end.turns.unanswered;
-                    left.push(format!(
-                        "end {side} of link {}: {sessions} sessions, {waiting} waiting, {unanswered} pings unanswered",
-                        line.number
-                    ));
-                }
-            }
-        }
-        left.extend(self.crowd.names().into_iter().map(String::from));
-        if left.is_empty() { Ok(()) } else { Err(format!("left over: {left:#?}")) }
-    }
 }
 
 /// A run that takes more is cut short.
 const MOST_STEPS: usize = 400_000;
 /// Less than any patience of the program, so that no timer hides a lost wake-up; more than any rest of an owner.
 const QUIET: Duration = Duration::from_secs(7);
-/// What a session may keep although the budget is spent, and one piece more.
-const MOST_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;

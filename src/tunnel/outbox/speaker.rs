@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::super::frame::{Category, Word};
 use super::super::lane::Lane;
 use super::super::schedule::Turn;
@@ -49,17 +51,24 @@ impl Speaker {
     }
 
     /// What it says before data, if anything, and whether it has more of that kind to say.
-    pub(super) fn speak_control(&self, link: LinkId) -> (Option<Word>, bool) {
+    pub(super) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<Word>, bool) {
         match self {
-            Self::Own(session) => (session.speak_control(link), false),
+            Self::Own(session) => (session.speak_control(link, now), false),
             Self::Passing(lane) => lane.speak_control(),
         }
     }
 
     /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
-    pub(super) fn speak_turn(&self, link: LinkId, turn: &Turn<Self>, longest: usize, most: usize) -> Spoken {
+    pub(super) fn speak_turn(
+        &self,
+        link: LinkId,
+        turn: &Turn<Self>,
+        longest: usize,
+        most: usize,
+        now: Instant,
+    ) -> Spoken {
         match self {
-            Self::Own(session) => session.speak_turn(link, turn, longest, most),
+            Self::Own(session) => session.speak_turn(link, turn, longest, most, now),
             Self::Passing(lane) => lane.speak_turn(turn, longest, most),
         }
     }

@@ -68,7 +68,7 @@ impl Opening {
 
     /// Asks over a link. May be repeated with another one.
     pub fn ask(&self, link: &Arc<Outbox>) {
-        self.0.with(|shared| shared.ask(link));
+        self.0.with(|shared| shared.ask(link, false));
     }
 
     /// Waits until the request over the link it was last sent on is answered. Cancel safe.
@@ -187,9 +187,14 @@ impl Parked {
         seeks
     }
 
+    /// How often it was asked for since bytes last moved: the longer to wait before the next time.
+    pub fn tries(&self) -> u32 {
+        self.shared.lock().end.tries()
+    }
+
     /// Asks to go on over a link.
     pub fn resume(&self, link: &Arc<Outbox>) {
-        self.shared.ask(link);
+        self.shared.ask(link, true);
     }
 
     /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.

@@ -2,20 +2,23 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::super::frame::Word;
 use super::super::outbox::Spoken;
 use super::super::schedule::Turn;
-use super::Shared;
 use super::end::{Effects, LinkId};
+use super::{Inner, Shared};
 
 impl Shared {
     /// What it says before data, if anything.
-    pub(in super::super) fn speak_control(self: &Arc<Self>, link: LinkId) -> Option<Word> {
+    pub(in super::super) fn speak_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<Word> {
         let mut inner = self.lock();
         if inner.in_control == Some(link) {
             inner.in_control = None;
         }
         let (word, effects) = inner.end.speak(link, 0);
+        inner.time(word.as_ref(), now);
         self.settle(inner, effects);
         word.map(|w| self.complete(w))
     }
@@ -27,10 +30,12 @@ impl Shared {
         turn: &Turn<K>,
         longest: usize,
         most: usize,
+        now: Instant,
     ) -> Spoken {
         let mut inner = self.lock();
         let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
         let (word, effects) = if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
+        inner.time(word.as_ref(), now);
         let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
         let account = if held { turn.starts() } else { turn.account_after(bytes) };
         let mut backlog = None;
@@ -52,6 +57,17 @@ impl Shared {
                 Word::Opened { limit, epoch, instance: Some(table.instance()) }
             }
             (word, _) => word,
+        }
+    }
+}
+
+impl Inner {
+    /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
+    fn time(&mut self, word: Option<&Word>, now: Instant) {
+        match word {
+            Some(Word::Credit { .. }) => self.end.recv.credit_said(now),
+            Some(Word::Resume { .. } | Word::Resumed { .. }) => self.end.recv.moved(),
+            _ => {}
         }
     }
 }

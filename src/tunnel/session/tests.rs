@@ -38,7 +38,7 @@ async fn a_session_that_is_over_joins_no_link() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
     session.reset(Refusal::new(Code::GivenUp, "enough"));
-    session.ask(&link);
+    session.ask(&link, false);
     assert_eq!(link.sessions(), 0);
 }
 
@@ -48,9 +48,9 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let gone = Refusal::new(Code::GivenUp, "gone");
     assert!(table.link_ended(&dead, &gone, tokio::time::Instant::now()).is_empty());
     let session = opener(&table);
-    session.ask(&alive);
+    session.ask(&alive, false);
     assert_eq!(alive.sessions(), 1);
-    session.ask(&dead);
+    session.ask(&dead, false);
     assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
 }
 
@@ -58,7 +58,7 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
 async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let (table, links, now) = (table(), [link(1), link(2), link(3)], tokio::time::Instant::now());
     let session = opener(&table);
-    session.ask(&links[0]);
+    session.ask(&links[0], false);
     assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
@@ -76,11 +76,11 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
 async fn a_session_whose_seeker_was_lost_gets_another() {
     let (table, links, now) = (table(), [link(1), link(2)], tokio::time::Instant::now());
     let session = opener(&table);
-    session.ask(&links[0]);
+    session.ask(&links[0], false);
     assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     drop(table.link_ended(&links[0], &gone, now));
-    session.ask(&links[1]);
+    session.ask(&links[1], true);
     assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
 }
 

@@ -20,10 +20,13 @@ impl End {
             Word::Resumed { received, limit, epoch } => self.put_back(received, limit, epoch),
             Word::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
             Word::Lost { .. } => DROPPED,
-            Word::Reset { epoch, refusal } => self.reset(epoch, refusal),
+            Word::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
             Word::Data(_) | Word::Finish { .. } | Word::Credit { .. } if self.phase != Phase::Open => DROPPED,
             Word::Data(bytes) => match self.recv.data(bytes, now) {
-                Ok(()) => Effects { read: true, ..Effects::default() },
+                Ok(()) => {
+                    self.tries = 0;
+                    Effects { read: true, ..Effects::default() }
+                }
                 Err(bad) => self.violated(bad),
             },
             Word::Finish { total } => match self.recv.finish(total) {
@@ -31,7 +34,10 @@ impl End {
                 Err(bad) => self.violated(bad),
             },
             Word::Credit { received, limit } => match self.send.acknowledge(received, limit) {
-                Ok(()) => self.settle(Effects { write: self.send.has_room(), ..Effects::default() }),
+                Ok(()) => {
+                    self.tries = 0;
+                    self.settle(Effects { write: self.send.has_room(), ..Effects::default() })
+                }
                 Err(bad) => self.violated(bad),
             },
         }
@@ -72,10 +78,12 @@ impl End {
         }
     }
 
-    fn reset(&mut self, epoch: u64, refusal: Refusal) -> Effects {
+    fn reset(&mut self, epoch: u64, refusal: Refusal, now: Instant) -> Effects {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
+            // Said by a pod on the way, not by the acceptor: the next path may lead to it.
+            Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }
     }

@@ -1,0 +1,147 @@
+//! How long a session's whole way there and back is, measured by the bytes that a Credit lets loose.
+//!
+//! A ping knows the first link only; behind it there may be other pods. From a Credit that raises the limit to the
+//! first byte above the old limit is one round trip, if the sender had come to that limit and stood there. One that
+//! had not come there yet, or had nothing to say, would be measured too long.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// One measurement at a time, and what the last one said.
+#[derive(Debug, Default)]
+pub(super) struct Trips {
+    under_way: Option<UnderWay>,
+    latest: Duration,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    /// The limit that the sender knew before the Credit.
+    old_limit: u64,
+    since: Instant,
+    /// When all below the old limit had come, and nothing above it.
+    stood: Option<Instant>,
+}
+
+impl Trips {
+    /// A Credit that raises the limit is said when `received` bytes have come.
+    pub(super) fn credit(&mut self, old_limit: u64, received: u64, now: Instant) {
+        let stood = (received == old_limit).then_some(now);
+        self.under_way.get_or_insert(UnderWay { old_limit, since: now, stood });
+    }
+
+    /// Bytes have come up to offset `end`.
+    pub(super) fn arrived(&mut self, end: u64, now: Instant) {
+        let Some(way) = &mut self.under_way else { return };
+        if end == way.old_limit {
+            way.stood = Some(now);
+        }
+        if end <= way.old_limit {
+            return;
+        }
+        let trip = now - way.since;
+        if way.stood.is_some_and(|stood| (now - stood) * LEAST_STAND >= trip) {
+            self.latest = trip;
+        }
+        self.under_way = None;
+    }
+
+    /// The sender was silent: what is under way would measure its rest.
+    pub(super) fn interrupt(&mut self) {
+        self.under_way = None;
+    }
+
+    /// The session runs on another path.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The latest measurement; zero before the first.
+    pub(super) fn latest(&self) -> Duration {
+        self.latest
+    }
+}
+
+/// A sender that stood stood for at least this part of the trip. A frame that ends at the old limit by chance, with
+/// the next one close behind it, says nothing.
+const LEAST_STAND: u32 = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A sender that always has more is measured: never shorter than the way, longer only by what its frames take.
+        #[test]
+        fn a_trip_is_as_long_as_the_way(
+            way in 1u64..200, window in 1_000u64..100_000, frame in 1u64..20_000, rate in 10u64..20_000
+        ) {
+            let began = Instant::now();
+            let at = |micros: u64| began + Duration::from_micros(micros);
+            let (way, frame) = (way * 1000, frame.clamp(window / 50, window));
+            let (mut trips, mut limit, mut sent, mut told) = (Trips::default(), window, 0u64, 0u64);
+            // When the line is free, and when each limit reaches the sender.
+            let (mut free, mut credits, mut measured) = (0u64, std::collections::VecDeque::new(), 0);
+            for _ in 0..500 {
+                while sent == limit || credits.front().is_some_and(|(when, _)| *when <= free) {
+                    let Some((when, raised)) = credits.pop_front() else { break };
+                    free = free.max(when);
+                    limit = raised;
+                }
+                prop_assert!(sent < limit, "the sender stands for ever");
+                let len = frame.min(limit - sent);
+                sent += len;
+                free += 1 + len * 1000 / rate;
+                let now = free + way / 2;
+                trips.arrived(sent, at(now));
+                if trips.latest() > Duration::ZERO {
+                    measured += 1;
+                    let (trip, most) = (trips.latest().as_micros() as u64, 1 + frame * 1000 / rate);
+                    prop_assert!(trip >= way / 2 * 2, "{trip} of {way}");
+                    prop_assert!(trip <= way + 4 * most, "{trip} of {way}, a frame takes {most}");
+                }
+                if sent + window - told.max(window) >= window / 2 {
+                    trips.credit(told.max(window), sent, at(now));
+                    told = sent + window;
+                    credits.push_back((now + way / 2, told));
+                }
+            }
+            let held_up = window * 1000 / rate < way / 2;
+            prop_assert!(!held_up || measured > 0, "a sender that the window holds up is measured");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_sender_that_stood_at_the_old_limit_is_measured() {
+        let now = Instant::now();
+        let ms = Duration::from_millis;
+        let mut trips = Trips::default();
+        // Bytes flow over the old limit: it was still busy below it.
+        trips.credit(1000, 500, now);
+        trips.arrived(990, now + ms(50));
+        trips.arrived(1400, now + ms(60));
+        assert_eq!(trips.latest(), Duration::ZERO);
+        // A frame ends there by chance.
+        trips.credit(1500, 1400, now + ms(60));
+        trips.arrived(1500, now + ms(100));
+        trips.arrived(1600, now + ms(101));
+        assert_eq!(trips.latest(), Duration::ZERO);
+        // It stands there when the credit is said, or comes there soon after.
+        trips.credit(2000, 2000, now + ms(110));
+        trips.arrived(2100, now + ms(140));
+        assert_eq!(trips.latest(), ms(30));
+        trips.credit(2500, 2100, now + ms(150));
+        trips.arrived(2500, now + ms(155));
+        trips.arrived(2501, now + ms(190));
+        assert_eq!(trips.latest(), ms(40));
+        // It had nothing to say.
+        trips.credit(3000, 3000, now + ms(200));
+        trips.interrupt();
+        trips.arrived(3001, now + ms(9000));
+        assert_eq!(trips.latest(), ms(40));
+        trips.forget();
+        assert_eq!(trips.latest(), Duration::ZERO);
+    }
+}

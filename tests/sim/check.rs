@@ -1,0 +1,109 @@
+//! What must hold at any time, and when all is over.
+
+use std::collections::HashMap;
+
+use tunnel::names::{Instance, SessionId};
+use tunnel::tunnel::frame::{Body, Frame, Word};
+
+use super::ledger::Ledger;
+use super::world::World;
+
+/// Which way each attempt to open or resume has gone: over at most one link between pods, and never back.
+#[derive(Default)]
+pub(crate) struct Hops(HashMap<(SessionId, u64), (Vec<usize>, usize)>);
+
+impl Hops {
+    pub(crate) fn said(&mut self, frame: &Frame, way: [usize; 2], pods: [bool; 2], ledger: &Ledger) {
+        let Body::Session(id, _, word) = &frame.body else { return };
+        let [from, to] = way;
+        match word {
+            Word::Open { epoch, .. } | Word::Resume { epoch, .. } => {
+                let (been, between) = self.0.entry((*id, *epoch)).or_insert_with(|| (vec![from], 0));
+                if been.last() != Some(&from) {
+                    ledger.fault(format!("an attempt comes from {from}, and went {been:?}"));
+                }
+                // An edge that asks for its own name: the second pod cannot know who asked the first.
+                let own = been.len() == 3 && been[0] == to && !pods[1];
+                if been.contains(&to) && !own {
+                    ledger.fault(format!("an attempt goes back to {to}, and went {been:?}"));
+                }
+                if pods == [true, true] {
+                    *between += 1;
+                    ledger.relayed();
+                    if *between > 1 {
+                        ledger.fault(format!("an attempt goes from pod to pod twice: {been:?}, {to}"));
+                    }
+                }
+                been.push(to);
+            }
+            Word::Opened { epoch, .. } => ledger.answers(*id, *epoch, from),
+            _ => {}
+        }
+        if let Word::Resume { instance: Some(instance), .. } = word
+            && !pods[1]
+            && *instance != Instance::from_bits(to as u128 + 1)
+        {
+            ledger.fault(format!(
+                "session {:?} is handed to process {to}, not {instance:?}",
+                ledger.number(*id)
+            ));
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn check_memory(&self) -> Result<(), String> {
+        if !self.steps.is_multiple_of(16) {
+            return Ok(());
+        }
+        for (at, process) in self.processes.iter().enumerate().filter(|(_, p)| p.alive) {
+            let table = &process.table;
+            let ((promised, kept), queued) = (table.memory(), table.queued());
+            if promised > self.plan.memory || queued > promised {
+                return Err(format!(
+                    "process {at} promised {promised} of {}, stores {queued}",
+                    self.plan.memory
+                ));
+            }
+            let passing = table.passing().1;
+            if passing > self.plan.memory.max(self.plan.windows[0].max as usize) {
+                return Err(format!("process {at} stores {passing} for others"));
+            }
+            if kept > self.plan.memory + self.plan.sessions * MOST_FAIR {
+                return Err(format!("process {at} keeps {kept}"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn nothing_is_left(&mut self) -> Result<(), String> {
+        let mut left = Vec::new();
+        for (at, process) in self.processes.iter().enumerate().filter(|(_, p)| p.alive) {
+            let table = &process.table;
+            if !table.is_empty() || table.memory() != (0, 0) || table.passing() != (0, 0) {
+                let (memory, passing) = (table.memory(), table.passing());
+                left.push(format!(
+                    "process {at}: {} sessions, memory {memory:?}, passing {passing:?}",
+                    table.len()
+                ));
+            }
+        }
+        for line in &self.lines {
+            for (side, end) in line.ends.iter().enumerate().filter(|(_, end)| self.processes[end.at].alive) {
+                let (sessions, waiting) = (end.outbox.sessions(), end.outbox.waiting());
+                if sessions + waiting + end.turns.unanswered > 0 {
+                    let unanswered = end.turns.unanswered;
+                    left.push(format!(
+                        "end {side} of link {}: {sessions} sessions, {waiting} waiting, {unanswered} pings unanswered",
+                        line.number
+                    ));
+                }
+            }
+        }
+        left.extend(self.crowd.names().into_iter().map(String::from));
+        if left.is_empty() { Ok(()) } else { Err(format!("left over: {left:#?}")) }
+    }
+}
+
+/// What a session may keep although the budget is spent, and one piece more.
+const MOST_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;

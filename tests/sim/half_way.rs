@@ -1,0 +1,46 @@
+//! A pod half way on a link of a world that has no other: it passes frames on, and may lose a session.
+
+use std::collections::HashMap;
+
+use tunnel::names::SessionId;
+use tunnel::tunnel::frame::{Body, Frame, Word};
+
+/// The attempts that it has passed on, each with the last Open or Resume.
+#[derive(Default)]
+pub(crate) struct HalfWay(HashMap<SessionId, (u64, Frame)>);
+
+impl HalfWay {
+    pub(crate) fn sessions(&self) -> Vec<SessionId> {
+        self.0.keys().copied().collect()
+    }
+
+    /// Whether a frame goes on: bind, pass, or drop.
+    pub(crate) fn passes(&mut self, side: usize, frame: &Frame) -> bool {
+        let Body::Session(id, _, word) = &frame.body else { return true };
+        let bound = self.0.get(id).map(|(epoch, _)| *epoch);
+        match word {
+            Word::Open { epoch, .. } | Word::Resume { epoch, .. } if side == 0 => {
+                if bound.is_some_and(|bound| bound >= *epoch) {
+                    return false;
+                }
+                self.0.insert(*id, (*epoch, frame.clone()));
+                true
+            }
+            // One that answers an older attempt must not take the newer one's binding with it.
+            Word::Refused { epoch, .. } | Word::Reset { epoch, .. } | Word::Lost { epoch } => match bound {
+                Some(bound) if bound <= *epoch => self.0.remove(id).is_some(),
+                bound => bound.is_some(),
+            },
+            _ => bound.is_some(),
+        }
+    }
+
+    /// What both ends are told if the session is lost here.
+    pub(crate) fn lose(&mut self, id: SessionId) -> Option<Frame> {
+        let (epoch, mut frame) = self.0.remove(&id)?;
+        if let Body::Session(_, _, word) = &mut frame.body {
+            *word = Word::Lost { epoch };
+        }
+        Some(frame)
+    }
+}

@@ -1,0 +1,62 @@
+//! What processes do with what arrives.
+
+use tokio::time::Instant;
+use tunnel::tunnel::frame::Body;
+use tunnel::tunnel::{Event, Parked};
+
+use super::world::World;
+
+impl World {
+    pub(crate) fn pull(&mut self, line: usize, side: usize, now: Instant) {
+        let line = &mut self.lines[line];
+        let Some(frame) = line.pull(side, now, &self.dice, &self.ledger) else { return };
+        let [from, to] = [side, 1 - side].map(|side| line.ends[side].at);
+        let pods = [from, to].map(|at| self.processes[at].is_pod());
+        self.hops.said(&frame, [from, to], pods, &self.ledger);
+    }
+
+    pub(crate) fn deliver(&mut self, line: usize, side: usize, now: Instant) {
+        for frame in self.lines[line].deliver(side, &self.dice, &self.ledger) {
+            let end = &mut self.lines[line].ends[side];
+            end.turns.heard(&frame.body);
+            let (at, outbox) = (end.at, end.outbox.clone());
+            match frame.body {
+                Body::Ping(number) => outbox.pong(number),
+                Body::Pong(Some(number)) => drop(outbox.ponged(number, now)),
+                Body::Pong(None) => self.ledger.fault("a pong without a number"),
+                Body::Session(id, category, word) => {
+                    let table = self.processes[at].table.clone();
+                    let event = table.hear(&outbox, frame.node, id, category, word, now);
+                    self.event(event, at);
+                }
+                other => self.ledger.fault(format!("nobody says {other:?} here")),
+            }
+        }
+    }
+
+    fn event(&self, event: Option<Event>, at: usize) {
+        let process = &self.processes[at];
+        let place = &process.place;
+        match event {
+            Some(Event::Offer(offer)) if !process.is_pod() => {
+                place.cradle.spawn("acceptor".into(), place.clone().answer(offer));
+            }
+            Some(Event::Asked(asked)) if process.is_pod() && self.plan.pods > 1 => {
+                place.cradle.spawn("guide".into(), place.clone().guide(asked));
+            }
+            Some(Event::Parked(parked)) => self.sought(vec![parked], at),
+            Some(other) => self.ledger.fault(format!("process {at} is told of {other:?}")),
+            None => {}
+        }
+    }
+
+    /// For each of these sessions of a process a new path is looked for.
+    pub(crate) fn sought(&self, mut parked: Vec<Parked>, at: usize) {
+        // In the order in which they were opened, not in that of a map of random ids.
+        parked.sort_by_key(|session| self.ledger.number(session.id()));
+        let place = &self.processes[at].place;
+        for session in parked {
+            place.cradle.spawn("seeker".into(), place.clone().seek(session));
+        }
+    }
+}

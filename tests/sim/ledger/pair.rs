@@ -1,0 +1,76 @@
+//! One session in the ledger, with what each of its ends did.
+
+use std::collections::BTreeMap;
+
+/// Which end of a session: [`OPENER`], or [`acceptor`] in some process; a session may be offered in more than one, of
+/// which one becomes the peer.
+pub(crate) type Who = usize;
+
+pub(crate) const OPENER: Who = 0;
+
+/// The end that dials, in that process.
+pub(crate) fn acceptor(process: usize) -> Who {
+    process + 1
+}
+
+/// What runs have seen, so that none passes because nothing happened.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) bytes: u64,
+    /// How often an opener's session went on on another path.
+    pub(crate) resumed: u32,
+    /// Keystrokes that were timed.
+    pub(crate) timed: usize,
+    /// Sessions that an owner ended before their time.
+    pub(crate) killed: usize,
+    /// Attempts that went from pod to pod.
+    pub(crate) relayed: usize,
+    /// Processes that vanished.
+    pub(crate) died: usize,
+}
+
+/// One session.
+#[derive(Debug, Default)]
+pub(super) struct Pair {
+    /// The process of the opener.
+    pub(super) from: Option<usize>,
+    pub(super) ends: BTreeMap<Who, End>,
+    /// The acceptor whose answer the opener heard.
+    pub(super) peer: Option<Who>,
+    pub(super) refused: Option<String>,
+    /// An owner ended it before its time, or never opened it.
+    pub(super) killed: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct End {
+    pub(super) accepted: bool,
+    pub(super) written: u64,
+    pub(super) finished: bool,
+    pub(super) read: u64,
+    pub(super) ended: bool,
+    pub(super) dropped: bool,
+    /// Its owner let it go before both directions were done.
+    pub(super) early: bool,
+}
+
+impl Pair {
+    pub(super) fn end(&mut self, who: Who) -> &mut End {
+        self.ends.entry(who).or_default()
+    }
+
+    /// Whom the end `who` speaks with, if it was taken up.
+    pub(super) fn other(&self, who: Who) -> Option<Who> {
+        match self.peer {
+            Some(peer) if who == OPENER => Some(peer),
+            Some(peer) if who == peer => Some(OPENER),
+            _ => None,
+        }
+    }
+
+    /// Whether it was carried in full, or need not be.
+    pub(super) fn is_whole(&self) -> bool {
+        let done = |who: Who| self.ends.get(&who).is_some_and(|end| end.ended && end.dropped);
+        self.killed || done(OPENER) && self.peer.is_some_and(done)
+    }
+}

@@ -1,0 +1,99 @@
+//! One program of a run: a pod, or an edge with its node's name.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tunnel::names::{Instance, NodeName};
+use tunnel::registry::Registry;
+use tunnel::registry::find::Finder;
+use tunnel::route::Route;
+use tunnel::telemetry::Metrics;
+use tunnel::tunnel::{Limits, Peer, Table};
+
+use super::owner::Place;
+use super::plan::About;
+use super::world::World;
+
+pub(crate) struct Process {
+    /// An edge's name; two processes may have the same. None for a pod.
+    pub(crate) node: Option<NodeName>,
+    pub(crate) table: Arc<Table>,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) place: Place,
+    pub(crate) alive: bool,
+}
+
+impl Process {
+    pub(crate) fn is_pod(&self) -> bool {
+        self.node.is_none()
+    }
+
+    /// Who `other` is, as this one sees it.
+    pub(crate) fn sees(&self, other: &Self) -> Peer {
+        match (&self.node, &other.node) {
+            (Some(me), _) => Peer::Cloud(me.clone()),
+            (None, Some(edge)) => Peer::Edge(edge.clone()),
+            (None, None) => Peer::Pod,
+        }
+    }
+}
+
+impl World {
+    /// A new process starts: an edge if it has a name.
+    pub(crate) fn start(&mut self, node: Option<NodeName>) -> usize {
+        let at = self.processes.len();
+        let (plan, kind) = (&self.plan, usize::from(node.is_some()));
+        let metrics = || if kind == 0 { Metrics::cloud("", "") } else { Metrics::edge() };
+        let (windows, memory, grace) = (plan.windows[kind], plan.memory, plan.grace);
+        let limits = Limits { windows, memory, sessions: 1000, grace };
+        let table = Table::new(Instance::from_bits(at as u128 + 1), limits, metrics());
+        let registry = Registry::new(metrics());
+        // No longer than ended ids are remembered: else a late Open would be dialled again.
+        let patience = plan.grace.min(Duration::from_secs(12));
+        let real = plan.about != About::Pods && !plan.wild;
+        let route = real.then(|| {
+            Route::new(Finder::alone(registry.clone(), table.instance()), table.clone(), patience, plan.grace)
+        });
+        let place = Place {
+            at,
+            dice: self.dice.clone(),
+            plan: self.shared_plan.clone(),
+            ledger: self.ledger.clone(),
+            cradle: self.crowd.cradle(at),
+            route,
+            node: node.clone(),
+            table: table.clone(),
+            ways: self.ways.clone(),
+        };
+        self.ledger.note(|| format!("process {at} starts: {node:?}"));
+        self.processes.push(Process { node, table, registry, place, alive: true });
+        at
+    }
+
+    /// A process vanishes with all that it holds; the others find out in their own time.
+    pub(crate) fn kill(&mut self, at: usize) {
+        self.ledger.note(|| format!("process {at} dies"));
+        let now = tokio::time::Instant::now();
+        self.processes[at].alive = false;
+        for line in &mut self.lines {
+            if line.ends.iter().any(|end| end.at == at && !end.over) {
+                line.cut(now, Duration::from_secs(4), &self.dice);
+            }
+            line.ends.iter_mut().filter(|end| end.at == at).for_each(|end| end.over = true);
+        }
+        self.ways.leave(at);
+        self.ledger.died(at);
+        self.crowd.kill(at);
+    }
+
+    /// Those that live and are pods, or edges.
+    pub(crate) fn living(&self, pods: bool) -> Vec<usize> {
+        let all = self.processes.iter().enumerate();
+        all.filter(|(_, p)| p.alive && p.is_pod() == pods).map(|(at, _)| at).collect()
+    }
+}
+
+/// A plan that tasks look at too.
+pub(crate) type Shared<T> = Rc<RefCell<T>>;

@@ -1,0 +1,84 @@
+//! A registry that means no good: where nodes are, told rightly, too late, or wrongly.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tunnel::names::{Instance, NodeName};
+use tunnel::tunnel::{Outbox, Peer};
+
+use super::chance::Dice;
+
+/// All ends of links, some of which have ended and nobody was told yet. Clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Ways(Rc<RefCell<Vec<Way>>>);
+
+/// From one process to another.
+#[derive(Clone)]
+pub(crate) struct Way {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) outbox: Arc<Outbox>,
+    /// The node at its other end, if that is an edge.
+    pub(crate) node: Option<NodeName>,
+}
+
+impl Ways {
+    pub(crate) fn add(&self, from: usize, to: usize, outbox: &Arc<Outbox>) {
+        let node = if let Peer::Edge(node) = &outbox.peer { Some(node.clone()) } else { None };
+        self.0.borrow_mut().push(Way { from, to, outbox: outbox.clone(), node });
+    }
+
+    /// A process has vanished.
+    pub(crate) fn leave(&self, process: usize) {
+        self.0.borrow_mut().retain(|way| way.from != process);
+    }
+
+    /// Forgets those that have ended: the registry is told late.
+    pub(crate) fn tidy(&self) {
+        self.0.borrow_mut().retain(|way| !way.outbox.is_closed());
+    }
+
+    /// Any link of a process, live or not.
+    pub(crate) fn any(&self, from: usize, dice: &Dice) -> Option<Way> {
+        one_of(self.all(|way| way.from == from), dice)
+    }
+
+    /// The next step from the pod `from` to `node`, as well as it is known: its own link, or, if `far`, that of another
+    /// pod which is linked to the node. With `instance`, to that process only.
+    pub(crate) fn next(
+        &self,
+        from: usize,
+        node: &NodeName,
+        instance: Option<Instance>,
+        far: bool,
+        dice: &Dice,
+    ) -> Option<Way> {
+        let leads = |way: &Way| match instance {
+            // What the cloud accepted is in a pod.
+            Some(_) => way.outbox.instance == instance,
+            None => way.node.as_ref() == Some(node),
+        };
+        let near = self.all(|way| way.from == from && leads(way) && (far || way.node.is_some()));
+        if !near.is_empty() || !far {
+            return one_of(near, dice);
+        }
+        let holders: Vec<usize> =
+            self.all(|way| way.node.is_some() && leads(way)).iter().map(|way| way.from).collect();
+        one_of(self.all(|way| way.from == from && way.node.is_none() && holders.contains(&way.to)), dice)
+    }
+
+    /// A link to that node from anywhere else, right or wrong.
+    pub(crate) fn to_node(&self, from: usize, node: &NodeName, dice: &Dice) -> Option<Way> {
+        one_of(self.all(|way| way.from == from && way.node.as_ref() == Some(node)), dice)
+    }
+
+    fn all(&self, which: impl Fn(&Way) -> bool) -> Vec<Way> {
+        self.0.borrow().iter().filter(|way| which(way)).cloned().collect()
+    }
+}
+
+fn one_of(ways: Vec<Way>, dice: &Dice) -> Option<Way> {
+    let at = dice.below(ways.len());
+    ways.into_iter().nth(at)
+}
