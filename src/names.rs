@@ -294,13 +294,10 @@ fn is_name(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// A peer's text for an error message, cut so that the message stays short.
+/// A peer's text for an error message: long enough to recognise it, too short to flood a log.
 fn excerpt(text: &str) -> String {
-    text.chars().take(EXCERPT).collect()
+    text.chars().take(64).collect()
 }
-
-/// Characters of a bad name that an error repeats: enough to recognise it, too few to flood a log.
-const EXCERPT: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -96,18 +96,23 @@ impl Asked {
     }
 
     fn answer(&mut self, refusal: Refusal) {
-        let epoch = self.attempt.epoch;
-        let word = match self.word.take() {
-            Some(Word::Open { .. }) => Word::Refused { epoch, refusal },
-            Some(_) => Word::Reset { epoch, refusal },
-            None => return,
-        };
-        self.table.middle.end(&self.attempt, Some(word));
+        if let Some(word) = self.word.take() {
+            self.table.middle.end(&self.attempt, Some(refused(&word, refusal)));
+        }
     }
 }
 
 impl Drop for Asked {
     fn drop(&mut self) {
         self.answer(Refusal::new(Code::Busy, "this pod is stopping"));
+    }
+}
+
+/// The answer that refuses an Open or a Resume.
+pub(super) fn refused(word: &Word, refusal: Refusal) -> Word {
+    let epoch = word.epoch().unwrap_or(0);
+    match word {
+        Word::Open { .. } => Word::Refused { epoch, refusal },
+        _ => Word::Reset { epoch, refusal },
     }
 }

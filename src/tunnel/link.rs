@@ -1,5 +1,6 @@
 //! One link at work: the read loop, signs of life, and the pull side that its gRPC stream polls.
 
+mod alive;
 mod puller;
 
 use std::collections::VecDeque;
@@ -12,6 +13,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
 pub use puller::{Puller, Voice};
 
 use super::codec::inbound::next_piece;
@@ -39,6 +41,8 @@ pub struct Link {
     incoming: Incoming,
     reader: Reader,
     events: VecDeque<Event>,
+    /// Bytes read since other tasks could last run.
+    since_rest: usize,
     alive: Alive,
     stall: Stall,
     /// The session that got data last.
@@ -85,16 +89,6 @@ impl LinkEnded {
     }
 }
 
-/// When the peer was last heard, and what is done about silence.
-#[derive(Debug)]
-struct Alive {
-    heard: Instant,
-    asked: Instant,
-    looked: Instant,
-    /// Silence after which the link is given up.
-    silence: Duration,
-}
-
 /// How long this plain link was left unread in the current ten seconds.
 #[derive(Debug)]
 struct Stall {
@@ -119,6 +113,7 @@ impl Link {
             incoming: far.incoming,
             reader: Reader::default(),
             events: VecDeque::new(),
+            since_rest: 0,
             alive: Alive { heard: now, asked: now, looked: now, silence },
             stall: Stall { since: now, spent: Duration::ZERO },
             fed: None,
@@ -128,20 +123,18 @@ impl Link {
 
     /// The next thing to be done for the peer. After an error the link is over; call [`Self::end`]. Cancel safe.
     pub async fn next(&mut self) -> Result<Event, LinkEnded> {
-        let mut since_rest = 0;
         loop {
+            // Each event is dealt with before the next frame is read: what it does may bear on that.
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
-            while let Some(message) = self.reader.message()? {
-                since_rest += message.data.len();
+            if let Some(message) = self.reader.message()? {
+                self.since_rest += message.data.len() + REST_EACH;
                 self.hear(message);
-                if since_rest >= REST_AFTER {
-                    since_rest = 0;
+                if self.since_rest >= REST_AFTER {
+                    self.since_rest = 0;
                     tokio::task::yield_now().await;
                 }
-            }
-            if !self.events.is_empty() {
                 continue;
             }
             self.keep_readers_ahead().await;
@@ -280,27 +273,10 @@ impl Link {
     }
 }
 
-impl Alive {
-    /// When to look for signs of life next.
-    fn next(&self) -> Instant {
-        (self.heard.max(self.asked) + PING_AFTER)
-            .min(self.looked + PING_AFTER * 2)
-            .max(self.looked + LOOK_EVERY)
-    }
-}
-
-/// A peer that was not heard for this long is asked for a sign of life.
-const PING_AFTER: Duration = Duration::from_secs(5);
-/// A link on which nothing at all was heard for this long is given up.
-const SILENT: Duration = Duration::from_secs(15);
-/// The least time between two looks, so that clocks that stand still do not make us spin.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// SuperEdge's heartbeat, which a plain pod answers.
-const HEARTBEAT_EVERY: Duration = Duration::from_secs(60);
-/// A plain edge sends a heartbeat each 60 s; HTTP/2's own pings notice a dead one much sooner.
-const SILENT_PLAIN_EDGE: Duration = Duration::from_secs(150);
 /// The read loop gives way to other tasks after so many bytes.
 const REST_AFTER: usize = 256 * 1024;
+/// What a message counts for in that, beside its bytes.
+const REST_EACH: usize = 128;
 /// Unread bytes of a plain peer's session at which its link is left unread.
 const PLAIN_QUEUE: usize = 1024 * 1024;
 /// How long a plain link may be left unread in each [`STALL_PERIOD`], all sessions together.

@@ -1,6 +1,7 @@
 //! Every session of this process.
 
 mod ended;
+mod hear;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,10 +14,10 @@ use ended::Ended;
 
 use super::asked::Asked;
 use super::budget::Budget;
-use super::frame::{Category, Code, Found, Refusal, Word};
+use super::frame::{Category, Code, Found, Refusal};
 use super::lock;
-use super::middle::{Attempt, Middle};
-use super::outbox::{Outbox, Peer, unknown};
+use super::middle::Middle;
+use super::outbox::Outbox;
 use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
 use super::session::end::End;
@@ -139,86 +140,6 @@ impl Table {
         Ok(Opening::new(shared))
     }
 
-    /// One frame about a session, from the link of `outbox`. `node` is where its acceptor is, if the word asks.
-    pub fn hear(
-        self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
-        node: NodeName,
-        id: SessionId,
-        category: Category,
-        word: Word,
-        now: Instant,
-    ) -> Option<Event> {
-        let mut known = self.shard(id).get(&id).cloned();
-        if let Word::Resume { instance: Some(meant), .. } = &word
-            && *meant != self.instance
-        {
-            known = known.filter(|shared| !shared.yields());
-        }
-        let Some(shared) = known else { return self.hear_other(outbox, node, id, category, word) };
-        let parks = matches!(word, Word::Lost { .. });
-        if !shared.hear(outbox, word, now) {
-            self.metrics.frames_dropped.count("out_of_place");
-            return None;
-        }
-        if parks { shared.parked().map(Event::Parked) } else { None }
-    }
-
-    /// A frame about a session that has no end here, or none yet.
-    fn hear_other(
-        self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
-        node: NodeName,
-        id: SessionId,
-        category: Category,
-        mut word: Word,
-    ) -> Option<Event> {
-        let edge = match &outbox.peer {
-            Peer::Edge(edge) => Some(edge),
-            Peer::Cloud(_) | Peer::Pod => None,
-        };
-        let elsewhere = outbox.peer != Peer::Cloud(node.clone());
-        match &mut word {
-            Word::Open { epoch, client, .. } if elsewhere => {
-                let mut category = category;
-                // An edge must never borrow another front end's rights, nor another's name.
-                if let Some(edge) = edge {
-                    (category, *client) = (Category::HttpProxy, format!("node {edge}"));
-                }
-                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
-                self.asked(attempt, word)
-            }
-            Word::Resume { epoch, instance: Some(instance), .. }
-                if elsewhere && *instance != self.instance =>
-            {
-                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
-                self.asked(attempt, word)
-            }
-            Word::Open { .. } => {
-                let Word::Open { target, limit, epoch, client } = word else { return None };
-                self.offered(outbox, (id, category, node), (target, client), (limit, epoch))
-            }
-            Word::Resume { epoch, .. } => {
-                outbox.reply(id, category, &node, unknown(*epoch));
-                None
-            }
-            _ => {
-                if !self.middle.hear(outbox, id, word) {
-                    self.metrics.frames_dropped.count("unknown_session");
-                }
-                None
-            }
-        }
-    }
-
-    fn asked(self: &Arc<Self>, attempt: Attempt, word: Word) -> Option<Event> {
-        if self.middle.asked(&attempt) {
-            return Some(Event::Asked(Asked::new(self.clone(), attempt, word)));
-        }
-        self.metrics.frames_dropped.count("out_of_place");
-        None
-    }
-
     /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and tells the other side
     /// of what passed through. Returns the sessions for which a new path is to be sought.
     pub fn link_ended(&self, outbox: &Outbox, why: &Refusal, now: Instant) -> Vec<Parked> {
@@ -307,41 +228,6 @@ impl Table {
         }
     }
 
-    pub(super) fn offered(
-        self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
-        (id, category, node): (SessionId, Category, NodeName),
-        (target, client): (Target, String),
-        (limit, epoch): (u64, u64),
-    ) -> Option<Event> {
-        let refused = if lock(&self.ended).contains(id) {
-            Some(Refusal::new(Code::Unknown, "this session has ended"))
-        } else if self.len() >= self.limits.sessions {
-            Some(Refusal::new(Code::Busy, "too many sessions at the node"))
-        } else if outbox.is_behind() {
-            Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
-        } else {
-            None
-        };
-        let halves = if refused.is_none() { self.halves() } else { None };
-        let Some((send, mut recv)) = halves else {
-            let refusal = refused.unwrap_or_else(|| {
-                Refusal::new(Code::Busy, "no memory left for another session at the node")
-            });
-            outbox.reply(id, category, &node, Word::Refused { epoch, refusal });
-            return None;
-        };
-        if !outbox.resumes {
-            recv.lift_limit();
-        }
-        let end = End::acceptor(outbox.id, epoch, limit, send, recv);
-        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
-        outbox.join(&shared);
-        self.insert(&shared);
-        let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };
-        Some(Event::Offer(Offer::new(shared, target, client, patience)))
-    }
-
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
         if self.len() >= self.limits.sessions {
             return None;
@@ -371,7 +257,3 @@ const SHARDS: usize = 16;
 const UPKEEP: Duration = Duration::from_secs(5);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);
-/// How long an edge may dial: less than the 12 s a front end waits.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for a plain pod, which waits 5 s.
-const PLAIN_PATIENCE: Duration = Duration::from_millis(4500);

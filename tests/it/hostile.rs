@@ -81,7 +81,9 @@ async fn opens_without_end_are_refused_and_take_no_room_from_others() {
         bad.say(SessionId::random(), open("node1:22")).await;
     }
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    assert!((500..=1001).contains(&pod.pod.table.len()), "{}", pod.pod.table.len());
+    let waiting = pod.link("bad").unwrap().outbox.waiting();
+    assert!((500..=1001).contains(&waiting), "{waiting}");
+    assert_eq!((pod.pod.table.len(), pod.pod.table.passing()), (1, (0, 0)), "only ours is left");
     let (_, answer) = bad.word().await;
     assert!(
         matches!(&answer, Word::Refused { refusal, .. } if refusal.code == Code::NotAllowed),

@@ -12,9 +12,9 @@ use crate::names::SessionId;
 
 /// The sessions that run on a link: those with an end here, and those that only pass through.
 #[derive(Debug, Default)]
-pub(in super::super) struct Members {
-    pub(in super::super) own: HashMap<SessionId, Weak<Shared>>,
-    pub(in super::super) passing: HashMap<SessionId, Arc<Lane>>,
+pub(super) struct Members {
+    own: HashMap<SessionId, Weak<Shared>>,
+    passing: HashMap<SessionId, Arc<Lane>>,
 }
 
 impl Outbox {
@@ -77,7 +77,7 @@ impl Outbox {
     /// Sessions with an end here.
     pub(in super::super) fn own(&self) -> Vec<Arc<Shared>> {
         let members = lock(&self.members);
-        members.iter().flat_map(|members| members.own.values()).filter_map(std::sync::Weak::upgrade).collect()
+        members.iter().flat_map(|members| members.own.values()).filter_map(Weak::upgrade).collect()
     }
 
     /// Closes the link for good and returns all that ran on it.

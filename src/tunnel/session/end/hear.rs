@@ -23,7 +23,10 @@ impl End {
             Word::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
             Word::Data(_) | Word::Finish { .. } | Word::Credit { .. } if self.phase != Phase::Open => DROPPED,
             Word::Data(bytes) => match self.recv.data(bytes, now) {
-                Ok(()) => Effects { read: true, ..Effects::default() },
+                Ok(()) => {
+                    self.tries = 0;
+                    Effects { read: true, ..Effects::default() }
+                }
                 Err(bad) => self.violated(bad),
             },
             Word::Finish { total } => match self.recv.finish(total) {
@@ -31,7 +34,10 @@ impl End {
                 Err(bad) => self.violated(bad),
             },
             Word::Credit { received, limit } => match self.send.acknowledge(received, limit) {
-                Ok(()) => self.settle(Effects { write: self.send.has_room(), ..Effects::default() }),
+                Ok(()) => {
+                    self.tries = 0;
+                    self.settle(Effects { write: self.send.has_room(), ..Effects::default() })
+                }
                 Err(bad) => self.violated(bad),
             },
         }
@@ -76,6 +82,7 @@ impl End {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
+            // Said by a pod on the way, not by the acceptor: the next path may lead to it.
             Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }

@@ -1,0 +1,309 @@
+//! The binding of two links, and what waits in between.
+
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+use super::*;
+use crate::names::Instance;
+use crate::telemetry::Metrics;
+use crate::tunnel::frame::{Body, Code, Refusal};
+use crate::tunnel::outbox::Peer;
+use crate::tunnel::recv::Windows;
+use crate::tunnel::table::{Event, Limits, Table};
+
+const ID: u128 = 7;
+
+struct Place {
+    table: Arc<Table>,
+    client: Arc<Outbox>,
+    edge: Arc<Outbox>,
+}
+
+fn id() -> SessionId {
+    SessionId::from_bits(ID)
+}
+
+fn node() -> NodeName {
+    "edge1".parse().unwrap()
+}
+
+fn link(number: u64, peer: Peer) -> Arc<Outbox> {
+    Outbox::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), true)
+}
+
+impl Place {
+    fn new() -> Self {
+        let windows = Windows { start: 1000, max: 1000 };
+        let limits = Limits { windows, memory: 1 << 20, sessions: 9, grace: Duration::from_secs(60) };
+        let table = Table::new(Instance::from_bits(99), limits, Metrics::cloud("", ""));
+        Self { table, client: link(1, Peer::Pod), edge: link(2, Peer::Edge(node())) }
+    }
+
+    fn bound() -> Self {
+        let place = Self::new();
+        place.ask(&place.client, open(1)).unwrap().pass(&place.edge);
+        assert_eq!(said(&place.edge), [open(1)]);
+        place
+    }
+
+    fn hear(&self, from: &Arc<Outbox>, word: Word) -> Option<Event> {
+        self.table.hear(from, node(), id(), Category::Ssh, word, Instant::now())
+    }
+
+    fn ask(&self, from: &Arc<Outbox>, word: Word) -> Option<crate::tunnel::Asked> {
+        match self.hear(from, word)? {
+            Event::Asked(asked) => Some(asked),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn end(&self, link: &Outbox) {
+        let _ = self.table.link_ended(link, &Refusal::new(Code::GivenUp, "gone"), Instant::now());
+    }
+
+    fn is_empty(&self) -> bool {
+        self.table.passing() == (0, 0) && self.client.sessions() == 0 && self.edge.sessions() == 0
+    }
+}
+
+/// What is said on a link next, its pings answered at once.
+fn next(link: &Outbox) -> Option<Word> {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
+        match frame.body {
+            Body::Session(_, _, word) => return Some(word),
+            Body::Ping(number) => drop(link.ponged(number.unwrap(), Instant::now())),
+            other => panic!("{other:?}"),
+        }
+    }
+    None
+}
+
+/// All that is said on a link now.
+fn said(link: &Outbox) -> Vec<Word> {
+    std::iter::from_fn(|| next(link)).collect()
+}
+
+fn open(epoch: u64) -> Word {
+    Word::Open { target: "edge1:22".parse().unwrap(), limit: 1, epoch, client: "c".into() }
+}
+
+fn resume(epoch: u64) -> Word {
+    Word::Resume { received: 0, limit: 9, epoch, instance: Some(Instance::from_bits(2)) }
+}
+
+fn resumed(epoch: u64) -> Word {
+    Word::Resumed { received: 0, limit: 9, epoch }
+}
+
+fn data(text: &'static str) -> Word {
+    Word::Data(Bytes::from_static(text.as_bytes()))
+}
+
+fn reset(epoch: u64) -> Word {
+    Word::Reset { epoch, refusal: Refusal::new(Code::GivenUp, "given up") }
+}
+
+fn lost(epoch: u64) -> Word {
+    Word::Lost { epoch }
+}
+
+#[tokio::test]
+async fn frames_pass_between_the_two_links_and_from_no_third() {
+    let place = Place::bound();
+    place.hear(&place.edge, Word::Opened { limit: 5, epoch: 1, instance: None });
+    place.hear(&place.edge, data("from the edge"));
+    place.hear(&place.client, data("from the client"));
+    place.hear(&link(3, Peer::Pod), data("from a stranger"));
+    place.hear(&place.client, Word::Opened { limit: 9, epoch: 1, instance: None });
+    assert_eq!(said(&place.edge), [data("from the client")]);
+    let opened = Word::Opened { limit: 5, epoch: 1, instance: None };
+    assert_eq!(said(&place.client), [opened, data("from the edge")]);
+}
+
+#[tokio::test]
+async fn the_words_that_open_and_resume_empty_what_waits_credits_too() {
+    for answer in [resumed(2), Word::Opened { limit: 5, epoch: 2, instance: None }] {
+        let place = Place::bound();
+        place.hear(&place.edge, data("old"));
+        place.hear(&place.edge, Word::Credit { received: 1, limit: 2 });
+        place.ask(&place.client, resume(2)).unwrap().pass(&place.edge);
+        place.hear(&place.edge, data("old still"));
+        place.hear(&place.edge, Word::Credit { received: 2, limit: 3 });
+        place.hear(&place.edge, answer.clone());
+        place.hear(&place.edge, data("new"));
+        assert_eq!(said(&place.client), [answer, data("new")]);
+    }
+}
+
+#[tokio::test]
+async fn lost_stays_behind_the_data_and_the_reset_before_it() {
+    let place = Place::bound();
+    place.hear(&place.edge, data("tail"));
+    place.end(&place.edge);
+    place.hear(&place.edge, data("late"));
+    assert_eq!(said(&place.client), [data("tail"), lost(1)]);
+    assert!(place.is_empty());
+    let place = Place::bound();
+    place.hear(&place.edge, data("tail"));
+    place.hear(&place.edge, reset(1));
+    place.end(&place.edge);
+    assert_eq!(said(&place.client), [data("tail"), reset(1)]);
+    assert!(place.is_empty());
+}
+
+#[tokio::test]
+async fn only_a_higher_epoch_binds_anew_and_what_the_old_link_says_is_dropped() {
+    let place = Place::bound();
+    let other = link(3, Peer::Pod);
+    assert!(place.ask(&other, resume(1)).is_none(), "not higher");
+    place.hear(&place.edge, data("for the old link"));
+    place.ask(&other, resume(3)).unwrap().pass(&place.edge);
+    assert!(place.ask(&place.client, resume(2)).is_none(), "late");
+    place.hear(&place.client, data("late"));
+    place.hear(&place.edge, resumed(3));
+    assert_eq!(said(&place.edge), [resume(3)]);
+    assert_eq!((said(&place.client), said(&other)), (vec![], vec![resumed(3)]));
+    place.hear(&place.edge, reset(1));
+    assert_eq!(place.table.passing().0, 1, "the end of an older attempt takes nothing along");
+    place.hear(&place.edge, reset(3));
+    assert_eq!(said(&other), [reset(3)]);
+    assert!(place.is_empty() && other.sessions() == 0);
+}
+
+#[tokio::test]
+async fn what_is_left_of_an_old_binding_is_not_said_behind_a_new_answer() {
+    let place = Place::bound();
+    place.hear(&place.edge, data("old"));
+    place.end(&place.edge);
+    // The opener has not heard of it yet, and comes by itself.
+    let edge = link(4, Peer::Edge(node()));
+    place.ask(&place.client, resume(2)).unwrap().pass(&edge);
+    place.hear(&edge, resumed(2));
+    assert_eq!(said(&place.client), [resumed(2)]);
+}
+
+#[tokio::test]
+async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
+    for word in [reset(1), lost(1)] {
+        for of_client in [true, false] {
+            let place = Place::bound();
+            let (from, to) =
+                if of_client { (&place.client, &place.edge) } else { (&place.edge, &place.client) };
+            let (from, to) = (from.clone(), to.clone());
+            place.hear(&to, data("to who leaves"));
+            place.hear(&from, data("last"));
+            place.hear(&from, word.clone());
+            place.hear(&from, data("late"));
+            assert_eq!(said(&to), [data("last"), word.clone()]);
+            assert_eq!(said(&from), []);
+            assert!(place.is_empty());
+        }
+    }
+}
+
+#[tokio::test]
+async fn there_is_one_hop_between_pods_and_no_way_back() {
+    let place = Place::new();
+    let back = Outbox::new(LinkId(5), Peer::Edge(node()), place.client.instance, true);
+    for to in [link(3, Peer::Pod), place.client.clone(), back] {
+        place.ask(&place.client, open(1)).unwrap().pass(&to);
+        assert!(
+            matches!(&said(&place.client)[..], [Word::Refused { epoch: 1, refusal }] if refusal.code == Code::NotHere)
+        );
+        assert_eq!(said(&to), []);
+        assert!(place.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
+    let place = Place::new();
+    drop(place.ask(&place.client, open(1)));
+    drop(place.ask(&place.client, resume(2)));
+    let words = said(&place.client);
+    assert!(
+        matches!(&words[..], [Word::Refused { epoch: 1, .. }, Word::Reset { epoch: 2, .. }]),
+        "{words:?}"
+    );
+    let asked = place.ask(&place.client, open(3)).unwrap();
+    place.hear(&place.client, reset(3));
+    assert!(!asked.is_wanted());
+    asked.pass(&place.edge);
+    assert_eq!((said(&place.client), said(&place.edge)), (vec![], vec![]));
+    assert!(place.is_empty());
+}
+
+#[tokio::test]
+async fn a_link_that_ended_meanwhile_is_as_good_as_lost() {
+    let place = Place::new();
+    let asked = place.ask(&place.client, open(1)).unwrap();
+    place.end(&place.edge);
+    asked.pass(&place.edge);
+    assert_eq!(said(&place.client), [lost(1)]);
+    assert!(place.is_empty());
+}
+
+#[tokio::test]
+async fn too_much_for_one_session_costs_both_ends_a_resume_and_no_more() {
+    let place = Place::bound();
+    let piece = || Word::Data(vec![1; 64 * 1024].into());
+    for _ in 0..8 * 16 {
+        place.hear(&place.client, data("x"));
+        place.hear(&place.client, piece());
+    }
+    assert_eq!((said(&place.client), said(&place.edge)), (vec![lost(1)], vec![lost(1)]));
+    assert!(place.is_empty());
+}
+
+#[tokio::test]
+async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
+    let place = Place::bound();
+    let other = link(4, Peer::Edge("edge2".parse().unwrap()));
+    place.ask(&place.client, resume(2)).unwrap().pass(&other);
+    assert_eq!((said(&place.edge), said(&other)), (vec![lost(1)], vec![resume(2)]));
+    assert_eq!((place.edge.sessions(), other.sessions(), place.client.sessions()), (0, 1, 1));
+    // On the same way the new attempt itself is the end of the one before.
+    place.ask(&place.client, resume(3)).unwrap().pass(&other);
+    assert_eq!(said(&other).last(), Some(&resume(3)));
+}
+
+#[tokio::test]
+async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_process() {
+    let place = Place::new();
+    let _offer = place.ask(&place.client, open(1)).unwrap().offer().unwrap();
+    let asked = place.ask(&place.client, resume(2)).unwrap();
+    assert!(place.table.is_empty());
+    asked.pass(&place.edge);
+    assert_eq!(said(&place.edge), [resume(2)]);
+}
+
+proptest! {
+    /// However data is cut and joined on the way, the bytes are the same, and small pieces cost little.
+    #[test]
+    fn bytes_pass_in_order_however_they_are_cut(pieces in prop::collection::vec(0usize..9000, 1..60), pulls in prop::collection::vec(any::<bool>(), 60)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let place = Place::bound();
+            let (mut sent, mut got, mut count) = (Vec::new(), Vec::new(), 0u8);
+            for (piece, pull) in pieces.iter().zip(pulls) {
+                let bytes: Vec<u8> = (0..*piece).map(|_| { count = count.wrapping_add(1); count }).collect();
+                sent.extend_from_slice(&bytes);
+                place.hear(&place.client, Word::Data(bytes.into()));
+                if pull && let Some(Word::Data(bytes)) = next(&place.edge) {
+                    got.extend_from_slice(&bytes);
+                }
+            }
+            for word in said(&place.edge) {
+                if let Word::Data(bytes) = word { got.extend_from_slice(&bytes); }
+            }
+            assert_eq!(got.len(), sent.len());
+            assert!(got == sent);
+            assert_eq!(place.table.passing().1, 0, "nothing waits");
+        });
+    }
+}

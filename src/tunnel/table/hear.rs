@@ -1,0 +1,144 @@
+//! What each frame about a session does: for an end here, for one that passes through, for one that is new.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::asked::{Asked, refused};
+use super::super::frame::{Category, Code, Refusal, Word};
+use super::super::lock;
+use super::super::middle::Attempt;
+use super::super::outbox::{Outbox, Peer, unknown};
+use super::super::session::end::End;
+use super::super::session::{Offer, Shared};
+use super::{Event, Table};
+use crate::names::{NodeName, SessionId, Target};
+
+impl Table {
+    /// One frame about a session, from the link of `outbox`. `node` is where its acceptor is, if the word asks.
+    pub fn hear(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        node: NodeName,
+        id: SessionId,
+        category: Category,
+        word: Word,
+        now: Instant,
+    ) -> Option<Event> {
+        let mut known = self.shard(id).get(&id).cloned();
+        if let Word::Resume { instance: Some(meant), .. } = &word
+            && *meant != self.instance
+        {
+            known = known.filter(|shared| !shared.yields());
+        }
+        let Some(shared) = known else { return self.hear_other(outbox, node, id, category, word) };
+        let parks = matches!(word, Word::Lost { .. });
+        if !shared.hear(outbox, word, now) {
+            self.metrics.frames_dropped.count("out_of_place");
+            return None;
+        }
+        if parks { shared.parked().map(Event::Parked) } else { None }
+    }
+
+    /// A frame about a session that has no end here, or none yet.
+    fn hear_other(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        node: NodeName,
+        id: SessionId,
+        category: Category,
+        mut word: Word,
+    ) -> Option<Event> {
+        let edge = match &outbox.peer {
+            Peer::Edge(edge) => Some(edge),
+            Peer::Cloud(_) | Peer::Pod => None,
+        };
+        let elsewhere = outbox.peer != Peer::Cloud(node.clone());
+        match &mut word {
+            Word::Open { epoch, client, .. } if elsewhere => {
+                let mut category = category;
+                // An edge must never borrow another front end's rights, nor another's name.
+                if let Some(edge) = edge {
+                    (category, *client) = (Category::HttpProxy, format!("node {edge}"));
+                }
+                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
+                self.asked(attempt, word)
+            }
+            Word::Resume { epoch, instance: Some(instance), .. }
+                if elsewhere && *instance != self.instance =>
+            {
+                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
+                self.asked(attempt, word)
+            }
+            Word::Open { .. } => {
+                let Word::Open { target, limit, epoch, client } = word else { return None };
+                self.offered(outbox, (id, category, node), (target, client), (limit, epoch))
+            }
+            Word::Resume { epoch, .. } => {
+                outbox.reply(id, category, &node, unknown(*epoch));
+                None
+            }
+            _ => {
+                if !self.middle.hear(outbox, id, word) {
+                    self.metrics.frames_dropped.count("unknown_session");
+                }
+                None
+            }
+        }
+    }
+
+    fn asked(self: &Arc<Self>, attempt: Attempt, word: Word) -> Option<Event> {
+        let from = &attempt.from;
+        if from.is_behind() || from.sessions() >= self.limits.sessions {
+            let refusal = Refusal::new(Code::Busy, "too many sessions on this link at once");
+            from.reply(attempt.id, attempt.category, &attempt.node, refused(&word, refusal));
+            return None;
+        }
+        if self.middle.asked(&attempt) {
+            return Some(Event::Asked(Asked::new(self.clone(), attempt, word)));
+        }
+        self.metrics.frames_dropped.count("out_of_place");
+        None
+    }
+
+    pub(in super::super) fn offered(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        (id, category, node): (SessionId, Category, NodeName),
+        (target, client): (Target, String),
+        (limit, epoch): (u64, u64),
+    ) -> Option<Event> {
+        let refused = if lock(&self.ended).contains(id) {
+            Some(Refusal::new(Code::Unknown, "this session has ended"))
+        } else if self.len() >= self.limits.sessions {
+            Some(Refusal::new(Code::Busy, "too many sessions at the node"))
+        } else if outbox.is_behind() {
+            Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
+        } else {
+            None
+        };
+        let halves = if refused.is_none() { self.halves() } else { None };
+        let Some((send, mut recv)) = halves else {
+            let refusal = refused.unwrap_or_else(|| {
+                Refusal::new(Code::Busy, "no memory left for another session at the node")
+            });
+            outbox.reply(id, category, &node, Word::Refused { epoch, refusal });
+            return None;
+        };
+        if !outbox.resumes {
+            recv.lift_limit();
+        }
+        let end = End::acceptor(outbox.id, epoch, limit, send, recv);
+        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
+        outbox.join(&shared);
+        self.insert(&shared);
+        let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };
+        Some(Event::Offer(Offer::new(shared, target, client, patience)))
+    }
+}
+
+/// How long an edge may dial: less than the 12 s a front end waits.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a plain pod, which waits 5 s.
+const PLAIN_PATIENCE: Duration = Duration::from_millis(4500);
