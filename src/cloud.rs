@@ -1,5 +1,6 @@
 //! Builds and runs a pod.
 
+mod kubernetes;
 mod links;
 mod publish;
 
@@ -72,8 +73,9 @@ impl Pod {
     ///
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
-        let Cloud { server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip } =
-            settings;
+        let Cloud {
+            server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip, ..
+        } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server.cert, &server.key, &tls)?;
         let tokens =
@@ -124,7 +126,9 @@ impl Pod {
             pool: pool.clone(),
             clients: stopping.clients.clone(),
         };
-        let store = publish::store(publishing.publish, pod_ip)?;
+        let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, grpc.at().port(), &stopping.links);
+        let zone = publishing.zone.clone();
+        let store = publish::store(publishing, pod_ip, &pods)?;
         let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
         let readiness = Readiness::waiting_for(conditions);
         let nodes = registry.clone();
@@ -162,7 +166,7 @@ impl Pod {
             let publisher = Publisher {
                 registry: pod.registry.clone(),
                 store,
-                zone: publishing.zone,
+                zone,
                 metrics: pod.metrics.clone(),
                 tell: Box::new(move |state| readiness.set(publish::CONDITION, state)),
             };

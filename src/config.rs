@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use fold::{Report, Table};
@@ -19,7 +20,7 @@ mod nearest;
 mod unserved;
 mod value;
 
-/// What the environment says, as plain text; empty means absent. `main` alone fills it.
+/// What the environment and the command line say, as plain text; empty means absent. `main` alone fills it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     /// `NODE_NAME`: the edge's node, where the file does not name it.
@@ -30,8 +31,12 @@ pub struct Environment {
     pub pod_ip: Option<String>,
     /// `POD_NAME`: a label of the metrics.
     pub pod_name: Option<String>,
-    /// `POD_NAMESPACE`: a label of the metrics.
+    /// `POD_NAMESPACE`: a label of the metrics, and where in Kubernetes we are.
     pub pod_namespace: Option<String>,
+    /// `KUBERNETES_SERVICE_HOST`: there inside a cluster, and nowhere else.
+    pub kubernetes_service_host: Option<String>,
+    /// `--k`: how to reach a cluster from outside.
+    pub kubeconfig: Option<PathBuf>,
     /// `HTTPS_PROXY` or `https_proxy`: through which HTTP proxy an edge dials its cloud. May hold a password.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY` or `no_proxy`: hosts that are dialled without it.

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -53,13 +54,8 @@ impl Drain {
             running.next
         };
         let done = Done { drain: self.clone(), id };
-        let tracked = self.tasks.track_future(
-            async move {
-                let _done = done;
-                task.await;
-            }
-            .instrument(span),
-        );
+        // Not an async block around the task: that would hold it twice, and thousands of links have three tasks each.
+        let tracked = self.tasks.track_future(task.map(move |()| drop(done)).instrument(span));
         #[expect(
             clippy::disallowed_methods,
             reason = "the one place that spawns: tracked, with a span, cut at the end"

@@ -30,7 +30,7 @@ struct Args {
     /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: conf/MODE.toml]
     #[arg(long = "c", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// kubeconfig file. Read by nothing in this version.
+    /// kubeconfig file, for a cloud outside its cluster. Needs a program built with Kubernetes.
     #[arg(long = "k", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Requests a second to kube-apiserver. Read by nothing in this version.
@@ -151,7 +151,7 @@ fn read(args: &Args) -> Result<Either, ExitCode> {
     };
     let text = std::fs::read_to_string(&path)
         .map_err(|e| bad(&format!("{e}; name the config file with --c=FILE")))?;
-    let environment = environment();
+    let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..environment() };
     let settings = match args.mode {
         Mode::Cloud => Cloud::read(&text, &environment).map(|(s, w)| Either::Cloud(Box::new(s), w)),
         Mode::Edge => EdgeSettings::read(&text, &environment).map(|(s, w)| Either::Edge(Box::new(s), w)),
@@ -227,6 +227,8 @@ fn environment() -> Environment {
         pod_ip: read("POD_IP"),
         pod_name: read("POD_NAME"),
         pod_namespace: read("POD_NAMESPACE"),
+        kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
+        kubeconfig: None,
         https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
         no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),
     }

@@ -64,7 +64,7 @@ impl NodeName {
         &self.0
     }
 
-    /// What stands for a node where a link between pods speaks of none.
+    /// Stands where a link between pods speaks of no node.
     pub fn none() -> Self {
         Self("pod".into())
     }

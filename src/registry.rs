@@ -1,5 +1,9 @@
 //! Where a node is: the links of this pod, by node name.
 
+#[cfg(feature = "kubernetes")]
+pub mod addresses;
+#[cfg(feature = "kubernetes")]
+pub mod cluster;
 pub mod publish;
 
 use std::collections::HashMap;

@@ -46,15 +46,16 @@ async fn accept(listener: Listener, tls: Reload<ServerConfig>, calls: mpsc::Send
     let links = shared.ground.drain.clone();
     let places = Arc::new(Semaphore::new(MOST_WAITING));
     loop {
-        let (socket, from) = tokio::select! {
+        // Who finds no place waits in the kernel. Sent away, thousands of edges that come back at once would only dial
+        // again, later.
+        let next = async { (places.clone().acquire_owned().await, listener.accept().await) };
+        let (place, (socket, from)) = tokio::select! {
             biased;
             () = links.draining() => return,
-            accepted = listener.accept() => accepted,
+            next = next => next,
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            shared.ground.metrics.calls_refused.count("too_many_waiting");
-            continue;
-        };
+        // Fails only if the places were closed, which nobody does.
+        let Ok(place) = place else { return };
         let tls = TlsAcceptor::from(tls.load());
         links.spawn(
             info_span!("link", %from),
@@ -75,17 +76,20 @@ async fn encrypted(
     if let Err(e) = tune_link(&socket) {
         return debug!(error = %e, "connection was gone at once");
     }
-    match timeout_at(until, tls.accept(Buffered::new(socket, shared.pool.clone()))).await {
-        Ok(Ok(io)) => serve(io, from, calls, shared.ground, Waiting { until, place }).await,
+    // Boxed, so that a link does not keep the handshake's room.
+    let handshake = Box::pin(tls.accept(Buffered::new(socket, shared.pool.clone())));
+    let io = match timeout_at(until, handshake).await {
+        Ok(Ok(io)) => io,
         Ok(Err(e)) => {
             shared.ground.metrics.calls_refused.count("tls");
-            debug!(error = %e, "TLS handshake failed");
+            return debug!(error = %e, "TLS handshake failed");
         }
         Err(_) => {
             shared.ground.metrics.calls_refused.count("tls_too_slow");
-            debug!("TLS handshake took too long");
+            return debug!("TLS handshake took too long");
         }
-    }
+    };
+    serve(io, from, calls, shared.ground, Waiting { until, place }).await;
 }
 
 /// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.

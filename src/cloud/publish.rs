@@ -4,18 +4,23 @@ use std::net::IpAddr;
 
 use anyhow::Context as _;
 
-use crate::config::cloud::registry::Publish;
+#[cfg(feature = "kubernetes")]
+use super::kubernetes;
+use super::kubernetes::Pods;
+use crate::config::cloud::registry::{Publish, Registry};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
 use crate::registry::publish::Store;
+#[cfg(feature = "kubernetes")]
+use crate::registry::publish::configmap::{self, ConfigMap};
 use crate::registry::publish::etcd::{Etcd, Settings};
 use crate::registry::publish::hosts::Hosts;
 
 /// Where records go; none if nothing is published.
-pub(super) fn store(publish: Publish, pod: Option<IpAddr>) -> anyhow::Result<Option<Store>> {
+pub(super) fn store(registry: Registry, pod: Option<IpAddr>, pods: &Pods) -> anyhow::Result<Option<Store>> {
     // That there is an address was checked with the settings.
     let Some(pod) = pod else { return Ok(None) };
-    Ok(match publish {
+    Ok(match registry.publish {
         Publish::None => None,
         Publish::Hosts(file) => Some(Store::Hosts(Hosts::new(file, pod))),
         Publish::Etcd(etcd) => {
@@ -29,6 +34,19 @@ pub(super) fn store(publish: Publish, pod: Option<IpAddr>) -> anyhow::Result<Opt
                 address: pod,
             };
             Some(Store::Etcd(Box::new(Etcd::new(settings, resolver))))
+        }
+        #[cfg(feature = "kubernetes")]
+        Publish::ConfigMap(name) => {
+            let cluster =
+                registry.cluster.as_ref().context("mode.cloud.registry.publish: no cluster is known")?;
+            let cluster = kubernetes::reached(cluster);
+            let settings = configmap::Settings { cluster, name, pod, ready: pods.ready.clone() };
+            Some(Store::ConfigMap(Box::new(ConfigMap::new(settings))))
+        }
+        #[cfg(not(feature = "kubernetes"))]
+        Publish::ConfigMap(_) => {
+            let _ = pods;
+            anyhow::bail!("mode.cloud.registry.publish: this program is built without Kubernetes")
         }
     })
 }

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{Concern, Environment, Faults, Listen, Warning, listen, unserved, value};
-use crate::policy::{Networks, Rules};
+use crate::policy::targets::{Entry, Targets};
+use crate::policy::{Glob, Networks, Rules};
 
+pub mod cluster;
 pub mod registry;
+pub mod siblings;
 mod ssh;
 
 /// All settings of a pod.
@@ -24,11 +27,13 @@ pub struct Cloud {
     pub session: Session,
     /// Where others learn which node is at this pod.
     pub registry: registry::Registry,
+    /// What edges may ask for.
+    pub allow: Allow,
     /// `POD_NAME`, a label of the metrics; may be empty.
     pub pod_name: String,
     /// `POD_NAMESPACE`, a label of the metrics; may be empty.
     pub pod_namespace: String,
-    /// `POD_IP`: where clients and other pods reach this one; there if anything is published.
+    /// `POD_IP`: where clients and other pods reach this one; there if anything is published, or Kubernetes is asked.
     pub pod_ip: Option<IpAddr>,
 }
 
@@ -109,6 +114,15 @@ pub struct Session {
     pub memory: Option<usize>,
 }
 
+/// `[mode.cloud.allow]`: what edges may ask this pod for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allow {
+    /// What they may have this pod dial; by default nothing.
+    pub targets: Targets,
+    /// Which nodes they may reach; none: no node.
+    pub nodes: Vec<Glob>,
+}
+
 /// Bytes that sessions may promise at most, where the file does not say.
 pub const MEMORY: usize = 256 << 20;
 
@@ -130,15 +144,15 @@ impl Cloud {
         super::other_mode(&mut mode, &cloud, "edge", report);
         let mut stream = cloud.table("stream", report);
         let server = server(&mut stream, report);
-        unserved::table(&mut stream, "dns", &["configmap", "hosts", "service", "debug"], report);
-        unserved::table(&mut stream, "register", &["service"], report);
+        let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
         let settings = Self {
             server,
             tls: tls(&mut cloud, report),
             ssh: ssh::read(&mut cloud, report),
             session: session(&mut cloud, report),
-            registry: registry::read(&mut cloud, env, report),
+            registry: registry::read(&mut cloud, superedge, env, report),
+            allow: allow(&mut cloud, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
             pod_ip: super::address("POD_IP", env.pod_ip.as_deref(), report),
@@ -206,6 +220,14 @@ fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
     };
     table.finish(report);
     session
+}
+
+fn allow(cloud: &mut Table<'_>, report: &mut Report) -> Allow {
+    let mut table = cloud.table("allow", report);
+    let targets = table.list("targets", value::parsed::<Entry>, report).unwrap_or_default();
+    let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
+    table.finish(report);
+    Allow { targets: targets.into_iter().collect(), nodes }
 }
 
 /// What SuperEdge's manifests open for edges.

@@ -38,6 +38,14 @@ pub(super) fn word(value: &DeValue<'_>) -> Result<String, Wrong> {
     }
 }
 
+/// Yes or no.
+pub(super) fn flag(value: &DeValue<'_>) -> Result<bool, Wrong> {
+    match value {
+        DeValue::Boolean(flag) => Ok(*flag),
+        other => Err(wrong(other, "want true or false")),
+    }
+}
+
 /// A text that no message may repeat.
 pub(super) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
     match value {

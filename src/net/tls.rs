@@ -1,24 +1,24 @@
 //! TLS settings from files, made anew when the files change, for whoever handshakes next.
 
 mod leaf;
+mod mutual;
 mod offer;
+mod verify;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::crypto::{
-    CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature,
-};
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
-use tokio_rustls::rustls::{
-    self, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
-};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
+pub use mutual::{Dialer, Mutual};
 pub use offer::Offer;
+use verify::{Anyone, Siblings};
 
 use super::pem;
 use super::reload::{Reload, ReloadError};
@@ -65,6 +65,9 @@ pub enum Clients {
     Optional(PathBuf),
     /// One issued by a CA of this file, or no handshake.
     Required(PathBuf),
+    /// For a pod's own port: edges show none; another pod shows one that a CA of this file issued to a *server* of
+    /// this name (none: the first DNS name of our own), as our own is. Any other ends the handshake.
+    Siblings(PathBuf, Option<ServerName<'static>>),
 }
 
 /// Which servers a client believes.
@@ -119,17 +122,13 @@ impl Server {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.offer.versions())
             .map_err(text)?;
-        let builder = match (self.clients.ca(), ca) {
-            (Some(path), Some(pem)) => {
-                let verifier =
-                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, pem)?), provider);
-                let verifier = match self.clients {
-                    Clients::Required(_) => verifier,
-                    _ => verifier.allow_unauthenticated(),
-                };
-                builder.with_client_cert_verifier(verifier.build().map_err(text)?)
-            }
-            _ => builder.with_no_client_auth(),
+        let verifier = match ca {
+            Some(pem) => self.clients.verifier(pem, &identity, provider)?,
+            None => None,
+        };
+        let builder = match verifier {
+            Some(verifier) => builder.with_client_cert_verifier(verifier),
+            None => builder.with_no_client_auth(),
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
         config.alpn_protocols.clone_from(&self.alpn);
@@ -208,8 +207,34 @@ impl Clients {
     fn ca(&self) -> Option<&PathBuf> {
         match self {
             Self::Anonymous => None,
-            Self::Optional(ca) | Self::Required(ca) => Some(ca),
+            Self::Optional(ca) | Self::Required(ca) | Self::Siblings(ca, _) => Some(ca),
         }
+    }
+
+    /// What checks their certificates, once the file of CAs is read; none if none is asked for.
+    fn verifier(
+        &self,
+        ca: &[u8],
+        own: &CertifiedKey,
+        provider: Arc<CryptoProvider>,
+    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+        let (path, optional) = match self {
+            Self::Anonymous => return Ok(None),
+            Self::Optional(path) => (path, true),
+            Self::Required(path) => (path, false),
+            Self::Siblings(path, name) => {
+                let siblings = Siblings::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
+                return Ok(siblings
+                    .inspect_err(|cause| warn!("no other pod can link to this one: {cause}"))
+                    .ok()
+                    .map(|siblings| Arc::new(siblings) as _));
+            }
+        };
+        let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(path, ca)?), provider);
+        if optional {
+            verifier = verifier.allow_unauthenticated();
+        }
+        Ok(Some(verifier.build().map_err(text)?))
     }
 }
 
@@ -219,45 +244,6 @@ impl Trust {
             Self::Ca(ca) => Some(ca),
             Self::Anyone => None,
         }
-    }
-}
-
-/// Believes every certificate, but still checks that the server owns it.
-#[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, signed, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
 

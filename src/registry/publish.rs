@@ -1,7 +1,10 @@
 //! Keeps "node is at this pod" where DNS reads it, for as long as it is true.
 
+#[cfg(feature = "kubernetes")]
+pub mod configmap;
 pub mod etcd;
 pub mod hosts;
+mod lines;
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -9,7 +12,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::Registry;
@@ -17,6 +21,8 @@ use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::backoff::Backoff;
 use crate::telemetry::Metrics;
+#[cfg(feature = "kubernetes")]
+use configmap::{ConfigMap, ConfigMapError};
 use etcd::{Etcd, EtcdError};
 use hosts::{Hosts, HostsError};
 
@@ -41,6 +47,9 @@ pub enum Store {
     Hosts(Hosts),
     /// In etcd.
     Etcd(Box<Etcd>),
+    /// In a ConfigMap of Kubernetes.
+    #[cfg(feature = "kubernetes")]
+    ConfigMap(Box<ConfigMap>),
 }
 
 /// Why records could not be written.
@@ -52,6 +61,10 @@ pub enum PublishError {
     /// etcd.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// The ConfigMap.
+    #[cfg(feature = "kubernetes")]
+    #[error(transparent)]
+    ConfigMap(#[from] ConfigMapError),
 }
 
 /// The records of the nodes here, and of those that left a moment ago.
@@ -97,7 +110,7 @@ impl Publisher {
             tokio::select! {
                 biased;
                 () = drain.draining() => {}
-                _ = changes.changed() => {}
+                () = gathered(&mut changes, self.store.gathering()) => {}
                 () = sleep_until(next) => {}
             }
         }
@@ -122,6 +135,8 @@ impl Store {
         match self {
             Self::Hosts(hosts) => hosts.write(records.clone()).await?,
             Self::Etcd(etcd) => etcd.write(records).await?,
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.write(records).await?,
         }
         Ok(())
     }
@@ -130,6 +145,8 @@ impl Store {
         match self {
             Self::Hosts(hosts) => hosts.write(BTreeSet::new()).await?,
             Self::Etcd(etcd) => etcd.withdraw().await?,
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.withdraw().await?,
         }
         Ok(())
     }
@@ -139,6 +156,17 @@ impl Store {
         match self {
             Self::Hosts(_) => Instant::now() + hosts::PULSE,
             Self::Etcd(etcd) => etcd.due(),
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.due(),
+        }
+    }
+
+    /// How long changes wait for more of them.
+    fn gathering(&self) -> Duration {
+        match self {
+            Self::Hosts(_) | Self::Etcd(_) => Duration::ZERO,
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(_) => configmap::GATHERING,
         }
     }
 }
@@ -173,6 +201,13 @@ impl fmt::Debug for Publisher {
             .field("zone", &self.zone)
             .finish_non_exhaustive()
     }
+}
+
+/// Waits for a change, and then for what comes right behind it. Cancel safe.
+async fn gathered(changes: &mut watch::Receiver<()>, time: Duration) {
+    // The sender is part of the registry that the publisher itself holds.
+    let _ = changes.changed().await;
+    sleep(time).await;
 }
 
 /// What DNS is asked for; none for a name that DNS cannot carry.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::HeaderValue;
 use tracing::Span;
 
@@ -61,9 +62,7 @@ where
     F::Output: Send,
 {
     fn execute(&self, task: F) {
-        self.0.spawn(Span::current(), async move {
-            task.await;
-        });
+        self.0.spawn(Span::current(), task.map(drop));
     }
 }
 

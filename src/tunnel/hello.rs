@@ -29,6 +29,20 @@ pub struct Hello {
     pub dialect: Dialect,
 }
 
+/// Who calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    /// An edge, which has a token to prove its name.
+    Edge(Hello),
+    /// Another pod, which proved itself with the cloud's certificate. It always speaks extended.
+    Pod {
+        /// Its process.
+        instance: Instance,
+        /// What both ends speak.
+        dialect: Dialect,
+    },
+}
+
 /// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (reference 1.2).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
@@ -44,6 +58,54 @@ pub enum HelloError {
     /// A pod that shows a token, or a role we do not know.
     #[error("role {0:?} cannot come with a token")]
     BadRole(String),
+    /// Who says that it is a pod has to show a pod's certificate.
+    #[error("a pod has to show its certificate: give it the cloud's, and name the CA file on this side")]
+    NoCertificate,
+    /// A pod of another program, or none.
+    #[error("a pod has to speak the extended dialect")]
+    PlainPod,
+}
+
+impl Caller {
+    /// Reads a request's metadata. `certified`: whether the connection has shown a pod's certificate.
+    pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {
+        if headers.get(&ROLE).is_none_or(|role| role.as_bytes() != POD) {
+            return Hello::from_request(headers).map(Self::Edge);
+        }
+        if headers.contains_key(http::header::AUTHORIZATION) {
+            return Err(HelloError::BadRole("pod".into()));
+        }
+        if !certified {
+            return Err(HelloError::NoCertificate);
+        }
+        match agreed(headers) {
+            (dialect, Some(instance)) => Ok(Self::Pod { instance, dialect }),
+            (_, None) => Err(HelloError::PlainPod),
+        }
+    }
+
+    /// The metadata of a pod's request to another pod.
+    pub fn pod_request(instance: Instance) -> HeaderMap {
+        let mut headers = ours(instance);
+        headers.insert(ROLE, HeaderValue::from_static("pod"));
+        headers
+    }
+
+    /// What both ends speak.
+    pub fn dialect(&self) -> Dialect {
+        match self {
+            Self::Edge(hello) => hello.dialect,
+            Self::Pod { dialect, .. } => *dialect,
+        }
+    }
+
+    /// Its process, if it speaks extended.
+    pub fn instance(&self) -> Option<Instance> {
+        match self {
+            Self::Edge(hello) => hello.instance,
+            Self::Pod { instance, .. } => Some(*instance),
+        }
+    }
 }
 
 impl Hello {
@@ -143,6 +205,8 @@ const VERSION: u16 = 1;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
+/// The role of a pod; absent, or any other that is known, it is an edge.
+const POD: &[u8] = b"pod";
 
 #[cfg(test)]
 mod tests {
@@ -192,5 +256,32 @@ mod tests {
         assert!(matches!(Hello::from_request(&headers), Err(HelloError::BadRole(_))));
         let ours = Hello::edge_request(&"n".parse().unwrap(), "secret", Instance::from_bits(1));
         assert!(!format!("{ours:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_pod_needs_its_certificate_its_instance_and_no_token() {
+        let ours = Caller::pod_request(Instance::from_bits(5));
+        let pod = Caller::Pod { instance: Instance::from_bits(5), dialect: Dialect::Extended(1) };
+        assert_eq!(Caller::from_request(&ours, true), Ok(pod));
+        assert_eq!(Caller::from_request(&ours, false), Err(HelloError::NoCertificate));
+        let mut plain = ours.clone();
+        plain.remove("tunnel-instance");
+        assert_eq!(Caller::from_request(&plain, true), Err(HelloError::PlainPod));
+        let mut both = ours;
+        both.extend(request(r#"{"nodename":"n1","token":"secret"}"#));
+        assert_eq!(Caller::from_request(&both, true), Err(HelloError::BadRole("pod".into())));
+    }
+
+    #[test]
+    fn an_edge_is_an_edge_whatever_certificate_it_shows() {
+        let headers = Hello::edge_request(&"n1".parse().unwrap(), "t", Instance::from_bits(3));
+        for certified in [false, true] {
+            let caller = Caller::from_request(&headers, certified).unwrap();
+            assert!(matches!(&caller, Caller::Edge(hello) if hello.node.as_str() == "n1"));
+            assert_eq!(
+                (caller.instance(), caller.dialect()),
+                (Some(Instance::from_bits(3)), Dialect::Extended(1))
+            );
+        }
     }
 }

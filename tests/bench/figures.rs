@@ -2,6 +2,7 @@
 
 mod bulk;
 mod echoes;
+mod edges;
 mod memory;
 mod restart;
 mod sessions;
@@ -36,6 +37,8 @@ pub(crate) struct Bench {
     pub(crate) ssh: bool,
     /// How long the idle line is watched.
     pub(crate) idle: Duration,
+    /// How many edges hang at one pod.
+    pub(crate) edges: usize,
 }
 
 /// What stands for one figure on loopback: all proxies side by side, fresh for each figure.
@@ -65,6 +68,7 @@ impl Bench {
             Figure::Restart => self.restart(table),
             Figure::Slow => self.slow(table),
             Figure::Idle => self.idle_line(table),
+            Figure::Edges => self.idle_edges(table),
         }
     }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a table on a terminal is what this is for")]
 
 mod echo;
+mod edges;
 mod figures;
 mod line;
 mod load;
@@ -40,7 +41,7 @@ struct Flags {
     /// Leave `ssh -R` out.
     #[arg(long)]
     no_ssh: bool,
-    /// Only these figures; `idle` (ten minutes) and `thousand` run only when named here or by --all.
+    /// Only these figures; `idle` (ten minutes), `thousand` and `edges` run only when named here or by --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
     /// Every figure, the long ones too.
@@ -55,6 +56,9 @@ struct Flags {
     /// Rounds of every figure that is taken in pairs.
     #[arg(long)]
     rounds: Option<usize>,
+    /// How many edges hang at one pod in `edges`.
+    #[arg(long, default_value_t = 10_000)]
+    edges: usize,
     /// Keep configs and logs, and say where.
     #[arg(long)]
     keep: bool,
@@ -90,6 +94,8 @@ pub(crate) enum Figure {
     Slow,
     /// Ten idle minutes on that line.
     Idle,
+    /// Ten thousand idle edges at one pod, and half of them coming back to it.
+    Edges,
 }
 
 fn main() -> Result<()> {
@@ -114,8 +120,9 @@ fn main() -> Result<()> {
         ssh: !flags.no_ssh,
         rounds: flags.rounds.unwrap_or(if flags.quick { 2 } else { 5 }),
         idle: Duration::from_secs(flags.idle_seconds),
+        edges: flags.edges,
     };
-    let long = [Figure::Idle, Figure::Thousand];
+    let long = [Figure::Idle, Figure::Thousand, Figure::Edges];
     let wanted: Vec<Figure> = Figure::value_variants()
         .iter()
         .copied()

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -61,6 +61,12 @@ impl Process {
             bail!("{} ended without a word: {}", self.name, self.child.wait()?);
         }
         serde_json::from_str(&line).with_context(|| format!("{} said {line:?}", self.name))
+    }
+
+    /// Asks a part that answers each line it is given, and hears the answer.
+    pub(crate) fn ask<T: DeserializeOwned>(&mut self) -> Result<T> {
+        self.input.as_mut().context("this process has no input")?.write_all(b"\n")?;
+        self.hear()
     }
 
     /// Asks a part to end by closing its input; what it says then can still be heard.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::way::Way;
-use crate::{echo, line, load, relay, sessions, targets};
+use crate::{echo, edges, line, load, relay, sessions, targets};
 
 /// One part, with all it needs to know; it travels as JSON in the command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -57,6 +57,8 @@ pub(crate) enum Role {
         /// How many.
         count: usize,
     },
+    /// Many edges, linked to one pod.
+    Edges(edges::Edges),
     /// Two namespaces and the line between them.
     Line(line::Line),
     /// The line itself.
@@ -76,6 +78,7 @@ impl Role {
             Self::Open(open) => open.run(),
             Self::Tail(tail) => tail.run(),
             Self::Hold { way, count } => sessions::hold(&way, count),
+            Self::Edges(edges) => edges.run(),
             Self::Line(line) => line.run(),
             Self::Carry(carry) => carry.run(),
         }

@@ -20,6 +20,8 @@ pub(crate) struct Tunnel {
     dir: PathBuf,
     spaces: [Option<String>; 2],
     ways: Ways,
+    /// Where edges link.
+    pub(crate) grpc: SocketAddr,
 }
 
 impl Tunnel {
@@ -49,6 +51,7 @@ impl Tunnel {
         Ok(Self {
             binary: binary.to_owned(),
             dir: place.dir.clone(),
+            grpc: SocketAddr::from((at, grpc)),
             spaces: [place.cloud_space.clone(), place.edge_space.clone()],
             ways: Ways {
                 echo: way(targets.echo),
@@ -123,6 +126,6 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
 /// The edge's name.
 const NODE: &str = "node1";
 /// Any token will do: it is as short-lived as the run.
-const TOKEN: &str = "benchmark-0123456789";
+pub(crate) const TOKEN: &str = "benchmark-0123456789";
 /// A pair that has not come up by now will not.
 const START: Duration = Duration::from_secs(10);

@@ -11,6 +11,7 @@ mod admin;
 mod config;
 mod connect;
 mod drain;
+mod herd;
 mod hostile;
 mod links;
 mod plain;

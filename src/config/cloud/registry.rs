@@ -1,10 +1,12 @@
-//! `[mode.cloud.registry]`: where other programs learn which node is at this pod.
+//! `[mode.cloud.registry]`: where other programs learn which node is at this pod, and we at which other pod one is.
 
 use std::path::PathBuf;
 
+use super::super::Environment;
 use super::super::fold::{Report, Table};
 use super::super::value::{self, Wrong};
-use super::super::{Concern, Environment};
+use super::cluster::{self, Cluster, SuperEdge};
+use super::siblings::{self, Siblings};
 use crate::names::{NodeName, Target};
 
 /// `[mode.cloud.registry]`.
@@ -14,6 +16,10 @@ pub struct Registry {
     pub zone: String,
     /// Where they are published.
     pub publish: Publish,
+    /// Where the other pods are.
+    pub siblings: Siblings,
+    /// The cluster of Kubernetes that is asked for something; there if records are published in a ConfigMap.
+    pub cluster: Option<Cluster>,
 }
 
 /// Where "node is at this pod" is published.
@@ -25,6 +31,8 @@ pub enum Publish {
     Hosts(PathBuf),
     /// In etcd.
     Etcd(Etcd),
+    /// In the ConfigMap of this name.
+    ConfigMap(String),
 }
 
 /// An etcd, and how to be let in.
@@ -60,24 +68,23 @@ enum Kind {
     ConfigMap,
 }
 
-pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Registry {
+pub(super) fn read(
+    cloud: &mut Table<'_>,
+    superedge: SuperEdge,
+    env: &Environment,
+    report: &mut Report,
+) -> Registry {
     let mut table = cloud.table("registry", report);
     let zone = table.read("zone", zone, report).unwrap_or_default();
-    let kind = table.read("publish", kind, report).unwrap_or(Kind::None);
+    let said = table.read("publish", kind, report);
+    let kind = said.unwrap_or(Kind::None);
     let hosts = table.read("hosts", value::path, report);
     let etcd = etcd(&mut table, kind == Kind::Etcd, report);
-    for key in ["dns", "siblings", "siblings_service", "name"] {
-        if table.skip(key, report) {
-            report.warn(table.key(key), Concern::NotServed, NOT_SERVED);
-        }
-    }
+    let mut siblings = siblings::read(&mut table, report);
+    let in_map = said.map(|kind| kind == Kind::ConfigMap);
+    let (configmap, cluster) = cluster::read(&mut table, superedge, in_map, env, report);
     let publish = match kind {
-        Kind::None => Publish::None,
-        Kind::ConfigMap => {
-            let text = "\"configmap\" is understood, but not served yet: nothing is published";
-            report.warn(table.key("publish"), Concern::NotServed, text);
-            Publish::None
-        }
+        Kind::None | Kind::ConfigMap => configmap.map_or(Publish::None, Publish::ConfigMap),
         Kind::Hosts => hosts.map_or_else(
             || {
                 if !table.has("hosts") {
@@ -89,12 +96,15 @@ pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
         ),
         Kind::Etcd => Publish::Etcd(etcd),
     };
-    if matches!(kind, Kind::Hosts | Kind::Etcd) && env.pod_ip.as_ref().is_none_or(String::is_empty) {
-        let wanted = "it is the address that is published: set it, in Kubernetes from status.podIP";
+    let pod_ip_needed = publish != Publish::None || kind != Kind::None || cluster.is_some();
+    if pod_ip_needed && env.pod_ip.as_ref().is_none_or(String::is_empty) {
+        let wanted = "it is the address that is published, and known to other pods: set it, in Kubernetes from status.podIP";
         report.fault("POD_IP", None, wanted);
     }
     table.finish(report);
-    Registry { zone, publish }
+    // Whoever publishes, or shares a zone, does not do so for one pod alone.
+    siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
+    Registry { zone, publish, siblings, cluster }
 }
 
 fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> Etcd {
@@ -170,9 +180,6 @@ fn endpoint(value: &toml::de::DeValue<'_>) -> Result<Endpoint, Wrong> {
         _ => Err(value::wrong(value, "want http://host:port or https://host:port")),
     }
 }
-
-/// For keys whose time is to come.
-const NOT_SERVED: &str = "understood, but what it asks for is not served yet: it is left out";
 
 /// Where CoreDNS's etcd plugin looks by default.
 const PREFIX: &str = "/skydns";

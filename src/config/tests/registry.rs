@@ -1,7 +1,10 @@
 //! What `[mode.cloud.registry]` takes, and what it refuses.
 
 use super::*;
+#[cfg(feature = "kubernetes")]
+use crate::config::cloud::cluster::Cluster;
 use crate::config::cloud::registry::{Endpoint, Etcd, Publish, Registry};
+use crate::config::cloud::siblings::Siblings;
 
 fn read(lines: &str) -> Result<(Registry, Vec<Warning>), Faults> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
@@ -12,14 +15,26 @@ fn read(lines: &str) -> Result<(Registry, Vec<Warning>), Faults> {
 #[test]
 fn nothing_is_published_unless_asked_for() {
     let (absent, _) = cloud("");
-    assert_eq!(absent.registry, Registry { zone: String::new(), publish: Publish::None });
+    assert_eq!(
+        absent.registry,
+        Registry {
+            zone: String::new(),
+            publish: Publish::None,
+            siblings: Siblings::default(),
+            cluster: None
+        }
+    );
     assert_eq!(cloud(CLOUD).0.registry, absent.registry);
 }
 
 #[test]
 fn a_publisher_is_read_with_its_defaults() {
     let (registry, warnings) = read("publish = \"hosts\"\nhosts = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
-    assert_eq!(registry, Registry { zone: "nodes.test".into(), publish: Publish::Hosts("h".into()) });
+    let siblings = Siblings { several: true, ..Siblings::default() };
+    assert_eq!(
+        registry,
+        Registry { zone: "nodes.test".into(), publish: Publish::Hosts("h".into()), siblings, cluster: None }
+    );
     assert_eq!(warnings, []);
     let (registry, _) = read("publish = \"etcd\"\netcd = [\"http://a\", \"http://[fd00::1]:1/\"]").unwrap();
     let member = |at: &str| Endpoint { tls: false, at: at.parse().unwrap() };
@@ -34,16 +49,32 @@ fn a_publisher_is_read_with_its_defaults() {
 }
 
 #[test]
-fn what_is_not_served_yet_is_named_once_each() {
-    let (registry, warnings) = read(
-        "publish = \"configmap\"\ndns = [\"10.96.0.10:53\"]\nsiblings = []\nsiblings_service = \"a:1\"\nname = \"b\"",
-    )
-    .unwrap();
-    assert_eq!(registry.publish, Publish::None);
-    let keys = ["dns", "name", "publish", "siblings", "siblings_service"];
-    let keys = keys.map(|key| format!("mode.cloud.registry.{key}"));
-    assert_eq!(warned(&warnings, Concern::NotServed), keys);
-    assert_eq!(warnings.len(), keys.len());
+fn other_pods_are_named_in_several_ways_and_asked_only_if_something_says_that_there_are_any() {
+    let siblings = |lines| read(lines).unwrap().0.siblings;
+    let all = siblings(
+        "dns = [\"10.96.0.10:53\"]\nsiblings = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
+         siblings_service = \"Pods.Test:9000\"\nname = \"Cloud.Test\"",
+    );
+    let expected = Siblings {
+        several: true,
+        dns: vec!["10.96.0.10:53".parse().unwrap()],
+        list: ["10.0.0.7:9000", "[fd00::1]:9000"].map(|at| at.parse().unwrap()).into(),
+        service: Some("pods.test:9000".parse().unwrap()),
+        name: Some("cloud.test".into()),
+    };
+    assert_eq!(all, expected);
+    for (lines, several, named) in [
+        ("", false, false),
+        ("siblings = []\nname = \"a\"", false, false),
+        ("dns = []", true, false),
+        ("zone = \"nodes\"", true, false),
+        ("publish = \"hosts\"\nhosts = \"h\"", true, false),
+        ("siblings = [\"10.0.0.7:9000\"]", true, true),
+        ("siblings_service = \"pods:9000\"", true, true),
+    ] {
+        let siblings = siblings(lines);
+        assert_eq!((siblings.several, siblings.are_named()), (several, named), "{lines}");
+    }
 }
 
 #[test]
@@ -54,12 +85,21 @@ fn what_a_publisher_lacks_is_a_fault() {
         ("publish = \"etcd\"\netcd = []", "etcd"),
         ("publish = \"etcd\"\netcd = [\"10.0.0.5:2379\"]", "etcd[0]"),
         ("publish = \"etcd\"\netcd = [\"https://a\"]", "etcd_ca"),
+        ("siblings = [\"pods:9000\"]", "siblings[0]"),
+        ("dns = [\"10.0.0.5\"]", "dns[0]"),
+        ("dns = [\"10.0.0.5:0\"]", "dns[0]"),
+        ("siblings_service = \"10.0.0.7:9000\"", "siblings_service"),
+        ("siblings_service = \"pods\"", "siblings_service"),
+        ("name = \"10.0.0.7\"", "name"),
         ("etcd_cert = \"c\"", "etcd_key"),
         ("etcd_key = \"c\"", "etcd_cert"),
         ("etcd_user = \"c\"", "etcd_password_file"),
         ("etcd_prefix = \"skydns\"", "etcd_prefix"),
         ("etcd_prefix = \"/\"", "etcd_prefix"),
         ("publish = \"dns\"", "publish"),
+        ("publish = \"configmap\"", "publish"),
+        ("service = \"tunnel-cloud\"", "service"),
+        ("configmap = \"a/b\"", "configmap"),
         ("zone = \"a..b\"", "zone"),
     ] {
         let faults = read(lines).unwrap_err();
@@ -68,4 +108,97 @@ fn what_a_publisher_lacks_is_a_fault() {
     }
     let faults = cloud_faults("[mode.cloud.registry]\npublish = \"hosts\"\nhosts = \"h\"");
     assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
+}
+
+/// A pod in a cluster, or with a kubeconfig.
+fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(Cloud, Vec<Warning>), Faults> {
+    let env = Environment {
+        pod_ip: Some("10.0.0.7".to_owned()),
+        pod_namespace: Some("edge-system".to_owned()),
+        kubernetes_service_host: kubeconfig.is_none().then(|| "10.96.0.1".to_owned()),
+        kubeconfig: kubeconfig.map(Into::into),
+        ..Environment::default()
+    };
+    Cloud::read(&format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n{text}"), &env)
+}
+
+/// What SuperEdge's manifests say.
+const NODES: &str =
+    "[mode.cloud.stream.dns]\nconfigmap = \"nodes\"\nhosts = \"/etc/h\"\nservice = \"cloud\"\n";
+
+#[cfg(feature = "kubernetes")]
+#[test]
+fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
+    let cluster = |service: Option<&str>| {
+        Some(Cluster {
+            kubeconfig: None,
+            namespace: Some("edge-system".into()),
+            service: service.map(str::to_owned),
+        })
+    };
+    let map = |name: &str| Publish::ConfigMap(name.into());
+    let newer = "[mode.cloud.stream.register]\nservice = \"newer\"\n";
+    for (text, publish, expected) in [
+        (NODES.to_owned(), map("nodes"), cluster(Some("cloud"))),
+        (format!("{NODES}debug = true"), Publish::None, None),
+        (format!("{NODES}debug = true\n{newer}"), Publish::None, None),
+        (format!("{NODES}{newer}"), map("nodes"), cluster(Some("newer"))),
+        (newer.to_owned(), Publish::None, cluster(Some("newer"))),
+        ("[mode.cloud.stream.dns]\nconfigmap = \"\"".to_owned(), Publish::None, None),
+        (format!("{NODES}[mode.cloud.registry]\npublish = \"none\""), Publish::None, cluster(Some("cloud"))),
+        (
+            format!("{NODES}[mode.cloud.registry]\nconfigmap = \"ours\"\nservice = \"pods\""),
+            map("ours"),
+            cluster(Some("pods")),
+        ),
+        ("[mode.cloud.registry]\npublish = \"configmap\"".to_owned(), map("tunnel-nodes"), cluster(None)),
+    ] {
+        let (cloud, warnings) = inside(&text, None).unwrap();
+        assert_eq!(warnings, [], "{text}");
+        assert_eq!((cloud.registry.publish, &cloud.registry.cluster), (publish, &expected), "{text}");
+        assert_eq!(cloud.registry.siblings.several, expected.is_some(), "{text}");
+    }
+    let (cloud, _) = inside(NODES, Some("/etc/kubeconfig")).unwrap();
+    assert_eq!(cloud.registry.cluster.unwrap().kubeconfig, Some("/etc/kubeconfig".into()));
+    let nowhere = Environment { kubernetes_service_host: Some("10.96.0.1".into()), ..Environment::default() };
+    let faults = Cloud::read(NODES, &nowhere).unwrap_err();
+    assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["POD_IP"]);
+}
+
+#[test]
+fn superedges_tables_load_with_a_warning_where_there_is_no_kubernetes() {
+    let newer = "[mode.cloud.stream.register]\nservice = \"newer\"\n";
+    let (dns, register) = ("mode.cloud.stream.dns", "mode.cloud.stream.register");
+    for (text, tables) in [
+        (NODES.to_owned(), vec![dns]),
+        (format!("{NODES}{newer}"), vec![dns, register]),
+        (newer.to_owned(), vec![register]),
+        (format!("{NODES}debug = true"), vec![]),
+    ] {
+        let (cloud, warnings) = cloud(&ssh(&format!("listen = \"127.0.0.1:22\"\n{text}")));
+        assert_eq!(warned(&warnings, Concern::NotServed), tables, "{text}");
+        assert_eq!((cloud.registry.publish, cloud.registry.cluster), (Publish::None, None));
+    }
+    if cfg!(not(feature = "kubernetes")) {
+        let (_, warnings) = inside(NODES, None).unwrap();
+        assert_eq!(warned(&warnings, Concern::NotServed), [dns]);
+        assert!(warnings[0].text.contains("cargo's feature"), "{}", warnings[0].text);
+    }
+}
+
+#[test]
+fn edges_may_ask_for_nothing_that_was_not_allowed() {
+    let at = |at: &str| at.parse().unwrap();
+    let (none, _) = inside("", None).unwrap();
+    assert!(!none.allow.targets.allows(at("127.0.0.1:22"), &[]) && none.allow.nodes.is_empty());
+    let text = "[mode.cloud.allow]\ntargets = [\"10.0.0.0/8:443\"]\nnodes = [\"Edge-*\"]";
+    let (some, _) = inside(text, None).unwrap();
+    assert!(some.allow.targets.allows(at("10.1.2.3:443"), &[]));
+    assert!(!some.allow.targets.allows(at("127.0.0.1:443"), &[]));
+    assert!(some.allow.nodes[0].matches(&"edge-7".parse().unwrap()));
+    for (line, key) in [("targets = [\"a:1\"]", "targets[0]"), ("nodes = [\"a b\"]", "nodes[0]")] {
+        let faults = inside(&format!("[mode.cloud.allow]\n{line}"), None).unwrap_err();
+        let keys: Vec<_> = faults.iter().map(|f| f.key.as_str()).collect();
+        assert_eq!(keys, [format!("mode.cloud.allow.{key}")]);
+    }
 }

@@ -146,7 +146,7 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
-    let unserved = ["https", "stream.dns", "stream.server.channelz_addr", "tcp"];
+    let unserved = ["https", "stream.server.channelz_addr", "tcp"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
     let doors = ["mode.cloud.ssh.auth", "mode.cloud.stream.server.log_port"];
     assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
@@ -156,7 +156,7 @@ fn the_oldest_cloud_file_loads() {
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.server.log_listen.at.port(), 51000);
-    let unserved = ["mode.cloud.https", "mode.cloud.stream.dns", "mode.cloud.tcp"];
+    let unserved = ["mode.cloud.https", "mode.cloud.tcp"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved);
 }
 

@@ -1,11 +1,33 @@
 //! What is wrong with a server's certificate that its clients would only tell as "bad certificate".
 
-use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate, X509Version};
+use std::ops::RangeInclusive;
+
+use tokio_rustls::rustls::pki_types::ServerName;
+use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
 /// Looks at the certificate a server will show. A fault it cannot serve with is an error; what only some clients
 /// mind, or what time cures, is a list of warnings. Each sentence names the remedy.
 pub(super) fn check(der: &[u8]) -> Result<Vec<String>, String> {
     check_at(der, ASN1Time::now())
+}
+
+/// The first DNS name it carries that is no wildcard.
+pub(super) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
+    let (_, cert) = X509Certificate::from_der(der).ok()?;
+    let names = cert.subject_alternative_name().ok()??;
+    names.value.general_names.iter().find_map(|name| match name {
+        GeneralName::DNSName(name) => ServerName::try_from((*name).to_owned()).ok(),
+        _ => None,
+    })
+}
+
+/// From when until when it is valid, in seconds since 1970.
+pub(super) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
+    let (_, cert) =
+        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    let seconds = |time: ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+    let (from, to) = (seconds(cert.validity().not_before), seconds(cert.validity().not_after));
+    Ok(from..=to.max(from))
 }
 
 fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<String>, String> {

@@ -169,3 +169,93 @@ fn a_key_of_another_certificate_is_said_so() {
             .unwrap_err();
     assert!(failed.to_string().contains("does not belong to"), "{failed}");
 }
+
+/// What a pod serves with, and what it dials with.
+fn pod(ca: &Authority, identity: Identity, name: Option<&str>) -> (Reload<ServerConfig>, Mutual) {
+    let name = name.map(|name| server_name(name).unwrap());
+    let served = server(identity.clone(), Clients::Siblings(ca.ca(), name.clone()));
+    (served, Mutual { identity, ca: ca.ca(), name })
+}
+
+fn dialer(mutual: Mutual) -> (Reload<ClientConfig>, String) {
+    let dialer = mutual.load().unwrap().load();
+    (Reload::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
+}
+
+/// Meets, and tells whether the server has seen a certificate.
+async fn meet_as(
+    server: &Reload<ServerConfig>,
+    client: &Reload<ClientConfig>,
+    name: &str,
+) -> io::Result<bool> {
+    let (near, far) = duplex(1 << 16);
+    let accept = async {
+        let mut tls = TlsAcceptor::from(server.load()).accept(far).await?;
+        tls.write_all(b"x").await?;
+        Ok::<_, io::Error>(tls.get_ref().1.peer_certificates().is_some())
+    };
+    let connect = async {
+        let mut tls = TlsConnector::from(client.load()).connect(server_name(name).unwrap(), near).await?;
+        tls.read_u8().await
+    };
+    let (accepted, connected) = tokio::join!(accept, connect);
+    connected.and(accepted)
+}
+
+#[tokio::test]
+async fn pods_know_each_other_by_what_they_show_to_edges() {
+    let ca = Authority::new("ours");
+    let (first, _) = pod(&ca, ca.issue("1", "cloud.test"), None);
+    let (_, second) = pod(&ca, ca.issue("2", "cloud.test"), None);
+    let (second, name) = dialer(second);
+    assert!(meet_as(&first, &second, &name).await.unwrap());
+    let edge = client(Trust::Ca(ca.ca()), None);
+    assert!(!meet_as(&first, &edge, "cloud.test").await.unwrap(), "an edge shows none and is let in");
+}
+
+#[tokio::test]
+async fn who_is_of_another_ca_or_has_another_name_is_no_pod() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (served, _) = pod(&ours, ours.issue("s", "cloud.test"), None);
+    let of_theirs = theirs.issue("c", "cloud.test");
+    let of_another_name = ours.issue("c", "edge.test");
+    for impostor in [of_theirs, of_another_name] {
+        let impostor = client(Trust::Ca(ours.ca()), Some(impostor));
+        assert!(meet_as(&served, &impostor, "cloud.test").await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_client_only_certificate_is_no_pods() {
+    let ca = Authority::new("ours");
+    let (served, _) = pod(&ca, ca.issue("s", "cloud.test"), None);
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(["cloud.test".to_owned()]).unwrap();
+    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let identity = ca.issue("c", "cloud.test");
+    std::fs::write(&identity.cert, params.signed_by(&key, &ca.issuer).unwrap().pem()).unwrap();
+    std::fs::write(&identity.key, key.serialize_pem()).unwrap();
+    let impostor = client(Trust::Ca(ca.ca()), Some(identity));
+    assert!(meet_as(&served, &impostor, "cloud.test").await.is_err());
+}
+
+#[test]
+fn what_is_wrong_with_our_own_certificate_is_said_with_the_remedy() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let why = |ca: &Authority, identity: Identity, name: Option<&str>| {
+        pod(ca, identity, name).1.load().unwrap_err().to_string()
+    };
+    let missing = why(&ours, ours.issue("1", "cloud.test"), Some("tunnel.test"));
+    assert!(missing.contains("\"tunnel.test\"") && missing.contains("issue it anew"), "{missing}");
+    let foreign = why(&ours, theirs.issue("2", "cloud.test"), None);
+    assert!(foreign.contains("mode.cloud.stream.server.ca"), "{foreign}");
+    let nameless = why(&ours, ours.issue("3", "127.0.0.1"), None);
+    assert!(nameless.contains("no DNS name"), "{nameless}");
+}
+
+#[tokio::test]
+async fn a_pod_that_no_other_would_believe_still_serves_its_edges() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let (served, _) = pod(&ours, theirs.issue("s", "cloud.test"), None);
+    assert!(!meet_as(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap());
+}

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::lines::merged;
+
 /// Our lines in a hosts file: `<address>    <name>`. Every other byte of it is left as it is.
 #[derive(Debug, Clone)]
 pub struct Hosts {
@@ -65,36 +67,6 @@ fn write(file: &Path, pod: IpAddr, records: &BTreeSet<String>) -> Result<(), Hos
     replace(file, &fresh, &new).map_err(failed(&fresh))
 }
 
-/// The text with these as our only lines. They stand at the top, so that nothing of others need be touched, not even
-/// an end without a line break; where nothing is to be changed, nothing is.
-fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Vec<u8> {
-    let wanted: BTreeSet<String> = records.iter().map(|name| format!("{pod}    {name}\n")).collect();
-    let own = format!("{pod}    ");
-    let (mut foreign, mut ours, mut fenced) = (Vec::with_capacity(text.len()), Vec::new(), false);
-    for line in text.split_inclusive(|b| *b == b'\n') {
-        let bare = line.trim_ascii();
-        fenced = (fenced || bare == FENCE) && bare != FENCE_END;
-        let name = line.strip_prefix(own.as_bytes()).and_then(|rest| rest.strip_suffix(b"\n"));
-        match name {
-            Some(name) if !fenced && is_name(name) => ours.push(line),
-            _ => foreign.extend_from_slice(line),
-        }
-    }
-    if ours.len() == wanted.len()
-        && ours.iter().all(|line| str::from_utf8(line).is_ok_and(|l| wanted.contains(l)))
-    {
-        return text.to_vec();
-    }
-    let mut new: Vec<u8> = wanted.into_iter().collect::<String>().into_bytes();
-    new.extend(foreign);
-    new
-}
-
-/// One word: a line with more is somebody else's.
-fn is_name(name: &[u8]) -> bool {
-    !name.is_empty() && name.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-}
-
 fn lock(path: &Path) -> Result<File, HostsError> {
     let mut open = OpenOptions::new();
     let lock = open.create(true).truncate(false).write(true).open(path).map_err(failed(path))?;
@@ -135,12 +107,6 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> HostsError {
 /// How often we look whether our lines still stand: somebody may have written the file anew.
 pub(super) const PULSE: Duration = Duration::from_secs(10);
 
-/// Where people's own lines begin, as SuperEdge marks them.
-const FENCE: &[u8] = b"#CustomStart";
-
-/// Where they end.
-const FENCE_END: &[u8] = b"#CustomEnd";
-
 /// Longest wait for other writers: each takes a few milliseconds.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -150,7 +116,6 @@ const LOCK_PAUSE: Duration = Duration::from_millis(5);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn ip(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])
@@ -158,23 +123,6 @@ mod tests {
 
     fn names(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
-    }
-
-    #[test]
-    fn foreign_lines_comments_and_the_custom_block_stay_byte_for_byte() {
-        let foreign = "127.0.0.1 localhost\r\n# ours?\n10.0.0.2    other-pod\n10.0.0.1    two names\n\
-                       #CustomStart\n10.0.0.1    mine\n#CustomEnd\n10.0.0.11    near\nno end";
-        let one = merged(foreign.as_bytes(), ip(1), &names(&["b", "a"]));
-        assert_eq!(String::from_utf8_lossy(&one), format!("10.0.0.1    a\n10.0.0.1    b\n{foreign}"));
-        let other = merged(&one, ip(1), &names(&["c"]));
-        assert_eq!(String::from_utf8_lossy(&other), format!("10.0.0.1    c\n{foreign}"));
-        assert_eq!(merged(&other, ip(1), &names(&[])), foreign.as_bytes());
-    }
-
-    #[test]
-    fn lines_of_ours_stay_where_another_pod_has_put_them() {
-        let text = b"10.0.0.2    b\n10.0.0.1    a\n";
-        assert_eq!(merged(text, ip(1), &names(&["a"])), text);
     }
 
     #[tokio::test]
@@ -227,41 +175,5 @@ mod tests {
         );
         expected.sort();
         assert_eq!(left, expected);
-    }
-
-    fn line() -> impl Strategy<Value = String> {
-        prop_oneof![
-            "10\\.0\\.0\\.[12]    [a-c]{1,2}",
-            "10\\.0\\.0\\.[12] [a-c]",
-            Just("#CustomStart".to_owned()),
-            Just("#CustomEnd".to_owned()),
-            "\\PC{0,12}",
-        ]
-    }
-
-    proptest! {
-        #[test]
-        fn only_own_lines_ever_change(
-            lines in prop::collection::vec(line(), 0..12),
-            ends in any::<bool>(),
-            wanted in prop::collection::btree_set("[a-c]{1,2}", 0..4),
-        ) {
-            let mut text = lines.join("\n");
-            if ends { text.push('\n'); }
-            let text = text.as_bytes();
-            let without = |text: &[u8], pod| {
-                let bare = merged(text, ip(pod), &names(&["never-there"]));
-                bare.strip_prefix(format!("10.0.0.{pod}    never-there\n").as_bytes()).unwrap().to_vec()
-            };
-            let new = merged(text, ip(1), &wanted);
-            prop_assert_eq!(without(&new, 1), without(text, 1), "the rest is the same");
-            prop_assert_eq!(&merged(&new, ip(1), &wanted), &new, "once is enough");
-            for name in &wanted {
-                let line = format!("10.0.0.1    {name}");
-                prop_assert!(String::from_utf8_lossy(&new).lines().any(|l| l == line));
-            }
-            let back = merged(&merged(&new, ip(2), &wanted), ip(2), &BTreeSet::new());
-            prop_assert_eq!(without(&back, 2), without(&new, 2), "two pods do not touch each other");
-        }
     }
 }

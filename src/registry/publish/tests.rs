@@ -58,3 +58,22 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
     assert!(file.exists());
     drain.finish(Duration::from_secs(5), std::future::pending()).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_come_close_together_are_gathered() {
+    let (tell, mut changes) = watch::channel(());
+    let pause = Duration::from_millis(200);
+    let begun = Instant::now();
+    let gathering = tokio::join!(gathered(&mut changes, pause), async {
+        sleep(Duration::from_secs(1)).await;
+        tell.send_replace(());
+        sleep(pause / 2).await;
+        tell.send_replace(());
+    });
+    let ((), ()) = gathering;
+    assert_eq!(
+        begun.elapsed(),
+        Duration::from_secs(1) + pause,
+        "the first change is not put off by the next"
+    );
+}

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -58,7 +59,13 @@ pub enum Dismissal {
 }
 
 /// Serves one encrypted connection until it ends: its calls go to `calls`.
-pub async fn serve<IO>(io: IO, from: SocketAddr, calls: mpsc::Sender<Call>, ground: Ground, waiting: Waiting)
+pub fn serve<IO>(
+    io: IO,
+    from: SocketAddr,
+    calls: mpsc::Sender<Call>,
+    ground: Ground,
+    waiting: Waiting,
+) -> impl Future<Output = ()> + Send
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -69,7 +76,9 @@ where
         hyper::service::service_fn(move |request: Request<Incoming>| {
             let (ground, connection, accepted) = (ground.clone(), connection.clone(), accepted.clone());
             let calls = calls.clone();
-            async move { Ok::<_, Infallible>(answer(request, from, calls, ground, connection, accepted).await) }
+            // Boxed, because hyper keeps its room as long as the call lasts.
+            let answered = Box::pin(answer(request, from, calls, ground, connection, accepted));
+            answered.map(Ok::<_, Infallible>)
         })
     };
     let mut http = hyper::server::conn::http2::Builder::new(Spawn(ground.drain.clone()));
@@ -82,26 +91,30 @@ where
         .max_header_list_size(METADATA)
         .keep_alive_interval(Some(PING_EDGE_AFTER))
         .keep_alive_timeout(PING_TIMEOUT);
-    let mut serving = std::pin::pin!(http.serve_connection(TokioIo::new(io), service));
-    let let_in = async {
-        if tokio::time::timeout_at(waiting.until, accepted.cancelled()).await.is_ok() {
-            drop(waiting.place);
-            std::future::pending::<()>().await;
+    // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
+    // link lives.
+    let mut serving = Box::pin(http.serve_connection(TokioIo::new(io), service));
+    async move {
+        let let_in = async {
+            if tokio::time::timeout_at(waiting.until, accepted.cancelled()).await.is_ok() {
+                drop(waiting.place);
+                std::future::pending::<()>().await;
+            }
+        };
+        let ended = tokio::select! {
+            ended = serving.as_mut() => Some(ended),
+            () = let_in => {
+                ground.metrics.calls_refused.count("no_call_in_time");
+                None
+            }
+            () = connection.cancelled() => {
+                serving.as_mut().graceful_shutdown();
+                tokio::time::timeout(GOODBYE, serving.as_mut()).await.ok()
+            }
+        };
+        if let Some(Err(e)) = ended {
+            tracing::debug!(%from, error = %e, "link connection ended");
         }
-    };
-    let ended = tokio::select! {
-        ended = serving.as_mut() => Some(ended),
-        () = let_in => {
-            ground.metrics.calls_refused.count("no_call_in_time");
-            None
-        }
-        () = connection.cancelled() => {
-            serving.as_mut().graceful_shutdown();
-            tokio::time::timeout(GOODBYE, serving.as_mut()).await.ok()
-        }
-    };
-    if let Some(Err(e)) = ended {
-        tracing::debug!(%from, error = %e, "link connection ended");
     }
 }
 

@@ -1,0 +1,63 @@
+//! What `[mode.cloud.registry]` says of the other pods: where they are, and how to find a node there.
+
+use std::net::SocketAddr;
+
+use super::super::fold::{Report, Table};
+use super::super::value::{self, Wrong};
+use crate::names::{Host, NodeName, Target};
+
+/// Where other pods are, and how a node at one of them is found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Siblings {
+    /// Whether anything says that there are other pods. If not, neither DNS nor siblings are asked.
+    pub several: bool,
+    /// DNS servers that know which pod a node is linked to; none: the system's.
+    pub dns: Vec<SocketAddr>,
+    /// Other pods' gRPC ports. Our own may be among them.
+    pub list: Vec<SocketAddr>,
+    /// A name whose addresses are the pods', and their gRPC port.
+    pub service: Option<Target>,
+    /// The DNS name that pods' certificates carry; none: the first of our own.
+    pub name: Option<String>,
+}
+
+impl Siblings {
+    /// Whether other pods were named, so that it must be possible to link to them.
+    pub fn are_named(&self) -> bool {
+        !self.list.is_empty() || self.service.is_some()
+    }
+}
+
+pub(super) fn read(table: &mut Table<'_>, report: &mut Report) -> Siblings {
+    let dns = table.list("dns", at, report).unwrap_or_default();
+    let list = table.list("siblings", at, report).unwrap_or_default();
+    let service = table.read("siblings_service", service, report);
+    let name = table.read("name", name, report);
+    let several = table.has("dns") || !list.is_empty() || service.is_some();
+    Siblings { several, dns, list, service, name }
+}
+
+/// The address of a port elsewhere.
+fn at(value: &toml::de::DeValue<'_>) -> Result<SocketAddr, Wrong> {
+    let wanted = "want ip:port, for example 10.96.0.10:53 or [fd00::1]:9000";
+    match value::text(value)?.parse::<SocketAddr>() {
+        Ok(at) if at.port() > 0 && !at.ip().is_unspecified() => Ok(at),
+        _ => Err(value::wrong(value, wanted)),
+    }
+}
+
+fn service(value: &toml::de::DeValue<'_>) -> Result<Target, Wrong> {
+    let target: Target = value::parsed(value)?;
+    match target.host {
+        Host::Name(_) => Ok(target),
+        Host::Ip(_) => Err(value::wrong(value, "want name:port; addresses stand in siblings")),
+    }
+}
+
+fn name(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
+    let text = value::word(value)?;
+    match text.parse::<Host>() {
+        Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(name.to_string()),
+        _ => Err(value::wrong(value, "want a DNS name that the certificates of all pods carry")),
+    }
+}

@@ -1,0 +1,59 @@
+//! A pod's TLS towards other pods: it shows what it shows to edges, and wants to see the same.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::verify::Siblings;
+use super::{Client, Identity, Offer, Trust, pem, roots, text};
+use crate::net::reload::{Reload, ReloadError};
+
+/// The files of a pod that dials other pods.
+#[derive(Debug, Clone)]
+pub struct Mutual {
+    /// Its own certificate and key, the same as on its port.
+    pub identity: Identity,
+    /// The file of CAs that issue pods' certificates.
+    pub ca: PathBuf,
+    /// The name that all of them carry; none: the first DNS name of our own.
+    pub name: Option<ServerName<'static>>,
+}
+
+/// What to dial another pod with.
+#[derive(Debug)]
+pub struct Dialer {
+    /// Shows our certificate, believes our CA.
+    pub config: Arc<ClientConfig>,
+    /// The name that the other's certificate has to carry.
+    pub name: ServerName<'static>,
+}
+
+impl Mutual {
+    /// Reads the files now. Take [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be read, or our own certificate would be refused by other pods: why, with the remedy. Dates
+    /// are no error here; the server's side warns of them.
+    pub fn load(self) -> Result<Reload<Dialer>, ReloadError> {
+        let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
+        let client = Client {
+            trust: Trust::Ca(self.ca.clone()),
+            identity: Some(self.identity),
+            alpn: vec![b"h2".to_vec()],
+        };
+        let (ca_path, name) = (self.ca, self.name);
+        Reload::new(paths, move |contents| {
+            let ([cert, key, ca], Some(identity)) = (contents, &client.identity) else {
+                return Err("a file is missing".into());
+            };
+            let own = pem::certs(&identity.cert, cert).map_err(text)?;
+            let provider = Offer::default().provider();
+            let siblings = Siblings::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
+            let config = client.config(Some((identity, cert, key)), Some(ca))?;
+            Ok(Dialer { config: Arc::new(config), name: siblings.name().clone() })
+        })
+    }
+}

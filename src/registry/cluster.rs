@@ -1,0 +1,88 @@
+//! How this pod reaches kube-apiserver.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, Error};
+
+/// A cluster, and where in it we are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cluster {
+    /// File that tells how to reach it; `None`: the service account that Kubernetes gives to each pod.
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of this pod; `None`: that of the service account, or the one that the file names.
+    pub namespace: Option<String>,
+}
+
+/// Why kube-apiserver did not do what we asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// Where it is could not be found out. Usual cause: no service account is mounted.
+    #[error(
+        "kube-apiserver cannot be reached: {0}; check --k, or that the pod has a service account whose token is mounted"
+    )]
+    Config(String),
+    /// It does not let us. Usual cause: a role that lacks a verb.
+    #[error(
+        "{0}; the pod's role needs get, create and update on configmaps, and list and watch on endpointslices (discovery.k8s.io)"
+    )]
+    Forbidden(String),
+    /// No answer. Usual cause: it is down, or a network policy shuts it off.
+    #[error(
+        "kube-apiserver has not answered within {PATIENCE:?}: check that it is up and that this pod may reach it"
+    )]
+    Silent,
+    /// It was not reached, or it refused.
+    #[error("kube-apiserver: {0}")]
+    Failed(String),
+}
+
+impl Cluster {
+    /// A client, and the namespace. Files are read, nothing is asked yet.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Config`].
+    pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
+        let told = |cause: &dyn std::error::Error| ClusterError::Config(chain(cause));
+        let config = match &self.kubeconfig {
+            None => Config::incluster().map_err(|cause| told(&cause))?,
+            Some(file) => {
+                let file = Kubeconfig::read_from(file).map_err(|cause| told(&cause))?;
+                let options = KubeConfigOptions::default();
+                Config::from_custom_kubeconfig(file, &options).await.map_err(|cause| told(&cause))?
+            }
+        };
+        let client = Client::try_from(config).map_err(|cause| told(&cause))?;
+        let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+        Ok((client, namespace))
+    }
+}
+
+impl From<Error> for ClusterError {
+    fn from(cause: Error) -> Self {
+        match cause {
+            Error::Api(status) if matches!(status.code, 401 | 403) => Self::Forbidden(status.message),
+            Error::Api(status) => Self::Failed(status.message),
+            other => Self::Failed(chain(&other)),
+        }
+    }
+}
+
+/// An error and what caused it: the outermost alone is mostly "service error".
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let said = inner.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+/// Longest wait for one piece of work at kube-apiserver, with all its tries: it takes milliseconds.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);

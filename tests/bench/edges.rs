@@ -1,0 +1,202 @@
+//! Many edges in one process: each its own link over real gRPC and TLS, its own session table and its own backoff.
+
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::client::Resumption;
+use tunnel::drain::Drain;
+use tunnel::names::{Instance, NodeName};
+use tunnel::net::backoff::Backoff;
+use tunnel::net::dial::dial;
+use tunnel::net::listen::tune_link;
+use tunnel::net::pool::Pool;
+use tunnel::net::socket::Buffered;
+use tunnel::net::tls::{self, Trust};
+use tunnel::telemetry::Metrics;
+use tunnel::tunnel::grpc::{self, Ground};
+use tunnel::tunnel::{Limits, Link, Table, Windows};
+
+use crate::role::say;
+use crate::tunnel::TOKEN;
+
+/// So many edges, and where they link.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Edges {
+    /// The pod.
+    pub(crate) pod: SocketAddr,
+    /// The authority to trust, PEM.
+    pub(crate) ca: PathBuf,
+    /// The first edge's number; nodes are called after their numbers.
+    pub(crate) first: usize,
+    /// How many.
+    pub(crate) count: usize,
+}
+
+/// How they are, told for each line on the process's input.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// Edges that have a link.
+    pub(crate) linked: usize,
+    /// Dials so far, of all edges.
+    pub(crate) dials: u64,
+    /// Most dials of one edge in a row, since it last had a link that was worth its dial.
+    pub(crate) most: usize,
+    /// Dials that came before the pause was over which the backoff asked for.
+    pub(crate) early: u64,
+    /// Dials that came to nothing, by what was said.
+    pub(crate) failed: BTreeMap<String, u64>,
+    /// Links that ended, by what was said.
+    pub(crate) ended: BTreeMap<String, u64>,
+}
+
+/// What the edges count together.
+#[derive(Debug, Default)]
+struct Counts {
+    linked: AtomicUsize,
+    dials: AtomicU64,
+    most: AtomicUsize,
+    early: AtomicU64,
+    failed: Mutex<BTreeMap<String, u64>>,
+    ended: Mutex<BTreeMap<String, u64>>,
+}
+
+/// One edge.
+struct Edge {
+    pod: SocketAddr,
+    node: NodeName,
+    tls: Arc<ClientConfig>,
+    pool: Pool,
+    ground: Ground,
+    counts: Arc<Counts>,
+}
+
+impl Edges {
+    /// The process's own part: answers each line of its input with a [`State`], and ends with it.
+    pub(crate) fn run(&self) -> Result<()> {
+        let counts = Arc::new(Counts::default());
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let tls =
+            tls::Client { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
+        let tls = tls.load()?;
+        let (drain, pool) = (Drain::new(), Pool::new());
+        for number in self.first..self.first + self.count {
+            // Its own tickets: one store for all would hand one edge's tickets to the next.
+            let mut own = ClientConfig::clone(&tls.load());
+            own.resumption = Resumption::in_memory_sessions(1);
+            let metrics = Metrics::edge();
+            let table = Table::new(Instance::random(), LIMITS, metrics.clone());
+            let edge = Edge {
+                pod: self.pod,
+                node: format!("edge{number}").parse().context("a node's name")?,
+                tls: Arc::new(own),
+                pool: pool.clone(),
+                ground: Ground { table, metrics, drain: drain.clone() },
+                counts: counts.clone(),
+            };
+            let begin = BETWEEN * u32::try_from(number - self.first)?;
+            runtime.spawn(edge.keep(begin));
+        }
+        for line in std::io::stdin().lock().lines() {
+            line?;
+            say(&counts.state())?;
+        }
+        Ok(())
+    }
+}
+
+impl Edge {
+    /// As the real edge's keeper does: dials, serves the link, dials again.
+    async fn keep(self, begin: Duration) {
+        sleep(begin).await;
+        let mut backoff = Backoff::new();
+        let (mut tries, mut ended) = (0, Instant::now());
+        loop {
+            let pause = backoff.pause(rand::random());
+            sleep(pause).await;
+            tries += 1;
+            self.counts.dials.fetch_add(1, Relaxed);
+            self.counts.most.fetch_max(tries, Relaxed);
+            if ended.elapsed() < pause {
+                self.counts.early.fetch_add(1, Relaxed);
+            }
+            match self.connect().await {
+                Ok(link) => {
+                    let begun = Instant::now();
+                    self.serve(link).await;
+                    backoff.ended(begun.elapsed(), false);
+                    if backoff == Backoff::new() {
+                        tries = 0;
+                    }
+                }
+                Err(why) => count(&self.counts.failed, &format!("{why:#}")),
+            }
+            ended = Instant::now();
+        }
+    }
+
+    async fn connect(&self) -> Result<Link> {
+        let socket = dial(&[self.pod], PATIENCE).await.context("connecting")?;
+        tune_link(&socket)?;
+        let tls = TlsConnector::from(self.tls.clone());
+        let name = tls::server_name("localhost")?;
+        let shaken = timeout(PATIENCE, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
+        let io = shaken.context("the TLS handshake took too long")?.context("TLS")?;
+        Ok(grpc::dial(io, "localhost", &self.node, TOKEN, &self.ground).await?)
+    }
+
+    async fn serve(&self, mut link: Link) {
+        self.counts.linked.fetch_add(1, Relaxed);
+        let why = loop {
+            match link.next().await {
+                // Nobody asks these edges for anything.
+                Ok(_event) => {}
+                Err(why) => break why,
+            }
+        };
+        self.counts.linked.fetch_sub(1, Relaxed);
+        link.end(&why);
+        count(&self.counts.ended, &why.to_string());
+    }
+}
+
+impl Counts {
+    fn state(&self) -> State {
+        let copy =
+            |of: &Mutex<BTreeMap<String, u64>>| of.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        State {
+            linked: self.linked.load(Relaxed),
+            dials: self.dials.load(Relaxed),
+            // Counted afresh from here on.
+            most: self.most.swap(0, Relaxed),
+            early: self.early.load(Relaxed),
+            failed: copy(&self.failed),
+            ended: copy(&self.ended),
+        }
+    }
+}
+
+fn count(causes: &Mutex<BTreeMap<String, u64>>, why: &str) {
+    *causes.lock().unwrap_or_else(PoisonError::into_inner).entry(why.to_owned()).or_default() += 1;
+}
+
+/// Between one edge's first dial and the next one's: a node joins now and then, never thousands in a blink.
+const BETWEEN: Duration = Duration::from_millis(1);
+/// For each step of connecting, as long as the real edge waits.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No session comes: these bind nothing.
+const LIMITS: Limits = Limits {
+    windows: Windows { start: 32 * 1024, max: 1 << 20 },
+    memory: 6 << 20,
+    sessions: 100,
+    grace: Duration::from_secs(60),
+};

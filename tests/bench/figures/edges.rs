@@ -1,0 +1,188 @@
+//! Thousands of idle edges at one pod: its memory and CPU for them, and how soon they are back when it was away.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::Bench;
+use crate::edges::{Edges, State};
+use crate::place::Place;
+use crate::process::Process;
+use crate::role::Role;
+use crate::table::{Bound, Row, Table, mib, short};
+use crate::targets::Targets;
+use crate::tunnel::Tunnel;
+
+impl Bench {
+    /// All of it, with the edges in two processes: a half stays for the return.
+    pub(super) fn idle_edges(&self, table: &mut Table) -> Result<()> {
+        let Some(binary) = &self.binary else {
+            eprintln!("edges: only the program itself is measured");
+            return Ok(());
+        };
+        let dir = tempfile::tempdir_in(&self.dir)?.keep();
+        let place = Place::loopback(&dir)?;
+        let targets = Targets::start(None, place.edge_address)?;
+        let tunnel = Tunnel::configure(&place, &targets, binary)?;
+        let mut pod = tunnel.pod()?;
+        thread::sleep(SETTLE);
+        let empty = pod.rss()?;
+        let half = self.edges / 2;
+        let edges = |first, count| {
+            let edges = Edges { pod: tunnel.grpc, ca: place.certificates.ca(), first, count };
+            Process::role(None, &Role::Edges(edges))
+        };
+        let mut halves = [edges(0, half)?, edges(half, self.edges - half)?];
+        until_linked(&mut halves, self.edges)?;
+        self.weigh_idle(table, &pod, empty, &mut halves)?;
+        let [mut stay, gone] = halves;
+        drop(gone);
+        thread::sleep(SETTLE);
+        eprintln!("pod RSS with half the edges gone: {:.1} MiB", mib(pod.rss()?));
+        back(table, &tunnel, &mut pod, &mut stay, half)
+    }
+
+    /// Memory for each edge, and what their being idle costs.
+    fn weigh_idle(
+        &self,
+        table: &mut Table,
+        pod: &Process,
+        empty: u64,
+        halves: &mut [Process; 2],
+    ) -> Result<()> {
+        // Buffers of the handshakes go back meanwhile, and every link has been pinged.
+        thread::sleep(PINGED);
+        let full = pod.rss()?;
+        let watched = self.time(60.0);
+        let cpu = |of: &[Process; 2]| -> Result<Duration> { of.iter().map(Process::cpu).sum() };
+        let (before, theirs) = (pod.cpu()?, cpu(halves)?);
+        thread::sleep(watched);
+        let busy = pod.cpu()?.saturating_sub(before).as_secs_f64() / watched.as_secs_f64() * 100.0;
+        let theirs = cpu(halves)?.saturating_sub(theirs).as_secs_f64() / watched.as_secs_f64() * 100.0;
+        until_linked(halves, self.edges).context("edges were lost while idle")?;
+        let after = pod.rss()?;
+        eprintln!(
+            "pod RSS MiB: alone {:.1}, with {} edges {:.1}, {watched:?} later {:.1}",
+            mib(empty),
+            self.edges,
+            mib(full),
+            mib(after)
+        );
+        #[expect(clippy::cast_precision_loss, reason = "thousands")]
+        let each = mib(full.max(after).saturating_sub(empty)) * 1024.0 / self.edges as f64;
+        table.add(Row {
+            figure: format!("pod RSS for each of {} idle edges, KiB", self.edges),
+            tunnel: format!("{} KiB", short(each)),
+            reference: String::new(),
+            others: String::new(),
+            value: each,
+            bound: Some(Bound::Most(60.0, 60.0)),
+        });
+        table.add(Row {
+            figure: format!("pod CPU with {} idle edges, percent of a core", self.edges),
+            tunnel: format!("{} %; all edges together {} %", short(busy), short(theirs)),
+            reference: String::new(),
+            others: String::new(),
+            value: busy,
+            bound: None,
+        });
+        Ok(())
+    }
+}
+
+/// The pod is killed, away for a while, and started again.
+fn back(
+    table: &mut Table,
+    tunnel: &Tunnel,
+    pod: &mut Process,
+    edges: &mut Process,
+    count: usize,
+) -> Result<()> {
+    let before: State = edges.ask()?;
+    pod.kill();
+    thread::sleep(AWAY);
+    let away: State = edges.ask()?;
+    ensure!(away.linked == 0, "{} edges are linked to a pod that is away", away.linked);
+    *pod = tunnel.pod()?;
+    let since = Instant::now();
+    let (mut state, mut quarters) = (away.clone(), Vec::new());
+    while state.linked < count && since.elapsed() < PATIENCE {
+        thread::sleep(LOOK);
+        let most = state.most;
+        state = edges.ask()?;
+        state.most = state.most.max(most);
+        while quarters.len() < 4 && state.linked * 4 >= count * (quarters.len() + 1) {
+            quarters.push(since.elapsed().as_secs_f64());
+        }
+    }
+    let took = since.elapsed().as_secs_f64();
+    ensure!(state.linked == count, "only {} of {count} edges came back: {:?}", state.linked, state.failed);
+    eprintln!("quarters of the edges were back after, s: {quarters:.2?}; pod CPU {:?}", pod.cpu()?);
+    for (why, times) in &state.failed {
+        let new = times - before.failed.get(why).copied().unwrap_or(0);
+        eprintln!("{new} dials came to nothing: {why}");
+    }
+    table.add(Row {
+        figure: format!(
+            "{count} edges back after the pod was away for {AWAY:?}: s from its start to the last"
+        ),
+        tunnel: format!(
+            "{} s; half of them {} s",
+            short(took),
+            short(quarters.get(1).copied().unwrap_or(f64::NAN))
+        ),
+        reference: String::new(),
+        others: String::new(),
+        value: took,
+        bound: Some(Bound::Most(10.0, 10.0)),
+    });
+    #[expect(clippy::cast_precision_loss, reason = "thousands")]
+    let [early, each, meanwhile] = [
+        (state.early - before.early) as f64,
+        (state.dials - before.dials) as f64 / count as f64,
+        (away.dials - before.dials) as f64 / count as f64,
+    ];
+    table.add(Row {
+        figure: "their dials sooner than their backoff says".into(),
+        tunnel: format!(
+            "{early}; dials of an edge {}, of them {} before the pod was started, at most {}",
+            short(each),
+            short(meanwhile),
+            state.most.max(away.most)
+        ),
+        reference: String::new(),
+        others: String::new(),
+        value: early,
+        bound: Some(Bound::Most(0.0, 0.0)),
+    });
+    Ok(())
+}
+
+fn until_linked(halves: &mut [Process; 2], count: usize) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let states = halves.iter_mut().map(Process::ask).collect::<Result<Vec<State>>>()?;
+        let linked: usize = states.iter().map(|state| state.linked).sum();
+        if linked == count {
+            eprintln!("{linked} edges linked after {:.1?}", since.elapsed());
+            for (why, times) in states.iter().flat_map(|state| state.failed.iter().chain(&state.ended)) {
+                eprintln!("{times} times: {why}");
+            }
+            return Ok(());
+        }
+        ensure!(since.elapsed() < PATIENCE, "only {linked} of {count} edges are linked: {states:?}");
+        thread::sleep(LOOK);
+    }
+}
+
+/// A program that has just started, or lost much, is still tidying up.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Longer than a silent link stays unasked, and than the upkeep takes to give buffers back.
+const PINGED: Duration = Duration::from_secs(15);
+/// How long the pod is away.
+const AWAY: Duration = Duration::from_secs(2);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+/// What has not happened by now will not.
+const PATIENCE: Duration = Duration::from_secs(120);

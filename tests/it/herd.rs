@@ -1,0 +1,77 @@
+//! Some hundred edges that lose their pod together.
+
+use std::net::{SocketAddr, TcpListener};
+
+use futures_util::future::join_all;
+use tokio::time::{Duration, Instant};
+use tunnel::cloud::Pod;
+use tunnel::config::Environment;
+use tunnel::config::cloud::Cloud;
+use tunnel::edge::Edge;
+use tunnel::net::backoff::Backoff;
+
+use crate::support::clients::{echoed, open};
+use crate::support::programs::{Place, TestPod, at, start_edge};
+use crate::support::{targets, wait_until, wait_within};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn edges_that_lost_their_pod_come_back_and_none_dials_oftener_than_its_backoff() {
+    let begun = Instant::now();
+    let (place, echo, port) = (Place::new(), targets::echo().await, port());
+    let pod = pod(&place, port);
+    let edges: Vec<Edge> = (0..EDGES).map(|n| start_edge(&place.edge(&node(n), port, ""))).collect();
+    wait_until("all are linked", || pod.pod.registry.nodes().len() == EDGES).await;
+
+    let before: Vec<u64> = edges.iter().map(|edge| edge.metrics.reconnects.get()).collect();
+    let (since, table, registry) = (Instant::now(), pod.pod.table.clone(), pod.pod.registry.clone());
+    pod.pod.stop(async {}).await;
+    assert!(table.is_empty() && registry.nodes().is_empty(), "the pod that stopped keeps something");
+    let mut backoff = Backoff::new();
+    if begun.elapsed() < Duration::from_secs(10) {
+        // No link lived long enough to be worth its dial, so that each backoff goes on behind that.
+        backoff.pause(0.0);
+    }
+    // The link's end counts as one, and each dial in vain as one more.
+    let dials = |n: usize| edges[n].metrics.reconnects.get() - before[n] - 1;
+    wait_until("all have dialled in vain", || (0..EDGES).all(|n| dials(n) > 3)).await;
+    let most = (0..EDGES).map(dials).max().unwrap();
+    let least: Duration = (0..most).map(|_| backoff.pause(0.0)).sum();
+    assert!(since.elapsed() >= least, "{most} dials within {:?}, which take {least:?}", since.elapsed());
+
+    let pod = self::pod(&place, port);
+    wait_within(AGAIN, "all are back", || pod.pod.registry.nodes().len() == EDGES).await;
+    join_all((0..EDGES).map(|n| {
+        let target = at(&node(n), echo);
+        async move { echoed(&mut open(pod.connect, &target).await, "hello").await }
+    }))
+    .await;
+    pod.forgets_all().await;
+    join_all(edges.into_iter().map(|edge| edge.stop(async {}))).await;
+    wait_until("no node is left", || pod.pod.registry.nodes().is_empty()).await;
+}
+
+fn node(number: usize) -> String {
+    format!("edge{number}")
+}
+
+/// A pod whose edges find it again after a restart.
+fn pod(place: &Place, grpc: SocketAddr) -> TestPod {
+    let text = place.cloud("").replacen("127.0.0.1:0", &grpc.to_string(), 1);
+    let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
+    TestPod::from(Pod::start(settings, None).unwrap())
+}
+
+/// A free port below those that the kernel gives to who dials: an edge that dials a pod which is away would sometimes
+/// get the pod's own port, and reach itself.
+fn port() -> SocketAddr {
+    let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
+    (first..32_000)
+        .map(|port| SocketAddr::from(([127, 0, 0, 1], port)))
+        .find(|at| TcpListener::bind(at).is_ok())
+        .unwrap()
+}
+
+/// With three sockets each they stay below the 1,024 open files that many systems allow.
+const EDGES: usize = 200;
+/// Twice what the edges have waited for by then, and much for a busy machine.
+const AGAIN: Duration = Duration::from_secs(60);

@@ -1,0 +1,7 @@
+//go:build tools
+
+// Package kubernetes names the apiserver that tests run: Kubernetes cannot be installed by version, as its go.mod replaces
+// modules.
+package kubernetes
+
+import _ "k8s.io/kubernetes/cmd/kube-apiserver"
