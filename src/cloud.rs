@@ -1,24 +1,28 @@
 //! Builds and runs a pod.
 
+mod bridge;
 mod kubernetes;
 mod links;
 mod publish;
+mod siblings;
+mod stop;
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
 use links::Shared;
+use stop::Stopping;
 
 use crate::admin::{self, Admin, Port, Readiness, Side};
+use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
-use crate::drain::{Drain, Drained};
+use crate::drain::Drain;
 use crate::frontend::auth::{Gate, Logins, Users};
 use crate::frontend::connect;
 use crate::names::Instance;
@@ -33,7 +37,7 @@ use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
 use crate::tunnel::grpc::Ground;
-use crate::tunnel::{Code, Limits, Refusal, Table, Windows};
+use crate::tunnel::{Limits, Table, Windows};
 
 /// A running pod, and where it listens.
 #[derive(Debug)]
@@ -56,16 +60,6 @@ pub struct Pod {
     stopping: Stopping,
 }
 
-/// What is stopped in which order: clients first, links when no session needs them, admin ports last.
-#[derive(Debug)]
-struct Stopping {
-    clients: Drain,
-    publisher: Drain,
-    links: Drain,
-    admin: Drain,
-    deadline: Duration,
-}
-
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.
     ///
@@ -77,7 +71,7 @@ impl Pod {
             server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip, ..
         } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
-        let acceptor = acceptor(&server.cert, &server.key, &tls)?;
+        let acceptor = acceptor(&server, publishing.siblings.name.as_deref(), &tls)?;
         let tokens =
             Reload::file(&server.tokenfile, |text| Ok(Tokens::parse(&String::from_utf8_lossy(text))))
                 .with_context(|| {
@@ -100,7 +94,9 @@ impl Pod {
         };
         let front = bind(ssh.listen, "mode.cloud.ssh.listen")?;
 
-        let stopping = Stopping {
+        let mut stopping = Stopping {
+            begun: CancellationToken::new(),
+            several: false,
             clients: Drain::new(),
             publisher: Drain::new(),
             links: Drain::new(),
@@ -115,16 +111,23 @@ impl Pod {
         };
         let table = Table::new(Instance::random(), limits, metrics.clone());
         let registry = Registry::new(metrics.clone());
-        let route = Route::new(registry.clone(), table.clone(), session.open_timeout, session.grace);
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
+        let port = grpc.at().port();
+        let found = siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port)?;
+        stopping.several = found.several.is_some();
+        let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
+        let finder = found.finder;
+        let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
         let shared = Shared {
             tokens: tokens.clone(),
             registry: registry.clone(),
+            finder,
+            siblings,
             route: route.clone(),
             ground,
             pool: pool.clone(),
-            clients: stopping.clients.clone(),
+            stopping: stopping.begun.clone(),
         };
         let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, grpc.at().port(), &stopping.links);
         let zone = publishing.zone.clone();
@@ -173,34 +176,9 @@ impl Pod {
             let drain = &pod.stopping.publisher;
             drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
         }
-        links::spawn(grpc, acceptor, shared);
+        links::spawn(grpc, acceptor, made, shared);
         info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
         Ok(pod)
-    }
-
-    /// Stops: not ready, listeners closed, sessions until the deadline or until `at_once` completes.
-    pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Stopping { clients, publisher, links, admin, deadline } = self.stopping;
-        self.readiness.set("running", Err("stopping".into()));
-        info!(
-            sessions = self.table.len(),
-            ?deadline,
-            "stopping: no new sessions, waiting for those that run"
-        );
-        // At once, so that new clients are not sent here any more.
-        publisher.begin();
-        let drained = clients.finish(deadline, at_once).await;
-        if let Drained::Cut(left) = drained {
-            warn!(left, "deadline over: sessions are cut");
-        }
-        self.table.reset_all(&Refusal::new(Code::Busy, "the pod is stopping"));
-        publisher.finish(GOODBYE, std::future::pending()).await;
-        links.begin();
-        tokio::time::sleep(LAST_WORDS).await;
-        self.registry.close_all();
-        links.finish(GOODBYE, std::future::pending()).await;
-        admin.finish(GOODBYE, std::future::pending()).await;
-        drained
     }
 
     fn spawn_admin(&self, log: Option<Listener>, metrics: Option<Listener>, admin: &Admin) {
@@ -230,9 +208,9 @@ impl Pod {
 }
 
 fn acceptor(
-    cert: &std::path::Path,
-    key: &std::path::Path,
-    tls: &crate::config::cloud::Tls,
+    server: &config::cloud::Server,
+    name: Option<&str>,
+    tls: &config::cloud::Tls,
 ) -> anyhow::Result<Reload<tokio_rustls::rustls::ServerConfig>> {
     let min_version = match tls.min_version {
         TlsVersion::V12 => "VersionTLS12",
@@ -243,12 +221,19 @@ fn acceptor(
     for warning in warnings {
         warn!("{warning}");
     }
-    let identity = Identity { cert: cert.into(), key: key.into() };
-    let server = tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
+    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    // Without the file there are no pods but this one, and nobody is asked for a certificate.
+    let clients = if server.ca.exists() {
+        let name = name.map(tls::server_name).transpose().context("mode.cloud.registry.name")?;
+        Clients::Siblings(server.ca.clone(), name)
+    } else {
+        Clients::Anonymous
+    };
+    let server = tls::Server { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
     server.load().context("mode.cloud.stream.server.cert and key")
 }
 
-fn bind(listen: crate::config::Listen, key: &'static str) -> anyhow::Result<Option<Listener>> {
+fn bind(listen: config::Listen, key: &'static str) -> anyhow::Result<Option<Listener>> {
     Listener::bind_optional(listen.at, listen.implicit).context(key)
 }
 
@@ -259,7 +244,3 @@ fn read_users(path: &std::path::Path) -> anyhow::Result<Reload<Users>> {
 
 /// Receive windows of a pod's sessions.
 const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };
-/// For the last resets to leave before the links are closed.
-const LAST_WORDS: Duration = Duration::from_millis(100);
-/// For connections to end by themselves at the very end.
-const GOODBYE: Duration = Duration::from_secs(3);

@@ -10,6 +10,7 @@ use http_body_util::Full;
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
+use crate::registry::find::NotFound;
 use crate::route::RouteError;
 use crate::tunnel::{Code, Refusal};
 
@@ -58,8 +59,8 @@ impl Denial {
     /// What went wrong; without addresses and times of last contact for one who has not proved who he is.
     pub fn sentence(&self, trusted: bool) -> String {
         match self {
-            Self::Route(RouteError::Offline { node, seen: Some(_) }) if !trusted => {
-                RouteError::Offline { node: node.clone(), seen: None }.to_string()
+            Self::Route(RouteError::Offline { node, .. }) if !trusted => {
+                RouteError::Offline { node: node.clone(), missing: NotFound::default() }.to_string()
             }
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
                 format!("node {node}: {}", in_general(refusal.code))
@@ -177,13 +178,12 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::Seen;
     use http_body_util::BodyExt;
     use std::time::Duration;
 
     fn offline() -> Denial {
-        let seen = Some(Seen(Duration::from_secs(180)));
-        RouteError::Offline { node: "edge7".parse().unwrap(), seen }.into()
+        let missing = NotFound { seen: Some(Duration::from_secs(180)), ..NotFound::default() };
+        RouteError::Offline { node: "edge7".parse().unwrap(), missing }.into()
     }
 
     fn refused_with(code: Code, reason: &str) -> Denial {

@@ -1,29 +1,37 @@
-//! Where a node is: the links of this pod, by node name.
+//! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
 
 #[cfg(feature = "kubernetes")]
 pub mod addresses;
+mod awaited;
 #[cfg(feature = "kubernetes")]
 pub mod cluster;
+pub mod dns;
+pub mod find;
 pub mod publish;
+pub mod siblings;
+pub mod uplinks;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
 use crate::tunnel::Outbox;
 
+use awaited::Awaited;
+pub use awaited::News;
+
 /// The nodes that are linked to this pod. The newest link of a node wins.
 #[derive(Debug)]
 pub struct Registry {
     nodes: Mutex<Nodes>,
     /// Told whenever a node is linked.
-    joined: Notify,
+    awaited: Awaited,
     /// Told whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
@@ -70,7 +78,7 @@ impl Registry {
     /// No node is linked.
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
-        Arc::new(Self { nodes: Mutex::default(), joined: Notify::new(), changed, metrics })
+        Arc::new(Self { nodes: Mutex::default(), awaited: Awaited::default(), changed, metrics })
     }
 
     /// Where a node is.
@@ -82,17 +90,29 @@ impl Registry {
         }
     }
 
+    /// The link of a node, if it is linked here.
+    pub fn here(&self, node: &NodeName) -> Option<Linked> {
+        self.lock().linked.get(node).cloned()
+    }
+
+    /// From now on notices when the node is linked, here or elsewhere.
+    pub fn news(&self, node: &NodeName) -> News<'_> {
+        self.awaited.news(node)
+    }
+
+    /// The node is said to be linked elsewhere now.
+    pub fn told(&self, node: &NodeName) {
+        self.awaited.tell(node);
+    }
+
     /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
     pub async fn wait(&self, node: &NodeName, not: Option<&Outbox>, until: Instant) -> Option<Linked> {
         loop {
-            let mut joined = std::pin::pin!(self.joined.notified());
-            // Enabled before looking, so that a link that comes in between is not missed.
-            joined.as_mut().enable();
-            match self.find(node) {
-                Place::Here(linked) if not.is_none_or(|not| not.id != linked.outbox.id) => {
-                    return Some(linked);
-                }
-                _ => timeout_at(until, joined).await.ok()?,
+            // Begun before looking, so that a link that comes in between is not missed.
+            let news = self.news(node);
+            match self.here(node) {
+                Some(linked) if not.is_none_or(|not| not.id != linked.outbox.id) => return Some(linked),
+                _ => timeout_at(until, news.come()).await.ok()?,
             }
         }
     }
@@ -123,7 +143,7 @@ impl Registry {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
             old.outbox.close();
         }
-        self.joined.notify_waiters();
+        self.awaited.tell(&node);
         self.changed.send_replace(());
     }
 
@@ -153,6 +173,14 @@ impl Registry {
     /// Tells of every change of [`Self::nodes`]; changes that nobody looked at meanwhile are told once.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
+    }
+
+    /// Asks every edge to link to another pod.
+    pub fn drain_all(&self) {
+        let all: Vec<Linked> = self.lock().linked.values().cloned().collect();
+        for linked in all {
+            linked.outbox.drain();
+        }
     }
 
     /// Closes every link.

@@ -1,4 +1,7 @@
-//! How to get there: from a request to an open session.
+//! How to get there: from a request to an open session, and from a session without a path to its next one.
+
+mod search;
+mod ways;
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +10,12 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{NodeName, Target};
-use crate::registry::{Linked, Place, Registry};
-use crate::tunnel::{Answer, Category, Code, Full, Parked, Refusal, Session, Table};
+use crate::registry::find::{Finder, NotFound};
+use crate::registry::uplinks::Uplinks;
+use crate::tunnel::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, Table};
+
+use search::Search;
+use ways::Ways;
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -23,20 +30,16 @@ pub struct Request {
     pub client: String,
 }
 
-/// When a node was last linked here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen(pub Duration);
-
 /// Why a target could not be reached. Each sentence is shown to the client as it is.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
-    /// Not linked. Usual cause: the edge is down, or still connecting.
-    #[error("node {node} is not connected{}", last_seen(*.seen))]
+    /// Not linked to any pod. Usual cause: the edge is down, or still connecting.
+    #[error("node {node} is not connected{}{missing}", last_seen(missing.seen))]
     Offline {
         /// Who was asked for.
         node: NodeName,
-        /// When it was last linked, if ever.
-        seen: Option<Seen>,
+        /// Who was asked, and when it was last seen.
+        missing: NotFound,
     },
     /// The link is fine; the edge refused.
     #[error("node {node}: {refusal}")]
@@ -62,7 +65,7 @@ pub enum RouteError {
 /// Finds the way: opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
-    registry: Arc<Registry>,
+    ways: Ways,
     table: Arc<Table>,
     /// How long opening may take in all.
     patience: Duration,
@@ -71,9 +74,14 @@ pub struct Route {
 }
 
 impl Route {
-    /// Ways to the nodes of `registry`.
-    pub fn new(registry: Arc<Registry>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
-        Self { registry, table, patience, grace }
+    /// Ways to the nodes that `finder` finds.
+    pub fn new(finder: Arc<Finder>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
+        Self { ways: Ways::Pod(finder), table, patience, grace }
+    }
+
+    /// Ways from an edge: through its links to the cloud.
+    pub fn from_edge(uplinks: Arc<Uplinks>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
+        Self { ways: Ways::Edge(uplinks), table, patience, grace }
     }
 
     /// Opens a session to the request's target. Cancel safe: a dropped call leaves nothing behind.
@@ -85,52 +93,60 @@ impl Route {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
-        let mut link = match self.registry.find(&node) {
-            Place::Here(linked) => linked,
-            Place::Nowhere(seen) => return Err(RouteError::Offline { node, seen: seen.map(Seen) }),
-        };
+        let mut search = Search::new(&self.ways, &node, None, until);
+        let found = timeout_at(until, search.once()).await.map_err(|_| late())?;
+        found.map_err(|missing| RouteError::Offline { node: node.clone(), missing })?;
         let opening = self.table.open(node.clone(), target, category, client);
         let opening = opening.map_err(|Full| RouteError::Busy("too many sessions at once on this pod"))?;
-        loop {
-            opening.ask(&link.outbox);
-            match timeout_at(until, opening.answer()).await.map_err(|_| late())? {
-                Answer::Open => return Ok(opening.into_session()),
-                Answer::Refused(refusal) => return Err(RouteError::Refused { node, refusal }),
-                Answer::NoPath => {
-                    let next = self.registry.wait(&node, Some(&link.outbox), until).await;
-                    link = next.ok_or(RouteError::Offline { node: node.clone(), seen: None })?;
-                }
-            }
-        }
+        timeout_at(until, ask(&opening, &mut search)).await.map_err(|_| late())??;
+        Ok(opening.into_session())
     }
 
     /// Looks for a new path for a session until it has one, is over, or the grace time is.
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
-        let mut last: Option<Linked> = None;
+        let node = parked.node().clone();
+        let Some(instance) = parked.instance() else {
+            let why = format!("node {node} did not say which process it is");
+            return parked.give_up(Refusal::new(Code::Unknown, why));
+        };
+        let mut search = Search::new(&self.ways, &node, Some(instance), until);
         while parked.seeks() {
-            let not = last.as_ref().map(|linked| linked.outbox.as_ref());
-            let Some(linked) = self.registry.wait(parked.node(), not, until).await else {
-                let why = format!("node {} did not come back within {:?}", parked.node(), self.grace);
-                return parked.give_up(Refusal::new(Code::GivenUp, why));
-            };
-            if !parked.belongs_to(linked.instance) {
-                let why = format!("node {} came back as another process", parked.node());
-                return parked.give_up(Refusal::new(Code::Unknown, why));
+            if let Err(missing) = search.next().await {
+                let (code, why) = if missing.another {
+                    (Code::Unknown, format!("node {node} came back as another process"))
+                } else {
+                    (Code::GivenUp, format!("node {node} did not come back within {:?}", self.grace))
+                };
+                return parked.give_up(Refusal::new(code, why));
             }
-            parked.resume(&linked.outbox);
-            // Late is as good as lost: the link ends, or another one comes.
-            if timeout_at(until, parked.answered()).await.is_err() {
-                let why = format!("node {} did not resume", parked.node());
+            let answered = search.ask(|link| parked.resume(link), parked.answered());
+            if timeout_at(until, answered).await.is_err() {
+                let why = format!("node {node} did not resume");
                 return parked.give_up(Refusal::new(Code::GivenUp, why));
             }
-            last = Some(linked);
         }
     }
 }
 
-fn last_seen(seen: Option<Seen>) -> impl fmt::Display {
-    seen.map(|s| format!(", last seen {} ago", short(s.0))).unwrap_or_default()
+/// Asks until somebody opens the session, or refuses for good.
+async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteError> {
+    loop {
+        match search.ask(|link| opening.ask(link), opening.answer()).await {
+            Answer::Open => return Ok(()),
+            Answer::Refused(refusal) => {
+                return Err(RouteError::Refused { node: search.node().clone(), refusal });
+            }
+            Answer::NoPath => {
+                let node = search.node().clone();
+                search.next().await.map_err(|missing| RouteError::Offline { node, missing })?;
+            }
+        }
+    }
+}
+
+fn last_seen(seen: Option<Duration>) -> impl fmt::Display {
+    seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default()
 }
 
 /// A duration as a person says it: `45s`, `3m`, `2h`.

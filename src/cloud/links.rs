@@ -9,33 +9,50 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, info_span, warn};
 
-use crate::drain::Drain;
+use super::bridge;
+use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::policy::tokens::Tokens;
+use crate::registry::find::Finder;
+use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
 use crate::route::Route;
 use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
-use crate::tunnel::{Code, Event, Link, Parked, Refusal};
+use crate::tunnel::hello::{Caller, Hello};
+use crate::tunnel::{Asked, Code, Event, Link, Outbox, Parked, Peer, Refusal};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
 pub(super) struct Shared {
     pub(super) tokens: Reload<Tokens>,
     pub(super) registry: Arc<Registry>,
+    pub(super) finder: Arc<Finder>,
+    /// None if this pod is alone.
+    pub(super) siblings: Option<Arc<Siblings>>,
     pub(super) route: Route,
     pub(super) ground: Ground,
     pub(super) pool: Pool,
-    pub(super) clients: Drain,
+    /// Once the pod is stopping: no edge is let in.
+    pub(super) stopping: CancellationToken,
 }
 
-/// Serves links until the pod stops.
-pub(super) fn spawn(listener: Listener, tls: Reload<ServerConfig>, shared: Shared) {
+/// Serves links until the pod stops: those that come, and those that are `made` to other pods.
+pub(super) fn spawn(
+    listener: Listener,
+    tls: Reload<ServerConfig>,
+    made: Option<mpsc::Receiver<Link>>,
+    shared: Shared,
+) {
     let links = shared.ground.drain.clone();
+    if let Some(made) = made {
+        links.spawn(info_span!("siblings"), drive(made, shared.clone()));
+    }
     let (calls, called) = mpsc::channel(MOST_WAITING);
     links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
     links.spawn(info_span!("grpc"), accept(listener, tls, calls, shared));
@@ -89,7 +106,9 @@ async fn encrypted(
             return debug!("TLS handshake took too long");
         }
     };
-    serve(io, from, calls, shared.ground, Waiting { until, place }).await;
+    // Only a pod's passes the check, so whoever has shown one is a pod, if it says so.
+    let certified = io.get_ref().1.peer_certificates().is_some();
+    serve(io, from, calls, shared.ground, Waiting { certified, until, place }).await;
 }
 
 /// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.
@@ -102,34 +121,82 @@ async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: Shared) {
             call = calls.recv() => call,
         };
         let Some(call) = call else { return };
-        let span = info_span!("link", node = %call.hello.node, from = %call.from);
-        links.spawn(span, admit(call, shared.clone()));
+        let (span, shared) = match &call.caller {
+            Caller::Edge(hello) => {
+                (info_span!("link", node = %hello.node, from = %call.from), shared.clone())
+            }
+            Caller::Pod { .. } => (info_span!("link", pod = %call.from), shared.clone()),
+        };
+        links.spawn(span, admit(call, shared));
     }
 }
 
 async fn admit(call: Call, shared: Shared) {
+    match call.caller.clone() {
+        Caller::Edge(hello) => admit_edge(call, hello, shared).await,
+        Caller::Pod { instance, .. } => admit_pod(call, instance, shared).await,
+    }
+}
+
+async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let refused = &shared.ground.metrics.calls_refused;
-    if !shared.tokens.load().prove(&call.hello.node, &call.hello.token) {
+    if !shared.tokens.load().prove(&hello.node, &hello.token) {
         refused.count("token");
         warn!("refused: invalid token");
         return call.refuse(Dismissal::Token);
     }
-    if shared.clients.is_draining() {
+    if shared.stopping.is_cancelled() {
         refused.count("stopping");
         return call.refuse(Dismissal::Stopping);
     }
-    if let Err(taken) = shared.registry.admit(&call.hello.node, call.hello.instance).await {
+    if let Err(taken) = shared.registry.admit(&hello.node, hello.instance).await {
         refused.count("name_taken");
         error!(%taken, "refused");
         return call.refuse(Dismissal::NameTaken(taken.to_string()));
     }
-    let (from, instance, dialect) = (call.from, call.hello.instance, call.hello.dialect);
+    let from = call.from;
     let link = call.accept();
-    info!(?dialect, "node is linked");
+    info!(dialect = ?hello.dialect, "node is linked");
     let outbox = link.outbox.clone();
-    shared.registry.insert(Linked { outbox: outbox.clone(), instance, from });
+    shared.registry.insert(Linked { outbox: outbox.clone(), instance: hello.instance, from });
+    shared.finder.gained(&hello.node);
+    make_way(outbox.clone(), hello.node, &shared);
+    if shared.stopping.is_cancelled() {
+        outbox.drain();
+    }
     run(link, &shared).await;
     shared.registry.remove(&outbox);
+}
+
+async fn admit_pod(call: Call, instance: Instance, shared: Shared) {
+    if instance == shared.ground.table.instance() {
+        return call.refuse(Dismissal::Itself);
+    }
+    let link = call.accept();
+    info!(?instance, "another pod has linked");
+    let outbox = link.outbox.clone();
+    if let Some(siblings) = &shared.siblings {
+        siblings.joined(&outbox);
+    }
+    run(link, &shared).await;
+    if let Some(siblings) = &shared.siblings {
+        siblings.left(&outbox);
+    }
+}
+
+/// Drives the links that were made to other pods.
+async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
+    let links = shared.ground.drain.clone();
+    loop {
+        let link = tokio::select! {
+            biased;
+            () = links.draining() => return,
+            link = made.recv() => link,
+        };
+        let Some(link) = link else { return };
+        let (span, shared) = (info_span!("link", pod = ?link.outbox.instance), shared.clone());
+        links.spawn(span, async move { run(link, &shared).await });
+    }
 }
 
 /// Drives a link until it ends, then looks for new paths for its sessions.
@@ -143,9 +210,18 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => asked
-                .refuse(Refusal::new(Code::NotAllowed, "edges may not reach other nodes through this pod")),
-            Ok(Event::Find(..) | Event::Found(..) | Event::Drain) => {}
+            Ok(Event::Asked(asked)) => answer(asked, shared),
+            Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
+            Ok(Event::Found(node, found)) => {
+                if shared.finder.heard(&link.outbox, &node, found) {
+                    make_way(link.outbox.clone(), node, shared);
+                }
+            }
+            Ok(Event::Drain) => {
+                // It has another link now, by which it is to be found.
+                shared.registry.remove(&link.outbox);
+                shared.ground.table.release(&link.outbox);
+            }
             Err(why) => break why,
         }
     };
@@ -156,6 +232,47 @@ async fn run(mut link: Link, shared: &Shared) {
     for parked in parked {
         seek(parked, shared);
     }
+}
+
+/// Somebody wants to reach a node through this pod.
+fn answer(asked: Asked, shared: &Shared) {
+    if asked.from().peer != Peer::Pod {
+        let why = "edges may not reach other nodes through this pod";
+        return asked.refuse(Refusal::new(Code::NotAllowed, why));
+    }
+    // At most one hop between pods: what comes from one is answered from our own links only.
+    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
+    let Some(linked) = linked else {
+        let why = format!("node {} is not linked to this pod", asked.node());
+        return asked.refuse(Refusal::new(Code::NotHere, why));
+    };
+    if asked.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
+        let why = format!("node {} is linked as another process", asked.node());
+        return asked.refuse(Refusal::new(Code::Unknown, why));
+    }
+    if linked.outbox.resumes {
+        return asked.pass(&linked.outbox);
+    }
+    let node = asked.node().clone();
+    if let Some(offer) = asked.offer() {
+        let span = info_span!("bridge", session = %offer.id(), %node);
+        let ground = &shared.ground;
+        let (table, metrics) = (ground.table.clone(), ground.metrics.clone());
+        ground.drain.spawn(span, bridge::carry(offer, node, linked.outbox, table, metrics));
+    }
+}
+
+/// A node was linked anew: older links to it are tried, and left if they are dead.
+fn make_way(to: Arc<Outbox>, node: NodeName, shared: &Shared) {
+    if shared.siblings.is_none() {
+        return;
+    }
+    let (span, shared) = (info_span!("moved", %node), shared.clone());
+    shared.ground.drain.clone().spawn(span, async move {
+        for parked in shared.finder.make_way(&to, &node, &shared.ground.table).await {
+            seek(parked, &shared);
+        }
+    });
 }
 
 fn seek(parked: Parked, shared: &Shared) {

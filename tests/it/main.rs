@@ -16,6 +16,7 @@ mod hostile;
 mod links;
 mod plain;
 mod refusals;
+mod relay;
 mod resume;
 mod sessions;
 mod slow;

@@ -4,6 +4,7 @@ pub(crate) mod call;
 pub(crate) mod clients;
 pub(crate) mod line;
 pub(crate) mod peer;
+pub(crate) mod pods;
 pub(crate) mod programs;
 pub(crate) mod targets;
 

@@ -10,9 +10,13 @@ mod certificates;
 mod wait;
 
 mod command;
+#[cfg(feature = "kubernetes")]
+mod configmap;
 mod cut;
 mod drain;
 mod halfclose;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod parts;
 mod plain;
 mod process;

@@ -87,13 +87,14 @@ tokenfile = "{}"
         )
     }
 
-    fn tunnel(&self, mode: &str, config: &str, env: &[(&str, &str)]) -> Running {
+    fn tunnel(&self, mode: &str, config: &str, env: &[(&str, &str)], args: &[&str]) -> Running {
         let file = self.config(mode, config);
         let mut command = tunnel();
         command
             .arg(format!("--m={mode}"))
             .arg(format!("--c={}", file.display()))
             .arg("--v=4")
+            .args(args)
             .envs(env.iter().copied());
         Running::start(mode, self.path(), &mut command)
     }
@@ -102,7 +103,15 @@ tokenfile = "{}"
 /// The program. What the machine has set must not lead it astray.
 pub(crate) fn tunnel() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
-    for name in ["NODE_NAME", "NODE_IP", "POD_IP", "HTTPS_PROXY", "https_proxy"] {
+    for name in [
+        "NODE_NAME",
+        "NODE_IP",
+        "POD_IP",
+        "POD_NAMESPACE",
+        "KUBERNETES_SERVICE_HOST",
+        "HTTPS_PROXY",
+        "https_proxy",
+    ] {
         command.env_remove(name);
     }
     command
@@ -115,6 +124,11 @@ impl Cloud {
 
     /// As [`Self::start`], with more tables and an environment.
     pub(crate) fn start_with(place: &Place, more: &str, env: &[(&str, &str)]) -> Self {
+        Self::start_as(place, more, env, &[])
+    }
+
+    /// As [`Self::start_with`], with more arguments.
+    pub(crate) fn start_as(place: &Place, more: &str, env: &[(&str, &str)], args: &[&str]) -> Self {
         let (grpc, connect, log_port, metrics) = (free_port(), free_port(), free_port(), free_port());
         let config = format!(
             r#"{}metrics_listen = "127.0.0.1:{metrics}"
@@ -124,7 +138,7 @@ auth = "none"
 {more}"#,
             place.cloud_config(grpc, log_port),
         );
-        let mut process = place.tunnel("cloud", &config, env);
+        let mut process = place.tunnel("cloud", &config, env, args);
         process.answers(log_port, "/readyz", "");
         Self { process, grpc, connect, metrics, log_port }
     }
@@ -166,7 +180,7 @@ log_listen = "127.0.0.1:{log_port}"
 "#,
             place.files.ca.display(),
         );
-        let mut process = place.tunnel("edge", &config, &[]);
+        let mut process = place.tunnel("edge", &config, &[], &[]);
         process.answers(log_port, "/readyz", "");
         Self { process }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName};
 use tunnel::registry::Registry;
+use tunnel::registry::find::Finder;
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
 use tunnel::tunnel::{Limits, Peer, Table};
@@ -52,7 +53,9 @@ impl World {
         // No longer than ended ids are remembered: else a late Open would be dialled again.
         let patience = plan.grace.min(Duration::from_secs(12));
         let real = plan.about != About::Pods && !plan.wild;
-        let route = real.then(|| Route::new(registry.clone(), table.clone(), patience, plan.grace));
+        let route = real.then(|| {
+            Route::new(Finder::alone(registry.clone(), table.instance()), table.clone(), patience, plan.grace)
+        });
         let place = Place {
             at,
             dice: self.dice.clone(),

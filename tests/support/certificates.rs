@@ -33,7 +33,8 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Writes the authority, and a server's certificate for names and addresses, into a directory.
+    /// Writes the authority, and a server's certificate for names and addresses, into a directory. What stands there
+    /// under these names is overwritten.
     pub(crate) fn write(&self, dir: &Path, names: &[&str]) -> Files {
         let key = KeyPair::generate().expect("a key");
         let names: Vec<_> = names.iter().map(|name| String::from(*name)).collect();

@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::body::CallBody;
-use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, Spawn, puller};
-use crate::tunnel::hello::{Hello, HelloError};
+use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller};
+use crate::tunnel::hello::{Caller, Hello, HelloError};
 use crate::tunnel::link::{Far, Link};
 use crate::tunnel::outbox::Peer;
 
@@ -26,8 +26,8 @@ use crate::tunnel::outbox::Peer;
 pub struct Call {
     /// Where it comes from.
     pub from: SocketAddr,
-    /// Who it says it is.
-    pub hello: Hello,
+    /// Who it says it is. That a pod is one was proved with its certificate.
+    pub caller: Caller,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
     connection: CancellationToken,
@@ -38,6 +38,8 @@ pub struct Call {
 /// A connection that was not let in yet.
 #[derive(Debug)]
 pub struct Waiting {
+    /// Whether it has shown a pod's certificate.
+    pub certified: bool,
     /// When it is closed if it still has no accepted call.
     pub until: Instant,
     /// Its place among those that wait; given back once it is let in.
@@ -56,6 +58,9 @@ pub enum Dismissal {
     /// Another process of that name is alive and linked.
     #[error("{0}")]
     NameTaken(String),
+    /// It is this very process.
+    #[error("this is the pod that calls")]
+    Itself,
 }
 
 /// Serves one encrypted connection until it ends: its calls go to `calls`.
@@ -72,12 +77,18 @@ where
     let connection = CancellationToken::new();
     let accepted = CancellationToken::new();
     let service = {
-        let (ground, connection, accepted) = (ground.clone(), connection.clone(), accepted.clone());
+        let host = Host {
+            from,
+            certified: waiting.certified,
+            calls,
+            ground: ground.clone(),
+            connection: connection.clone(),
+            accepted: accepted.clone(),
+        };
         hyper::service::service_fn(move |request: Request<Incoming>| {
-            let (ground, connection, accepted) = (ground.clone(), connection.clone(), accepted.clone());
-            let calls = calls.clone();
+            let host = host.clone();
             // Boxed, because hyper keeps its room as long as the call lasts.
-            let answered = Box::pin(answer(request, from, calls, ground, connection, accepted));
+            let answered = Box::pin(async move { host.answer(request).await });
             answered.map(Ok::<_, Infallible>)
         })
     };
@@ -121,8 +132,12 @@ where
 impl Call {
     /// Lets the caller in.
     pub fn accept(self) -> Link {
-        let Hello { node, instance, dialect, .. } = self.hello;
-        let puller = puller(Peer::Edge(node), instance, dialect, &self.ground.table);
+        let (instance, dialect) = (self.caller.instance(), self.caller.dialect());
+        let peer = match self.caller {
+            Caller::Edge(hello) => Peer::Edge(hello.node),
+            Caller::Pod { .. } => Peer::Pod,
+        };
+        let puller = puller(peer, instance, dialect, &self.ground.table);
         let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
         *response.headers_mut() = Hello::response(self.ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
@@ -135,7 +150,10 @@ impl Call {
 
     /// Sends the caller away, with its connection.
     pub fn refuse(self, why: Dismissal) {
-        let _ = self.answer.send(Status::from(why).into_http());
+        let mut response = Status::from(why).into_http();
+        // So that another pod sees that it was one of ours who refused.
+        response.headers_mut().extend(Hello::response(self.ground.table.instance()));
+        let _ = self.answer.send(response);
         let connection = self.connection;
         // The refusal is on its way before the connection goes: shutting down gracefully lets it out.
         connection.cancel();
@@ -148,56 +166,64 @@ impl From<Dismissal> for Status {
         match why {
             Dismissal::Token => Self::unauthenticated(text),
             Dismissal::Stopping => Self::unavailable(text),
-            Dismissal::NameTaken(_) => Self::already_exists(text),
+            Dismissal::NameTaken(_) | Dismissal::Itself => Self::already_exists(text),
         }
     }
 }
 
-async fn answer(
-    request: Request<Incoming>,
+/// What the calls of one connection share.
+#[derive(Debug, Clone)]
+struct Host {
     from: SocketAddr,
+    certified: bool,
     calls: mpsc::Sender<Call>,
     ground: Ground,
     connection: CancellationToken,
     accepted: CancellationToken,
-) -> Response<CallBody> {
-    let refuse = |status: Status, cause| {
-        ground.metrics.calls_refused.count(cause);
-        connection.cancel();
-        status.into_http()
-    };
-    if request.uri().path() != PATH {
-        return refuse(Status::unimplemented("this port serves only tunnel links"), "unknown_method");
-    }
-    let (parts, incoming) = request.into_parts();
-    let hello = match Hello::from_request(&parts.headers) {
-        Ok(hello) => hello,
-        Err(HelloError::BadRole(role)) => {
-            return refuse(Status::unauthenticated(HelloError::BadRole(role).to_string()), "bad_role");
+}
+
+impl Host {
+    async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
+        if request.uri().path() != PATH {
+            let status = Status::unimplemented("this port serves only tunnel links");
+            return self.refuse(status, "unknown_method");
         }
-        Err(e) => return refuse(Status::unknown(e.to_string()), "bad_metadata"),
-    };
-    let (answer, answered) = oneshot::channel();
-    let call = Call {
-        from,
-        hello,
-        incoming,
-        answer,
-        connection: connection.clone(),
-        accepted,
-        ground: ground.clone(),
-    };
-    if calls.try_send(call).is_err() {
-        return refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
+        let (parts, incoming) = request.into_parts();
+        let caller = match Caller::from_request(&parts.headers, self.certified) {
+            Ok(caller) => caller,
+            Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
+                return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
+            }
+            Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
+        };
+        let (answer, answered) = oneshot::channel();
+        let call = Call {
+            from: self.from,
+            caller,
+            incoming,
+            answer,
+            connection: self.connection.clone(),
+            accepted: self.accepted.clone(),
+            ground: self.ground.clone(),
+        };
+        if self.calls.try_send(call).is_err() {
+            return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
+        }
+        match answered.await {
+            Ok(response) => response,
+            Err(_) => self.refuse(Status::unavailable("stopping"), "stopping"),
+        }
     }
-    match answered.await {
-        Ok(response) => response,
-        Err(_) => refuse(Status::unavailable("stopping"), "stopping"),
+
+    fn refuse(&self, status: Status, cause: &'static str) -> Response<CallBody> {
+        self.ground.metrics.calls_refused.count(cause);
+        self.connection.cancel();
+        let mut response = status.into_http();
+        response.headers_mut().extend(Hello::response(self.ground.table.instance()));
+        response
     }
 }
 
-/// Twice the bandwidth-delay product of 1 Gbit/s at 100 ms is 25 MB: then HTTP/2's own windows never hold a link.
-const POD_WINDOW: u32 = 32 << 20;
 /// Calls of one connection: one is used, the rest are for a peer that tries again on it.
 const CALLS: u32 = 4;
 /// Before a Go edge's own 10 s, so that it stays quiet.

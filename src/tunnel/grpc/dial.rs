@@ -1,22 +1,23 @@
-//! The edge's end: an encrypted connection becomes a link.
+//! The caller's end, an edge's or a pod's: an encrypted connection becomes a link.
 
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Uri};
+use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 use tracing::Span;
 
 use super::body::CallBody;
-use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, SEND_BUFFER, Spawn, puller};
-use crate::names::NodeName;
+use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller};
+use crate::names::{Instance, NodeName};
 use crate::tunnel::codec::encode;
 use crate::tunnel::codec::inbound::cause;
-use crate::tunnel::hello::Hello;
-use crate::tunnel::link::{Far, Link};
+use crate::tunnel::hello::{Caller, Dialect, Hello};
+use crate::tunnel::link::{Far, Link, Puller};
 use crate::tunnel::outbox::Peer;
 use crate::tunnel::plain::heartbeat;
 
@@ -34,6 +35,15 @@ pub enum DialError {
         /// The cloud's words.
         message: String,
     },
+    /// We are the one at the other end.
+    #[error("this is this very pod")]
+    Itself,
+    /// A pod that does not speak the extended dialect cannot be a sibling.
+    #[error(
+        "there is a pod, or another server, that does not speak our dialect, such as SuperEdge's: it cannot be reached \
+         through this one ({0})"
+    )]
+    Plain(String),
     /// No answer within 10 s.
     #[error("the cloud did not answer the call within {ANSWER:?}")]
     Timeout,
@@ -57,11 +67,77 @@ pub async fn dial<IO>(
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let said = Hello::edge_request(node, token, ground.table.instance());
+    let answered = call(io, authority, said, node, EDGE_WINDOW, ground).await?;
+    answered.refusal()?;
+    Ok(answered.link(Peer::Cloud(node.clone()), ground))
+}
+
+/// Makes an encrypted connection to another pod a link. The connection has shown our certificate.
+pub async fn dial_pod<IO>(io: IO, authority: &str, ground: &Ground) -> Result<Link, DialError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let own = ground.table.instance();
+    let answered =
+        call(io, authority, Caller::pod_request(own), &NodeName::none(), POD_WINDOW, ground).await?;
+    match (answered.instance, answered.refusal()) {
+        (Some(instance), _) if instance == own => Err(DialError::Itself),
+        (Some(_), refusal) => refusal.map(|()| answered.link(Peer::Pod, ground)),
+        (None, Err(refusal)) => Err(DialError::Plain(refusal.to_string())),
+        (None, Ok(())) => Err(DialError::Plain("it answered without naming its process".into())),
+    }
+}
+
+/// What came back on a call.
+struct Answered {
+    headers: http::response::Parts,
+    incoming: Incoming,
+    dialect: Dialect,
+    instance: Option<Instance>,
+    agree: oneshot::Sender<Puller>,
+    connection: DropGuard,
+}
+
+impl Answered {
+    fn refusal(&self) -> Result<(), DialError> {
+        if let Some(status) = Status::from_header_map(&self.headers.headers) {
+            return Err(DialError::Refused { code: status.code(), message: status.message().to_owned() });
+        }
+        if !self.headers.status.is_success() {
+            let message = format!("HTTP status {}; is this the port of a tunnel cloud?", self.headers.status);
+            return Err(DialError::Refused { code: Code::Unknown, message });
+        }
+        Ok(())
+    }
+
+    fn link(self, peer: Peer, ground: &Ground) -> Link {
+        let puller = puller(peer, self.instance, self.dialect, &ground.table);
+        // Fails only if the body is gone with its connection; then the link's first read says so.
+        let _ = self.agree.send(puller.clone());
+        let connection = self.connection.disarm();
+        let far = Far { answers: false, incoming: self.incoming, connection };
+        Link::new(&puller, far, ground.metrics.clone())
+    }
+}
+
+/// Calls, with a heartbeat that a plain pod echoes as its answer.
+async fn call<IO>(
+    io: IO,
+    authority: &str,
+    said: HeaderMap,
+    node: &NodeName,
+    window: u32,
+    ground: &Ground,
+) -> Result<Answered, DialError>
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
         .timer(TokioTimer::new())
-        .initial_stream_window_size(EDGE_WINDOW)
-        .initial_connection_window_size(EDGE_WINDOW)
+        .initial_stream_window_size(window)
+        .initial_connection_window_size(window)
         .max_frame_size(FRAME)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(METADATA)
@@ -78,29 +154,17 @@ where
             () = over.cancelled() => {}
         }
     });
-    let guard = connection.clone().drop_guard();
+    let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
-    let request = request(authority, Hello::edge_request(node, token, ground.table.instance()), body)?;
+    let request = request(authority, said, body)?;
     let response = tokio::time::timeout(ANSWER, sender.send_request(request))
         .await
         .map_err(|_| DialError::Timeout)?
         .map_err(broken)?;
-    let (parts, incoming) = response.into_parts();
-    if let Some(status) = Status::from_header_map(&parts.headers) {
-        return Err(DialError::Refused { code: status.code(), message: status.message().to_owned() });
-    }
-    if !parts.status.is_success() {
-        let message = format!("HTTP status {}; is this the port of a tunnel cloud?", parts.status);
-        return Err(DialError::Refused { code: Code::Unknown, message });
-    }
-    let (dialect, instance) = Hello::from_response(&parts.headers);
-    let puller = puller(Peer::Cloud(node.clone()), instance, dialect, &ground.table);
-    // Fails only if the body is gone with its connection; then the link's first read says so.
-    let _ = agree.send(puller.clone());
-    let connection = guard.disarm();
-    let far = Far { answers: false, incoming, connection };
-    Ok(Link::new(&puller, far, ground.metrics.clone()))
+    let (headers, incoming) = response.into_parts();
+    let (dialect, instance) = Hello::from_response(&headers.headers);
+    Ok(Answered { headers, incoming, dialect, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {

@@ -1,6 +1,7 @@
-//! A line between an edge and a pod that can be cut: broken off, or gone silent.
+//! A line between two programs that can be cut (broken off, or gone silent), or lead elsewhere.
 
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -12,6 +13,7 @@ use super::{beside, clients};
 pub(crate) struct Line {
     /// Where it listens.
     pub(crate) at: SocketAddr,
+    to: Arc<Mutex<SocketAddr>>,
     cut: watch::Sender<Option<Cut>>,
 }
 
@@ -28,14 +30,22 @@ impl Line {
         let at = listener.local_addr().unwrap();
         let (cut, _) = watch::channel(None);
         let cuts = cut.clone();
+        let to = Arc::new(Mutex::new(to));
+        let leads = to.clone();
         beside(async move {
             while let Ok((socket, _)) = listener.accept().await {
                 let mut cuts = cuts.subscribe();
                 cuts.mark_unchanged();
+                let to = *leads.lock().unwrap();
                 beside(relay(socket, to, cuts));
             }
         });
-        Self { at, cut }
+        Self { at, to, cut }
+    }
+
+    /// From now on new connections lead there.
+    pub(crate) fn lead_to(&self, to: SocketAddr) {
+        *self.to.lock().unwrap() = to;
     }
 
     /// Breaks all connections off.

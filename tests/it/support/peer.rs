@@ -49,18 +49,43 @@ pub(crate) async fn try_link(
     dial(place, pod, headers, node).await
 }
 
+/// Links to a pod as another pod that shows that certificate, if any. Its messages are about `node`.
+pub(crate) async fn link_as_pod(
+    place: &Place,
+    pod: SocketAddr,
+    shows: Option<Identity>,
+    headers: HeaderMap,
+    node: &str,
+) -> Result<Call, Status> {
+    let io = connect(place, pod, shows).await;
+    call(io.map_err(|e| Status::unavailable(e.to_string()))?, headers, node).await
+}
+
 /// A connection to a pod's gRPC port, encrypted.
 pub(crate) async fn encrypted(place: &Place, pod: SocketAddr) -> TlsStream<TcpStream> {
-    let client =
-        tls::Client { trust: Trust::Ca(place.files.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
+    connect(place, pod, None).await.unwrap()
+}
+
+async fn connect(
+    place: &Place,
+    pod: SocketAddr,
+    identity: Option<Identity>,
+) -> std::io::Result<TlsStream<TcpStream>> {
+    let trust = Trust::Ca(place.files.ca.clone());
+    let client = tls::Client { trust, identity, alpn: vec![b"h2".to_vec()] };
     let socket = TcpStream::connect(pod).await.unwrap();
     let name = ServerName::try_from(NAME).unwrap();
-    TlsConnector::from(client.load().unwrap().load()).connect(name, socket).await.unwrap()
+    TlsConnector::from(client.load().unwrap().load()).connect(name, socket).await
 }
 
 async fn dial(place: &Place, pod: SocketAddr, headers: HeaderMap, node: &str) -> Result<Call, Status> {
-    let io = TokioIo::new(encrypted(place, pod).await);
-    let (mut sender, driver) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    call(encrypted(place, pod).await, headers, node).await
+}
+
+async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Result<Call, Status> {
+    let io = TokioIo::new(io);
+    let shaken = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await;
+    let (mut sender, driver) = shaken.map_err(|e| Status::unavailable(e.to_string()))?;
     beside(driver);
     let (say, body) = said();
     let uri = format!("https://{NAME}/proto.Stream/TunnelStreaming");

@@ -63,6 +63,7 @@ metrics_listen = "127.0.0.1:0"
 cert = "{dir}/cloud.crt"
 key = "{dir}/cloud.key"
 tokenfile = "{dir}/token"
+ca = "{dir}/ca.crt"
 [mode.cloud.ssh]
 listen = "127.0.0.1:0"
 {more}
@@ -95,8 +96,12 @@ impl TestPod {
 
     /// A pod whose config goes on with `more`, see [`Place::cloud`].
     pub(crate) fn with(place: &Place, more: &str) -> Self {
-        let text = place.cloud(more);
-        let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
+        Self::from_text(&place.cloud(more))
+    }
+
+    /// A pod from its config's text.
+    pub(crate) fn from_text(text: &str) -> Self {
+        let (settings, _) = Cloud::read(text, &Environment::default()).unwrap();
         Self::from(Pod::start(settings, None).unwrap())
     }
 

@@ -1,0 +1,58 @@
+//! A node behind this pod that speaks plain, asked for through another pod: this pod is the session's end towards both.
+
+use std::sync::Arc;
+
+use tokio::time::timeout;
+use tracing::debug;
+
+use crate::names::NodeName;
+use crate::net::splice::{How, Side, splice};
+use crate::telemetry::Metrics;
+use crate::tunnel::{Answer, Code, Full, Offer, Outbox, Refusal, Table};
+
+/// Opens a plain session for an offer of another pod, and carries its bytes until both are done.
+pub(super) async fn carry(
+    offer: Offer,
+    node: NodeName,
+    plain: Arc<Outbox>,
+    table: Arc<Table>,
+    metrics: Metrics,
+) {
+    let client = offer.client().to_owned();
+    let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
+        Ok(opening) => opening,
+        Err(Full) => return offer.refuse(Refusal::new(Code::Busy, "too many sessions at once on that pod")),
+    };
+    opening.ask(&plain);
+    let answer = tokio::select! {
+        answer = timeout(offer.patience(), opening.answer()) => answer,
+        // Dropping the opening takes the request back.
+        () = offer.withdrawn() => return,
+    };
+    match answer {
+        Ok(Answer::Open) => {}
+        Ok(Answer::Refused(refusal)) => return offer.refuse(refusal),
+        Ok(Answer::NoPath) => {
+            return offer.refuse(Refusal::new(Code::NotHere, format!("the link of node {node} is gone")));
+        }
+        Err(_) => {
+            let why = format!("node {node} did not answer within {:?}", offer.patience());
+            return offer.refuse(Refusal::new(Code::TargetTimeout, why));
+        }
+    }
+    let alive = metrics.sessions.begin(FRONT);
+    let (mut far, mut near) = (offer.accept(), opening.into_session());
+    let ended = splice(&mut far, &mut near).await.ended;
+    if ended.how == How::Finished {
+        return alive.end("over");
+    }
+    // Whoever broke it off, the other one hears why.
+    let (broken, other) = if ended.by == Side::A { (far, near) } else { (near, far) };
+    let why = broken.account().ended.unwrap_or_else(|| Refusal::new(Code::GivenUp, "the session broke"));
+    debug!(%why, "a session with a plain node is over");
+    alive.end(why.code.name());
+    other.reset(why);
+}
+
+/// This end's name in metrics.
+const FRONT: &str = "bridge";

@@ -1,0 +1,85 @@
+//! From the settings of other pods to who finds nodes there.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tokio::sync::mpsc;
+use tracing::{info_span, warn};
+
+use crate::config::cloud::{Server, registry};
+use crate::names::Host;
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{self, Dialer, Identity, Mutual};
+use crate::registry::Registry;
+use crate::registry::dns::Dns;
+use crate::registry::find::Finder;
+use crate::registry::siblings::{Siblings, addresses};
+use crate::tunnel::Link;
+use crate::tunnel::grpc::Ground;
+
+/// Who finds nodes, and what of other pods the wiring has to look after.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) finder: Arc<Finder>,
+    pub(super) several: Option<Several>,
+}
+
+/// This pod is one of several.
+#[derive(Debug)]
+pub(super) struct Several {
+    pub(super) siblings: Arc<Siblings>,
+    /// Links that were made to other pods, to be driven.
+    pub(super) made: mpsc::Receiver<Link>,
+}
+
+/// Sets up what the settings ask for: nothing, if nothing says that there are other pods. `port` is our own gRPC port.
+///
+/// # Errors
+///
+/// Other pods are named, and there can be no link to them.
+pub(super) fn finder(
+    settings: &registry::Registry,
+    server: &Server,
+    registry: Arc<Registry>,
+    (ground, pool): (&Ground, &Pool),
+    port: u16,
+) -> anyhow::Result<Found> {
+    let (asked, own) = (&settings.siblings, ground.table.instance());
+    if !asked.several {
+        return Ok(Found { finder: Finder::alone(registry, own), several: None });
+    }
+    let tls = match mutual(server, asked.name.as_deref()) {
+        Ok(tls) => tls,
+        Err(why) if asked.are_named() => return Err(why.context("mode.cloud.registry.siblings")),
+        Err(why) => {
+            warn!("other pods cannot be asked for their nodes: {why:#}");
+            return Ok(Found { finder: Finder::alone(registry, own), several: None });
+        }
+    };
+    let drain = &ground.drain;
+    let system = Resolver::system().context("mode.cloud.registry.dns")?;
+    let resolver = match asked.dns.as_slice() {
+        [] => system.clone(),
+        servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
+    };
+    drain.spawn(info_span!("dns"), system.clone().watch(drain.clone()));
+    drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
+    let service = asked.service.as_ref().and_then(|service| match &service.host {
+        Host::Name(name) => Some((name.to_string(), service.port)),
+        Host::Ip(_) => None,
+    });
+    let addresses = addresses::follow(asked.list.clone(), service, system, drain);
+    let (siblings, made) = Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
+    let dns = Dns::new(resolver, settings.zone.clone());
+    let finder = Finder::new(registry, own, siblings.clone(), dns, port);
+    Ok(Found { finder, several: Some(Several { siblings, made }) })
+}
+
+fn mutual(server: &Server, name: Option<&str>) -> anyhow::Result<Reload<Dialer>> {
+    let name = name.map(tls::server_name).transpose().context("mode.cloud.registry.name")?;
+    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    let mutual = Mutual { identity, ca: server.ca.clone(), name };
+    mutual.load().context("mode.cloud.stream.server.ca, cert and key")
+}

@@ -1,0 +1,216 @@
+//! Finding a node: linked here, else what is remembered, else what DNS and the other pods say.
+
+mod known;
+mod search;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::names::{Instance, NodeName};
+use crate::registry::dns::Dns;
+use crate::registry::siblings::{Siblings, Unreachable};
+use crate::registry::{Place, Registry};
+use crate::tunnel::session::end::LinkId;
+use crate::tunnel::{Found, Outbox, Parked, Table};
+
+use known::Known;
+use search::{Searches, Wanted};
+
+/// Finds nodes, here and at other pods.
+#[derive(Debug)]
+pub struct Finder {
+    registry: Arc<Registry>,
+    /// This process.
+    own: Instance,
+    others: Option<Others>,
+}
+
+/// What a pod that is not alone asks.
+#[derive(Debug)]
+struct Others {
+    siblings: Arc<Siblings>,
+    known: Arc<Known>,
+    searches: Searches,
+}
+
+/// A way to a node: a link to ask on.
+#[derive(Debug, Clone)]
+pub struct Way {
+    /// The node's own link, or one to the pod that has it.
+    pub outbox: Arc<Outbox>,
+    /// The node's process, unless it speaks plain.
+    pub instance: Option<Instance>,
+}
+
+/// Nobody has the node. Says who was asked, and what came of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NotFound {
+    /// How long ago the node was last linked here, if ever.
+    pub seen: Option<Duration>,
+    /// What DNS said, if it was asked.
+    pub dns: Option<String>,
+    /// How many other pods said that they have not got it.
+    pub asked: usize,
+    /// The other pods that could not be asked.
+    pub trouble: Vec<Unreachable>,
+    /// It was found, but as another process than the one that is sought.
+    pub another: bool,
+}
+
+impl Finder {
+    /// For a pod that is alone.
+    pub fn alone(registry: Arc<Registry>, own: Instance) -> Arc<Self> {
+        Arc::new(Self { registry, own, others: None })
+    }
+
+    /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names another.
+    pub fn new(
+        registry: Arc<Registry>,
+        own: Instance,
+        siblings: Arc<Siblings>,
+        dns: Dns,
+        port: u16,
+    ) -> Arc<Self> {
+        let known = Arc::new(Known::default());
+        let searches = Searches::new(siblings.clone(), known.clone(), dns, port);
+        Arc::new(Self { registry, own, others: Some(Others { siblings, known, searches }) })
+    }
+
+    /// Whether no other pod is ever asked.
+    pub fn is_alone(&self) -> bool {
+        self.others.is_none()
+    }
+
+    /// The nodes that are linked to this pod.
+    pub fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// A way to a node: of the process `instance` if one is given, and by no link that is `not` to be used. Takes about
+    /// 2 s at most. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Nobody has it; who was asked.
+    pub async fn find(
+        &self,
+        node: &NodeName,
+        instance: Option<Instance>,
+        not: Option<LinkId>,
+    ) -> Result<Way, NotFound> {
+        let wanted = Wanted { node: node.clone(), instance, not };
+        let mut missing = NotFound::default();
+        match self.registry.find(node) {
+            // Its link has just ended and is about to be removed.
+            Place::Here(linked) if linked.outbox.is_closed() => missing.seen = Some(Duration::ZERO),
+            Place::Here(linked) if wanted.suits(linked.instance, &linked.outbox) => {
+                return Ok(Way { outbox: linked.outbox, instance: linked.instance });
+            }
+            Place::Here(linked) => missing.another = !wanted.is_of(linked.instance),
+            Place::Nowhere(seen) => missing.seen = seen,
+        }
+        let Some(others) = &self.others else { return Err(missing) };
+        if let Some((pod, instance)) = others.known.of(node)
+            && wanted.is_of(instance)
+            && let Ok(outbox) = pod.link().await
+            && wanted.suits(instance, &outbox)
+        {
+            return Ok(Way { outbox, instance });
+        }
+        match others.searches.join(wanted).await {
+            Ok(yes) => Ok(Way { outbox: yes.outbox, instance: yes.instance }),
+            Err(said) => {
+                let another = missing.another || said.another;
+                Err(NotFound { seen: missing.seen, another, ..said })
+            }
+        }
+    }
+
+    /// A way has proved wrong: it is not believed again until somebody says so anew.
+    pub fn is_wrong(&self, node: &NodeName, way: &Way) {
+        if let Some(others) = &self.others {
+            others.known.forget(node, &others.siblings.behind(&way.outbox));
+        }
+    }
+
+    /// A node has come here. Tells the other pods.
+    pub fn gained(&self, node: &NodeName) {
+        if let Some(others) = &self.others {
+            others.known.forget_all(node);
+            others.siblings.tell(node);
+        }
+    }
+
+    /// Answers another pod's question, from our own links only.
+    pub fn answer(&self, to: &Arc<Outbox>, node: &NodeName, question: u64) {
+        let linked = self.registry.here(node).filter(|linked| !linked.outbox.is_closed());
+        let found = Found {
+            question,
+            here: linked.is_some(),
+            heard: linked.as_ref().map_or(Duration::ZERO, |linked| linked.outbox.silence()),
+            // A plain node cannot resume; this pod is the end of its sessions.
+            instance: linked.map(|linked| linked.instance.unwrap_or(self.own)),
+        };
+        // One that does not read its answers gets none.
+        to.found(node, found);
+        if let Some(others) = &self.others {
+            others.siblings.behind(to);
+        }
+    }
+
+    /// Another pod has said something of a node. True if it said unasked that the node is there now: then
+    /// [`Self::make_way`] is to be called.
+    pub fn heard(&self, from: &Arc<Outbox>, node: &NodeName, found: Found) -> bool {
+        let Some(others) = &self.others else { return false };
+        if !others.siblings.heard(from, found) || !found.here {
+            return false;
+        }
+        others.known.learn(node, others.siblings.behind(from), found.instance);
+        self.registry.told(node);
+        true
+    }
+
+    /// A node was linked anew, here or at the pod behind `to`. An older link of it here, and those to other pods on which
+    /// sessions of ours run to it, are asked for a sign of life, and left if there is none within 1 s. Returns the
+    /// sessions that need another path.
+    pub async fn make_way(&self, to: &Outbox, node: &NodeName, table: &Table) -> Vec<Parked> {
+        if let Some(linked) = self.registry.here(node)
+            && linked.outbox.id != to.id
+            && linked.instance.is_some()
+            && !linked.outbox.answers_within(ALIVE_WITHIN).await
+        {
+            tracing::info!(%node, "linked to another pod, and silent here: its old link is closed");
+            linked.outbox.close();
+        }
+        let Some(others) = &self.others else { return Vec::new() };
+        let mut links = others.siblings.links();
+        links.retain(|link| link.id != to.id && link.sessions() > 0);
+        let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
+        let silent = links.iter().zip(lives).filter(|(_, lives)| !lives);
+        silent.flat_map(|(link, _)| table.leave(link, Some(node))).collect()
+    }
+}
+
+impl fmt::Display for NotFound {
+    /// Goes on where a sentence on the node has ended.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(dns) = &self.dns {
+            write!(f, "; {dns}")?;
+        }
+        match self.asked {
+            0 => {}
+            1 => f.write_str("; not at the other pod")?,
+            n => write!(f, "; not at {n} other pods")?,
+        }
+        for trouble in &self.trouble {
+            write!(f, "; {trouble}")?;
+        }
+        if self.another { f.write_str("; it is linked as another process") } else { Ok(()) }
+    }
+}
+
+/// How long an old link has to show that it lives, when its node has come elsewhere.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);

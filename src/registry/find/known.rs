@@ -1,0 +1,52 @@
+//! Which pod a node was found at, believed until it proves wrong.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::names::{Instance, NodeName};
+use crate::registry::siblings::Pod;
+
+/// Nodes at other pods. Bounded by [`MOST`].
+#[derive(Debug, Default)]
+pub(super) struct Known(Mutex<HashMap<NodeName, (Pod, Option<Instance>)>>);
+
+impl Known {
+    /// The pod that was last said to have the node, and the node's process.
+    pub(super) fn of(&self, node: &NodeName) -> Option<(Pod, Option<Instance>)> {
+        self.lock().get(node).cloned()
+    }
+
+    /// A pod has said that it has the node.
+    pub(super) fn learn(&self, node: &NodeName, pod: Pod, instance: Option<Instance>) {
+        let mut nodes = self.lock();
+        if nodes.len() >= MOST && !nodes.contains_key(node) {
+            // Half of them, whichever: each can be found again.
+            let mut keep = false;
+            nodes.retain(|_, _| {
+                keep = !keep;
+                keep
+            });
+        }
+        nodes.insert(node.clone(), (pod, instance));
+    }
+
+    /// The node is not at that pod.
+    pub(super) fn forget(&self, node: &NodeName, pod: &Pod) {
+        let mut nodes = self.lock();
+        if nodes.get(node).is_some_and(|(known, _)| known.is(pod)) {
+            nodes.remove(node);
+        }
+    }
+
+    /// The node is somewhere else.
+    pub(super) fn forget_all(&self, node: &NodeName) {
+        self.lock().remove(node);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, (Pod, Option<Instance>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Nodes that are remembered; a few MiB.
+const MOST: usize = 50_000;

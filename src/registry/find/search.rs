@@ -1,0 +1,194 @@
+//! One search for a node at other pods: DNS has a head start, then all of them are asked at once.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, FusedFuture as _, Shared, WeakShared};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::time::{Instant, sleep_until};
+
+use super::{Known, NotFound};
+use crate::names::{Instance, NodeName};
+use crate::net::resolver::LookupError;
+use crate::registry::dns::{self, Dns};
+use crate::registry::siblings::{Pod, Siblings, Unreachable, Yes};
+use crate::tunnel::Outbox;
+use crate::tunnel::session::end::LinkId;
+
+/// What is looked for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Wanted {
+    pub(super) node: NodeName,
+    /// Only this process of it will do.
+    pub(super) instance: Option<Instance>,
+    /// A link that is no way, whatever is said.
+    pub(super) not: Option<LinkId>,
+}
+
+/// The searches under way: who looks for the same joins in, so that a thousand sessions of one node ask once.
+#[derive(Debug)]
+pub(super) struct Searches {
+    means: Means,
+    running: Mutex<HashMap<Wanted, WeakShared<Running>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Means {
+    siblings: Arc<Siblings>,
+    known: Arc<Known>,
+    dns: Arc<Dns>,
+    port: u16,
+}
+
+type Outcome = Result<Yes, NotFound>;
+type Running = BoxFuture<'static, Outcome>;
+
+impl Wanted {
+    /// Whether it is the process that is looked for.
+    pub(super) fn is_of(&self, instance: Option<Instance>) -> bool {
+        self.instance.is_none() || self.instance == instance
+    }
+
+    /// Whether that link is a way.
+    pub(super) fn suits(&self, instance: Option<Instance>, outbox: &Outbox) -> bool {
+        self.is_of(instance) && self.not != Some(outbox.id)
+    }
+}
+
+impl Searches {
+    pub(super) fn new(siblings: Arc<Siblings>, known: Arc<Known>, dns: Dns, port: u16) -> Self {
+        Self { means: Means { siblings, known, dns: Arc::new(dns), port }, running: Mutex::default() }
+    }
+
+    /// Searches, or joins in. Takes about 2 s at most. Cancel safe.
+    pub(super) async fn join(&self, wanted: Wanted) -> Outcome {
+        let search = {
+            let mut running = self.lock();
+            let known = running.get(&wanted).and_then(WeakShared::upgrade);
+            known.unwrap_or_else(|| {
+                let search = search(self.means.clone(), wanted.clone()).boxed().shared();
+                running.extend(search.downgrade().map(|weak| (wanted.clone(), weak)));
+                search
+            })
+        };
+        let mut joined = Joined { searches: self, wanted, search: Some(search) };
+        match &mut joined.search {
+            Some(search) => search.await,
+            None => Err(NotFound::default()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Wanted, WeakShared<Running>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The last who leaves a search takes it off the list.
+struct Joined<'a> {
+    searches: &'a Searches,
+    wanted: Wanted,
+    search: Option<Shared<Running>>,
+}
+
+impl Drop for Joined<'_> {
+    fn drop(&mut self) {
+        drop(self.search.take());
+        let mut running = self.searches.lock();
+        if running.get(&self.wanted).is_some_and(|search| search.upgrade().is_none()) {
+            running.remove(&self.wanted);
+        }
+    }
+}
+
+async fn search(means: Means, wanted: Wanted) -> Outcome {
+    let begun = Instant::now();
+    let head_start = if means.dns.has_failed_lately() { Duration::ZERO } else { dns::SLOW };
+    let dns = means.dns.clone();
+    let node = wanted.node.clone();
+    let mut lookup = pin!(async move { dns.lookup(&node).await }.fuse());
+    let mut asking =
+        Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
+    let (mut said, mut best, mut all) = (NotFound::default(), None::<Yes>, false);
+    loop {
+        let dns_is_over = lookup.is_terminated();
+        if !all && (begun.elapsed() >= head_start || dns_is_over && asking.answers.is_empty()) {
+            all = true;
+            asking.ask(means.siblings.all());
+        }
+        if all && dns_is_over && asking.answers.is_empty() {
+            break;
+        }
+        let until = match &best {
+            _ if !all => begun + head_start,
+            Some(_) => begun + FRESHEST_WITHIN,
+            None => begun + CEILING,
+        };
+        tokio::select! {
+            found = &mut lookup => match found {
+                Ok(addresses) => asking.ask(named(&means, addresses)),
+                Err(LookupError::NotFound(_)) => said.dns = Some("not in DNS".into()),
+                Err(cause) => said.dns = Some(cause.to_string()),
+            },
+            Some(answer) = asking.answers.next() => match answer {
+                Ok(Some(yes)) if wanted.suits(yes.instance, &yes.outbox) => {
+                    let fresh = yes.heard <= FRESH;
+                    if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
+                        best = Some(yes);
+                    }
+                    if fresh {
+                        break;
+                    }
+                }
+                Ok(Some(yes)) => said.another |= !wanted.is_of(yes.instance),
+                Ok(None) => said.asked += 1,
+                Err(Unreachable::Itself(_)) => {}
+                Err(trouble) => said.trouble.push(trouble),
+            },
+            () = sleep_until(until) => if all { break },
+        }
+    }
+    let yes = best.ok_or(said)?;
+    means.known.learn(&wanted.node, yes.pod.clone(), yes.instance);
+    Ok(yes)
+}
+
+/// Who was asked, and the answers to come.
+struct Asking<'a> {
+    means: &'a Means,
+    wanted: &'a Wanted,
+    asked: Vec<Pod>,
+    answers: FuturesUnordered<BoxFuture<'static, Result<Option<Yes>, Unreachable>>>,
+}
+
+impl Asking<'_> {
+    /// Asks those that were not asked before.
+    fn ask(&mut self, pods: Vec<Pod>) {
+        for pod in pods {
+            if self.asked.iter().any(|asked| asked.is(&pod)) {
+                continue;
+            }
+            self.asked.push(pod.clone());
+            let (siblings, node) = (self.means.siblings.clone(), self.wanted.node.clone());
+            self.answers.push(async move { siblings.ask(&pod, &node).await }.boxed());
+        }
+    }
+}
+
+/// The pods at the addresses that DNS named.
+fn named(means: &Means, addresses: Vec<IpAddr>) -> Vec<Pod> {
+    let first = addresses.into_iter().take(MOST_NAMED);
+    first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
+}
+
+/// A node that was heard so lately is where it is said to be.
+const FRESH: Duration = Duration::from_secs(5);
+/// If none is as fresh, the freshest is taken after so long.
+const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
+/// Of a whole search: DNS takes at most 1 s, and so does a link.
+const CEILING: Duration = Duration::from_secs(2);
+/// Addresses of one node in DNS that are asked.
+const MOST_NAMED: usize = 8;

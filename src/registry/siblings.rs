@@ -1,0 +1,314 @@
+//! The other pods of this cloud: where they are, links to them, and what they say of nodes.
+
+pub mod addresses;
+mod news;
+mod sibling;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+use tracing::info_span;
+
+use crate::names::{Instance, NodeName};
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::tls::Dialer;
+use crate::registry::Registry;
+use crate::tunnel::grpc::Ground;
+use crate::tunnel::session::end::LinkId;
+use crate::tunnel::{Found, Link, Outbox};
+
+use news::{News, UNASKED};
+pub use sibling::Unreachable;
+use sibling::{Means, Sibling};
+
+/// Links to the other pods, made when needed, and those that they have made to us.
+#[derive(Debug)]
+pub struct Siblings {
+    means: Means,
+    pods: Mutex<Pods>,
+    /// Who waits for the answer to which question over which link.
+    questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
+    next_question: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Pods {
+    /// Those whose address we know.
+    known: BTreeMap<SocketAddr, Arc<Sibling>>,
+    /// Links that other pods have made.
+    incoming: Vec<Incoming>,
+}
+
+#[derive(Debug, Clone)]
+struct Incoming {
+    outbox: Arc<Outbox>,
+    news: Arc<News>,
+}
+
+/// One other pod that can be asked: by its address, or over the link that it has made.
+#[derive(Debug, Clone)]
+pub struct Pod(Which);
+
+#[derive(Debug, Clone)]
+enum Which {
+    Known(Arc<Sibling>),
+    Incoming(Arc<Outbox>),
+}
+
+/// A pod has a node.
+#[derive(Debug, Clone)]
+pub struct Yes {
+    /// Which pod.
+    pub pod: Pod,
+    /// The link to it.
+    pub outbox: Arc<Outbox>,
+    /// The process that is a session's other end: the node's, or that pod's own if the node speaks plain.
+    pub instance: Option<Instance>,
+    /// How long ago the node was heard there.
+    pub heard: Duration,
+}
+
+impl Siblings {
+    /// Follows `addresses` (our own may be among them) until draining begins. The links it makes come out of the
+    /// second value, to be driven; like those that other pods make, each that ends is to be told by [`Self::left`].
+    pub fn new(
+        addresses: watch::Receiver<Vec<SocketAddr>>,
+        registry: Arc<Registry>,
+        tls: Reload<Dialer>,
+        pool: Pool,
+        ground: Ground,
+    ) -> (Arc<Self>, mpsc::Receiver<Link>) {
+        let (links, made) = mpsc::channel(MOST_MADE);
+        let drain = ground.drain.clone();
+        let siblings = Arc::new(Self {
+            means: Means { ground, registry, tls, pool, links },
+            pods: Mutex::default(),
+            questions: Mutex::default(),
+            next_question: AtomicU64::new(UNASKED + 1),
+        });
+        siblings.list(&addresses.borrow());
+        drain.spawn(info_span!("siblings"), siblings.clone().follow(addresses));
+        (siblings, made)
+    }
+
+    /// A link that another pod has made is up.
+    pub fn joined(&self, outbox: &Arc<Outbox>) {
+        let incoming = Incoming { outbox: outbox.clone(), news: Arc::default() };
+        self.lock().incoming.push(incoming.clone());
+        let (registry, own) = (self.means.registry.clone(), self.means.ground.table.instance());
+        self.means.ground.drain.spawn(info_span!("news"), async move {
+            while !incoming.outbox.is_closed() {
+                tokio::select! {
+                    () = incoming.outbox.closed() => {}
+                    () = incoming.news.come() => incoming.news.tell(&incoming.outbox, &registry, own).await,
+                }
+            }
+        });
+    }
+
+    /// A link to another pod has ended, whoever made it.
+    pub fn left(&self, outbox: &Outbox) {
+        self.lock().incoming.retain(|incoming| incoming.outbox.id != outbox.id);
+    }
+
+    /// Tells all other pods that a node has come here.
+    pub fn tell(&self, node: &NodeName) {
+        let pods = self.lock();
+        let mut linked = Vec::new();
+        for sibling in pods.known.values().filter(|sibling| !sibling.is_ourselves()) {
+            linked.extend(sibling.up().and_then(|up| up.instance));
+            sibling.news.add(node);
+            sibling.want();
+        }
+        let untold = |incoming: &&Incoming| incoming.outbox.instance.is_none_or(|pod| !linked.contains(&pod));
+        for incoming in pods.incoming.iter().filter(untold) {
+            incoming.news.add(node);
+        }
+    }
+
+    /// All other pods that are to be asked for a node, each once.
+    pub fn all(&self) -> Vec<Pod> {
+        let pods = self.lock();
+        let listed = |sibling: &&Arc<Sibling>| {
+            !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
+        };
+        let known: Vec<_> = pods.known.values().filter(listed).cloned().collect();
+        let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
+        let more = pods.incoming.iter().map(|incoming| &incoming.outbox);
+        let more = more.filter(|outbox| outbox.instance.is_none_or(|pod| !linked.contains(&pod)));
+        let more: Vec<_> = more.cloned().map(Which::Incoming).collect();
+        known.into_iter().map(Which::Known).chain(more).map(Pod).collect()
+    }
+
+    /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
+    /// ourselves.
+    pub fn at(&self, ip: IpAddr, port: u16) -> Vec<Pod> {
+        let mut pods = self.lock();
+        let mut found: Vec<_> =
+            pods.known.values().filter(|sibling| sibling.at.ip() == ip).cloned().collect();
+        found.retain(|sibling| !sibling.is_over());
+        if found.is_empty() {
+            pods.known.retain(|_, sibling| !sibling.is_over());
+            if pods.known.len() >= MOST_KNOWN {
+                return Vec::new();
+            }
+            let at = SocketAddr::new(ip, port);
+            let sibling = self.add(&mut pods, at, false);
+            found.push(sibling);
+        }
+        found.retain(|sibling| !sibling.is_ourselves());
+        found.into_iter().map(|sibling| Pod(Which::Known(sibling))).collect()
+    }
+
+    /// The pod at the other end of a link.
+    pub fn behind(&self, outbox: &Arc<Outbox>) -> Pod {
+        let pods = self.lock();
+        let known = pods.known.values().find(|sibling| sibling.up().is_some_and(|up| up.id == outbox.id));
+        if let Some(sibling) = known {
+            sibling.touch();
+        }
+        Pod(known.map_or_else(|| Which::Incoming(outbox.clone()), |sibling| Which::Known(sibling.clone())))
+    }
+
+    /// Links to other pods that are up at this moment.
+    pub fn links(&self) -> Vec<Arc<Outbox>> {
+        let pods = self.lock();
+        let known = pods.known.values().filter_map(|sibling| sibling.up());
+        known.chain(pods.incoming.iter().map(|incoming| incoming.outbox.clone())).collect()
+    }
+
+    /// Asks one pod whether a node is linked to it. None: it is not. Takes at most 2 s. Cancel safe.
+    pub async fn ask(&self, pod: &Pod, node: &NodeName) -> Result<Option<Yes>, Unreachable> {
+        let outbox = pod.link().await?;
+        let silent = || Unreachable::Silent(pod.to_string());
+        let question = self.next_question.fetch_add(1, Relaxed);
+        let (answer, answered) = oneshot::channel();
+        self.questions().insert((question, outbox.id), answer);
+        let _asked = Question { siblings: self, key: (question, outbox.id) };
+        if !outbox.find(node, question) {
+            return Err(silent());
+        }
+        let found = tokio::select! {
+            found = timeout(ANSWER, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
+            () = outbox.closed() => return Err(silent()),
+        };
+        let Found { here, heard, instance, .. } = found;
+        Ok(here.then(|| Yes { pod: pod.clone(), outbox, instance, heard }))
+    }
+
+    /// A pod has said something of a node. Whether nobody asked.
+    pub fn heard(&self, from: &Outbox, found: Found) -> bool {
+        if found.question == UNASKED {
+            return true;
+        }
+        if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
+            // Fails only if nobody waits any more.
+            let _ = asked.send(found);
+        }
+        false
+    }
+
+    async fn follow(self: Arc<Self>, mut addresses: watch::Receiver<Vec<SocketAddr>>) {
+        let drain = self.means.ground.drain.clone();
+        loop {
+            tokio::select! {
+                () = drain.draining() => return,
+                changed = addresses.changed() => if changed.is_err() { return },
+            }
+            let list = addresses.borrow_and_update().clone();
+            self.list(&list);
+        }
+    }
+
+    fn list(&self, list: &[SocketAddr]) {
+        let mut pods = self.lock();
+        pods.known.retain(|at, sibling| {
+            let stays = list.contains(at) || !sibling.listed.load(Relaxed);
+            if !stays {
+                sibling.dismiss();
+            }
+            stays && !sibling.is_over()
+        });
+        for at in list {
+            match pods.known.get(at) {
+                Some(sibling) => sibling.listed.store(true, Relaxed),
+                None => {
+                    self.add(&mut pods, *at, true);
+                }
+            }
+        }
+    }
+
+    fn add(&self, pods: &mut Pods, at: SocketAddr, listed: bool) -> Arc<Sibling> {
+        let sibling = Sibling::new(at, listed);
+        pods.known.insert(at, sibling.clone());
+        let keeping = sibling.clone().keep(self.means.clone());
+        self.means.ground.drain.spawn(info_span!("sibling", %at), keeping);
+        sibling
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pods> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn questions(&self) -> MutexGuard<'_, HashMap<(u64, LinkId), oneshot::Sender<Found>>> {
+        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pod {
+    /// A link to it, made if need be. Waits at most 1 s.
+    pub async fn link(&self) -> Result<Arc<Outbox>, Unreachable> {
+        match &self.0 {
+            Which::Known(sibling) => sibling.link().await,
+            Which::Incoming(outbox) if outbox.is_closed() => Err(Unreachable::Silent(self.to_string())),
+            Which::Incoming(outbox) => Ok(outbox.clone()),
+        }
+    }
+
+    /// Whether both are the same.
+    pub fn is(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Which::Known(one), Which::Known(two)) => Arc::ptr_eq(one, two),
+            (Which::Incoming(one), Which::Incoming(two)) => one.id == two.id,
+            _ => false,
+        }
+    }
+}
+
+impl std::fmt::Display for Pod {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Which::Known(sibling) => sibling.at.fmt(f),
+            Which::Incoming(outbox) => match outbox.instance {
+                Some(instance) => write!(f, "{instance:?}"),
+                None => f.write_str("without a name"),
+            },
+        }
+    }
+}
+
+/// A question that is not waited for any more is forgotten.
+struct Question<'a> {
+    siblings: &'a Siblings,
+    key: (u64, LinkId),
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        self.siblings.questions().remove(&self.key);
+    }
+}
+
+/// Links that wait to be driven.
+const MOST_MADE: usize = 16;
+/// Pods whose address is known; beyond it DNS names strangers.
+const MOST_KNOWN: usize = 1000;
+/// How long a pod may take to say whether it has a node.
+const ANSWER: Duration = Duration::from_secs(1);

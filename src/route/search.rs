@@ -1,0 +1,165 @@
+//! One session's search for paths: which to ask next, and when.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::names::{Instance, NodeName};
+use crate::net::backoff::Backoff;
+use crate::registry::find::{NotFound, Way};
+use crate::tunnel::Outbox;
+
+use super::ways::Ways;
+
+/// What one session knows of its paths. It asks on one at a time.
+#[derive(Debug)]
+pub(super) struct Search<'a> {
+    ways: &'a Ways,
+    node: &'a NodeName,
+    /// Only this process will do.
+    instance: Option<Instance>,
+    /// When it ends.
+    until: Instant,
+    /// Where it asks next, or has asked.
+    way: Option<Way>,
+    /// Whether it has asked there, so that another is looked for.
+    asked: bool,
+    /// How long an answer is waited for before another path is looked for.
+    wait: Duration,
+    backoff: Backoff,
+    /// Since when only another process of the node is found.
+    another: Option<Instant>,
+}
+
+impl<'a> Search<'a> {
+    /// Among `ways`, for one to `node`, and to that process of it if one is given.
+    pub(super) fn new(
+        ways: &'a Ways,
+        node: &'a NodeName,
+        instance: Option<Instance>,
+        until: Instant,
+    ) -> Self {
+        Self {
+            ways,
+            node,
+            instance,
+            until,
+            way: None,
+            asked: false,
+            wait: ANSWER,
+            backoff: Backoff::new(),
+            another: None,
+        }
+    }
+
+    /// Who is looked for.
+    pub(super) fn node(&self) -> &NodeName {
+        self.node
+    }
+
+    /// Looks once.
+    pub(super) async fn once(&mut self) -> Result<(), NotFound> {
+        self.way = Some(self.ways.find(self.node, self.instance, None).await?);
+        self.asked = false;
+        Ok(())
+    }
+
+    /// Looks until there is a way to ask on, which may be the one that was asked before; then after a pause. Cancel
+    /// safe.
+    ///
+    /// # Errors
+    ///
+    /// The time is over, or the process that is looked for is gone.
+    pub(super) async fn next(&mut self) -> Result<(), NotFound> {
+        let before = self.way.take().filter(|_| self.asked);
+        if let Some(before) = &before {
+            self.ways.is_wrong(self.node, before);
+        }
+        let mut paused = before.is_none();
+        loop {
+            // Begun before looking, so that a link that comes in between is not missed.
+            let news = self.ways.news(self.node);
+            let looked = timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await;
+            let Ok(found) = looked else { return Err(NotFound::default()) };
+            match found {
+                Ok(way) => {
+                    let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);
+                    if paused || !again {
+                        (self.way, self.asked, self.another) = (Some(way), false, None);
+                        return Ok(());
+                    }
+                }
+                Err(missing) => self.is_hopeless(missing)?,
+            }
+            paused = true;
+            let pause = self.backoff.pause(rand::random()).min(LONGEST_PAUSE);
+            tokio::select! {
+                () = news.come() => {}
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Asks on the way that was found, and on others while there is no answer and there are others. Returns the answer
+    /// to what was asked last; `answer` waits for it, and is not looked at before something was asked.
+    pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Arc<Outbox>), answer: impl Future<Output = A>) -> A {
+        let mut answer = pin!(answer);
+        loop {
+            if let Some(way) = self.way.as_ref().filter(|_| !self.asked) {
+                ask(&way.outbox);
+                self.asked = true;
+            }
+            let other = tokio::select! {
+                biased;
+                answer = &mut answer => return answer,
+                other = self.other() => other,
+            };
+            tracing::debug!(node = %self.node, wait = ?self.wait, "no answer: asking on another path");
+            (self.way, self.asked) = (Some(other), false);
+            self.wait = (self.wait * 2).min(LONGEST_ANSWER);
+        }
+    }
+
+    /// Another way than the one that was asked, once that was silent for too long and there is one.
+    async fn other(&self) -> Way {
+        sleep(self.wait).await;
+        let mut backoff = Backoff::new();
+        loop {
+            let not = self.way.as_ref().map(|way| way.outbox.id);
+            let news = self.ways.news(self.node);
+            if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
+                return way;
+            }
+            // A slow dial is no reason to leave the only path.
+            let pause = backoff.pause(rand::random()) + SELDOM;
+            tokio::select! {
+                () = news.come() => {}
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Whether there is no use in looking on.
+    fn is_hopeless(&mut self, missing: NotFound) -> Result<(), NotFound> {
+        let now = Instant::now();
+        if !missing.another {
+            self.another = None;
+        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
+            return Err(missing);
+        }
+        if now >= self.until { Err(NotFound { another: false, ..missing }) } else { Ok(()) }
+    }
+}
+
+/// How long an answer is waited for at first, before another path is looked for; doubled each time, since a path may be
+/// slower than the wait.
+const ANSWER: Duration = Duration::from_secs(3);
+const LONGEST_ANSWER: Duration = Duration::from_secs(60);
+/// Between two searches: what comes is told, so this is for what nobody could tell.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Between two looks for another path, beside the jitter.
+const SELDOM: Duration = Duration::from_secs(1);
+/// Only another process of the node is found for so long: then the one that is sought is believed to be gone.
+const ANOTHER_FOR: Duration = Duration::from_secs(3);

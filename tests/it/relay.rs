@@ -1,0 +1,377 @@
+//! Several pods: a node at another pod, nodes that move, pods that die, DNS that lies.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tunnel::names::{Instance, SessionId};
+use tunnel::net::tls::Identity;
+use tunnel::tunnel::Code;
+use tunnel::tunnel::frame::Word;
+use tunnel::tunnel::hello::Caller;
+
+use crate::certificates::Authority;
+use crate::support::clients::{echoed, rest};
+use crate::support::line::Line;
+use crate::support::pods::{self, Dns, Says, Separate};
+use crate::support::programs::{NAME, Place, TestPod, at, edge, edge_forgets_all, start_edge};
+use crate::support::{peer, soon, targets, wait_until};
+
+/// Opens a session as soon as that is possible, within a second.
+async fn opens(pod: &TestPod, target: &str) -> TcpStream {
+    let begun = Instant::now();
+    loop {
+        let answer = try_open(pod, target).await;
+        match answer {
+            Ok(socket) => return socket,
+            Err(why) => assert!(begun.elapsed() < Duration::from_secs(1), "{why}"),
+        }
+    }
+}
+
+async fn try_open(pod: &TestPod, target: &str) -> Result<TcpStream, String> {
+    let mut socket = TcpStream::connect(pod.connect).await.unwrap();
+    socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
+    let head = crate::support::clients::head(&mut socket).await;
+    if head.starts_with("HTTP/1.1 200") { Ok(socket) } else { Err(head) }
+}
+
+#[tokio::test]
+async fn a_node_is_reached_through_every_pod() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pods = pods::start(&place, 3);
+    let edge = edge(&place, &pods[1], "node1").await;
+    for pod in &pods {
+        let mut client = pod.open(&at("node1", echo)).await;
+        echoed(&mut client, "hello").await;
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(&mut client).await, b"");
+    }
+    for pod in &pods {
+        pod.forgets_all().await;
+        wait_until("nothing passes any more", || pod.pod.table.passing() == (0, 0)).await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn bulk_goes_through_another_pod_unchanged() {
+    let (place, source) = (Place::new(), targets::source(20 << 20).await);
+    let pods = pods::start(&place, 2);
+    let _edge = edge(&place, &pods[1], "node1").await;
+    let mut client = pods[0].open(&at("node1", source)).await;
+    assert!(rest(&mut client).await == targets::pattern(20 << 20));
+}
+
+#[tokio::test]
+async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
+    let place = Place::new();
+    let all = pods::addresses(3);
+    let lines: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &pods::siblings(&all))).collect();
+    let (first, _second) = (TestPod::from_text(&lines[0]), TestPod::from_text(&lines[1]));
+    let answer = first.ask("node1:22").await;
+    assert_eq!(answer.status, 502, "{answer:?}");
+    assert!(answer.body.contains("node node1 is not connected"), "{answer:?}");
+    assert!(answer.body.contains("not at the other pod"), "{answer:?}");
+    let dead = format!("pod {} cannot be reached", all[2]);
+    assert!(answer.body.contains(&dead), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_pod_that_was_told_of_no_other_asks_nobody() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let answer = pod.ask("node1:22").await;
+    assert!(answer.body.starts_with("node node1 is not connected\n"), "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_session_follows_its_node_from_pod_to_pod() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pods = pods::start(&place, 3);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pods[1].has("node1").await;
+    let mut client = pods[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "at the second pod").await;
+    for to in [0, 2, 1, 2] {
+        line.lead_to(pods[to].pod.grpc);
+        line.reset();
+        pods[to].has("node1").await;
+        let begun = Instant::now();
+        echoed(&mut client, "somewhere else").await;
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        let mut other = opens(&pods[1], &at("node1", echo)).await;
+        echoed(&mut other, "a new one").await;
+    }
+    drop(client);
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn bytes_survive_a_node_that_moves_while_they_flow() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pods = pods::start(&place, 3);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pods[1].has("node1").await;
+    let (mut from, mut to) = pods[0].open(&at("node1", echo)).await.into_split();
+    let bytes = targets::pattern(12 << 20);
+    let sent = bytes.clone();
+    let sender = crate::support::beside(async move {
+        to.write_all(&sent).await.unwrap();
+        to.shutdown().await.unwrap();
+    });
+    let mut back = Vec::new();
+    for to in [2, 0, 1] {
+        let mut part = vec![0; 3 << 20];
+        soon("the next part", from.read_exact(&mut part)).await.unwrap();
+        back.extend_from_slice(&part);
+        line.lead_to(pods[to].pod.grpc);
+        line.reset();
+        pods[to].has("node1").await;
+    }
+    soon("the rest", from.read_to_end(&mut back)).await.unwrap();
+    assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
+    sender.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_session_outlives_the_pod_that_holds_the_link() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(3);
+    let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
+    let (front, last) = (TestPod::from_text(&text(0)), TestPod::from_text(&text(2)));
+    let mut middle = Separate::start(text(1)).await;
+    let line = Line::to(all[1]).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    middle.pod.has("node1").await;
+    let mut client = front.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    line.lead_to(all[2]);
+    middle.kill();
+    last.has("node1").await;
+    let begun = Instant::now();
+    echoed(&mut client, "after").await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let mut other = opens(&front, &at("node1", echo)).await;
+    echoed(&mut other, "a new one").await;
+}
+
+#[tokio::test]
+async fn a_pods_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pods = pods::start(&place, 2);
+    let silent = Line::to(pods[0].pod.grpc).await;
+    let _old = start_edge(&place.edge("node1", silent.at, ""));
+    pods[0].has("node1").await;
+    silent.fall_silent();
+    // The same node comes to the other pod, while the first believes that it has it.
+    let _new = edge(&place, &pods[1], "node1").await;
+    let begun = Instant::now();
+    wait_until("the first pod has let go", || pods[0].link("node1").is_none()).await;
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    let mut client = pods[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
+}
+
+#[tokio::test]
+async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(3);
+    // The first pod reaches the second over a line of its own.
+    let between = Line::to(all[1]).await;
+    let text = |n: usize, list: &[std::net::SocketAddr]| pods::config(&place, all[n], &pods::siblings(list));
+    let first = TestPod::from_text(&text(0, &[between.at, all[2]]));
+    let second = TestPod::from_text(&text(1, &[all[1]]));
+    let third = TestPod::from_text(&text(2, &all));
+    let line = Line::to(all[1]).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    second.has("node1").await;
+    let mut client = first.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    between.fall_silent();
+    line.lead_to(all[2]);
+    line.reset();
+    third.has("node1").await;
+    let begun = Instant::now();
+    echoed(&mut client, "after").await;
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn dns_alone_leads_to_the_pod_that_has_the_node() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(2);
+    let dns = Dns::start(Says::NoSuchName).await;
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let pods: Vec<_> = all.iter().map(|at| TestPod::from_text(&pods::config(&place, *at, &lines))).collect();
+    let _edge = edge(&place, &pods[1], "node1").await;
+    let answer = pods[0].ask("node1:22").await;
+    assert!(answer.body.contains("not in DNS"), "{answer:?}");
+    dns.say(Says::At([127, 0, 0, 3].into()));
+    let mut client = pods[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
+}
+
+#[tokio::test]
+async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(3);
+    for says in
+        [Says::Nothing, Says::NoSuchName, Says::At([127, 0, 0, 4].into()), Says::At([127, 0, 0, 99].into())]
+    {
+        let dns = Dns::start(says).await;
+        let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&all));
+        let mut pods: Vec<_> = Vec::new();
+        for at in &all {
+            pods.push(Separate::start(pods::config(&place, *at, &lines)).await);
+        }
+        let _edge = edge(&place, &pods[1].pod, "node1").await;
+        let begun = Instant::now();
+        let mut client = pods[0].pod.open(&at("node1", echo)).await;
+        echoed(&mut client, "hello").await;
+        assert!(begun.elapsed() < Duration::from_millis(800), "{says:?}: {:?}", begun.elapsed());
+        let _second = edge(&place, &pods[1].pod, "node2").await;
+        let begun = Instant::now();
+        let mut client = pods[0].pod.open(&at("node2", echo)).await;
+        echoed(&mut client, "hello").await;
+        assert!(begun.elapsed() < Duration::from_millis(400), "{says:?}: {:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_speaks_plain_is_reached_through_another_pod() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let mut edge = peer::link(&place, &pods[1], "node1", None).await;
+    let accept = async {
+        let asked = edge.hears().await;
+        assert_eq!((asked.r#type.as_str(), asked.addr.as_str()), ("connecting", "127.0.0.1:22"));
+        edge.plainly("connected", &asked.topic, "").await;
+        asked.topic
+    };
+    let (mut client, topic) = tokio::join!(pods[0].open("node1:22"), accept);
+    client.write_all(b"hello").await.unwrap();
+    assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
+    edge.plainly("tcp-forward", &topic, "world").await;
+    edge.plainly("closed", &topic, "EOF").await;
+    assert_eq!(rest(&mut client).await, b"world");
+    client.shutdown().await.unwrap();
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    let refuse = async {
+        let asked = edge.hears().await;
+        edge.plainly("connect-failed", &asked.topic, "dial tcp: connection refused").await;
+    };
+    let (answer, ()) = tokio::join!(pods[0].ask("node1:22"), refuse);
+    assert_eq!((answer.status, answer.phrase.as_str()), (502, "node node1: dial tcp: connection refused"));
+}
+
+#[tokio::test]
+async fn a_session_with_a_plain_node_outlives_the_link_between_the_pods() {
+    let place = Place::new();
+    let all = pods::addresses(2);
+    let between = Line::to(all[1]).await;
+    let first = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&[between.at])));
+    let second = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&[all[1]])));
+    let mut edge = peer::link(&place, &second, "node1", None).await;
+    let accept = async {
+        let asked = edge.hears().await;
+        edge.plainly("connected", &asked.topic, "").await;
+        asked.topic
+    };
+    let (mut client, topic) = tokio::join!(first.open("node1:22"), accept);
+    between.reset();
+    client.write_all(b"hello").await.unwrap();
+    assert_eq!(edge.hears().await, edge.plain("tcp-forward", &topic, "hello".into()));
+    edge.plainly("tcp-forward", &topic, "world").await;
+    let mut back = [0; 5];
+    soon("the answer", client.read_exact(&mut back)).await.unwrap();
+    assert_eq!(&back, b"world");
+}
+
+fn own(place: &Place) -> Option<Identity> {
+    Some(Identity { cert: place.files.cert.clone(), key: place.files.key.clone() })
+}
+
+#[tokio::test]
+async fn what_comes_from_a_pod_is_never_sent_to_another() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let _edge = edge(&place, &pods[1], "node1").await;
+    // The first pod knows well where the node is.
+    drop(pods[0].open(&at("node1", targets::echo().await)).await);
+    let headers = Caller::pod_request(Instance::from_bits(77));
+    let mut link = peer::link_as_pod(&place, pods[0].pod.grpc, own(&place), headers, "node1").await.unwrap();
+    let id = SessionId::random();
+    let open =
+        Word::Open { target: "127.0.0.1:22".parse().unwrap(), limit: 1000, epoch: 1, client: "x".into() };
+    link.say(id, open).await;
+    let (answered, word) = link.word().await;
+    assert_eq!(answered, id);
+    let Word::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::NotHere);
+    let instance = Some(Instance::from_bits(78));
+    link.say(id, Word::Resume { received: 0, limit: 1000, epoch: 2, instance }).await;
+    let (_, word) = link.word().await;
+    let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::NotHere);
+}
+
+#[tokio::test]
+async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let _edge = edge(&place, &pods[1], "node1").await;
+    let headers = Caller::pod_request(Instance::from_bits(77));
+    let mut link = peer::link_as_pod(&place, pods[1].pod.grpc, own(&place), headers, "node1").await.unwrap();
+    let instance = Some(Instance::from_bits(78));
+    link.say(SessionId::random(), Word::Resume { received: 0, limit: 1000, epoch: 2, instance }).await;
+    let (_, word) = link.word().await;
+    let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::Unknown);
+}
+
+#[tokio::test]
+async fn nobody_is_a_pod_without_the_clouds_certificate() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let grpc = pods[0].pod.grpc;
+    let headers = || Caller::pod_request(Instance::from_bits(77));
+    let link = async |shows, headers: HeaderMap| {
+        peer::link_as_pod(&place, grpc, shows, headers, "node1").await.map(drop)
+    };
+    let refused = link(None, headers()).await.unwrap_err();
+    assert!(refused.message().contains("certificate"), "{refused:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let stranger = Authority::new().write(dir.path(), &[NAME]);
+    let stranger = Identity { cert: stranger.cert, key: stranger.key };
+    link(Some(stranger), headers()).await.expect_err("a certificate of another CA");
+
+    let mut with_token = headers();
+    let token = HeaderValue::from_static("Bearer {\"nodename\":\"node1\",\"token\":\"0123456789abcdef\"}");
+    with_token.insert("authorization", token);
+    let refused = link(own(&place), with_token).await.unwrap_err();
+    assert!(refused.message().contains("role"), "{refused:?}");
+
+    link(own(&place), headers()).await.expect("what the cloud shows to edges will do");
+}
+
+#[tokio::test]
+async fn siblings_without_a_ca_file_are_a_fault_at_start() {
+    let place = Place::new();
+    let all = pods::addresses(1);
+    let text = pods::config(&place, all[0], &pods::siblings(&all)).replace("ca.crt", "nowhere.crt");
+    let (settings, _) =
+        tunnel::config::cloud::Cloud::read(&text, &tunnel::config::Environment::default()).unwrap();
+    let fault = format!("{:#}", tunnel::cloud::Pod::start(settings, None).unwrap_err());
+    assert!(fault.contains("mode.cloud.registry.siblings") && fault.contains("nowhere.crt"), "{fault}");
+}

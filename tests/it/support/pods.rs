@@ -1,0 +1,139 @@
+//! Several pods of one cloud, on loopback addresses of their own and one port, as in a cluster.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+
+use tokio::net::UdpSocket;
+use tokio::runtime::{Builder, Runtime};
+use tunnel::cloud::Pod;
+use tunnel::config::Environment;
+use tunnel::config::cloud::Cloud;
+
+use hickory_resolver::proto::op::{Message, ResponseCode};
+use hickory_resolver::proto::rr::rdata::A;
+use hickory_resolver::proto::rr::{RData, Record, RecordType};
+
+use super::beside;
+use super::programs::{Place, TestPod};
+
+/// A pod with a runtime of its own, so that it can be killed.
+pub(crate) struct Separate {
+    pub(crate) pod: TestPod,
+    runtime: Option<Runtime>,
+}
+
+impl Separate {
+    /// A pod from its config's text.
+    pub(crate) async fn start(text: String) -> Self {
+        let started = tokio::task::spawn_blocking(move || {
+            let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+            let settings = Cloud::read(&text, &Environment::default()).unwrap().0;
+            let pod = runtime.block_on(async { Pod::start(settings, None).unwrap() });
+            (pod, runtime)
+        });
+        let (pod, runtime) = started.await.unwrap();
+        Self { pod: TestPod::from(pod), runtime: Some(runtime) }
+    }
+
+    /// Ends it where it stands, as SIGKILL does: its sockets are closed, nobody says a word.
+    pub(crate) fn kill(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Separate {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Addresses for so many pods: each has its own, and all have one port.
+pub(crate) fn addresses(count: u8) -> Vec<SocketAddr> {
+    static TAKEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    loop {
+        let free = std::net::TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = free.local_addr().unwrap().port();
+        let all: Vec<_> = (2..2 + count).map(|last| SocketAddr::from(([127, 0, 0, last], port))).collect();
+        let others = all.iter().skip(1).all(|at| std::net::TcpListener::bind(at).is_ok());
+        let mut taken = TAKEN.lock().unwrap();
+        if others && !taken.contains(&port) {
+            taken.push(port);
+            return all;
+        }
+    }
+}
+
+/// The config of the pod at an address, with lines in `[mode.cloud.registry]`.
+pub(crate) fn config(place: &Place, at: SocketAddr, registry: &str) -> String {
+    let text = place.cloud(&format!("[mode.cloud.registry]\n{registry}\n"));
+    text.replacen("listen = \"127.0.0.1:0\"", &format!("listen = \"{at}\""), 1)
+}
+
+/// The line that names siblings.
+pub(crate) fn siblings(all: &[SocketAddr]) -> String {
+    let all: Vec<_> = all.iter().map(|at| format!("\"{at}\"")).collect();
+    format!("siblings = [{}]", all.join(", "))
+}
+
+/// So many pods that know each other by a list.
+pub(crate) fn start(place: &Place, count: u8) -> Vec<TestPod> {
+    let all = addresses(count);
+    all.iter().map(|at| TestPod::from_text(&config(place, *at, &siblings(&all)))).collect()
+}
+
+/// What a DNS server for a test says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Says {
+    /// Nothing at all.
+    Nothing,
+    /// That there is no such name.
+    NoSuchName,
+    /// That the node is at this pod.
+    At(std::net::Ipv4Addr),
+}
+
+/// A DNS server that says the same of every name; it can change its mind.
+pub(crate) struct Dns {
+    pub(crate) at: SocketAddr,
+    says: tokio::sync::watch::Sender<Says>,
+}
+
+impl Dns {
+    pub(crate) async fn start(says: Says) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let at = socket.local_addr().unwrap();
+        let (says, said) = tokio::sync::watch::channel(says);
+        beside(async move {
+            let mut space = [0; 1500];
+            while let Ok((n, from)) = socket.recv_from(&mut space).await {
+                let says = *said.borrow();
+                let Ok(question) = Message::from_vec(&space[..n]) else { continue };
+                if let Some(answer) = answer(&question, says) {
+                    let _ = socket.send_to(&answer.to_vec().unwrap(), from).await;
+                }
+            }
+        });
+        Self { at, says }
+    }
+
+    pub(crate) fn say(&self, says: Says) {
+        self.says.send_replace(says);
+    }
+}
+
+fn answer(question: &Message, says: Says) -> Option<Message> {
+    let query = &question.queries[0];
+    let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
+    answer.add_query(query.clone());
+    match says {
+        Says::Nothing => return None,
+        Says::NoSuchName => answer.metadata.response_code = ResponseCode::NXDomain,
+        Says::At(ip) if query.query_type() == RecordType::A => {
+            answer.add_answer(Record::from_rdata(query.name().clone(), 1, RData::A(A(ip))));
+        }
+        Says::At(_) => {}
+    }
+    Some(answer)
+}
