@@ -46,7 +46,7 @@ impl World {
         let at = self.processes.len();
         let (plan, kind) = (&self.plan, usize::from(node.is_some()));
         let metrics = || if kind == 0 { Metrics::cloud("", "") } else { Metrics::edge() };
-        let (windows, memory, grace) = (plan.windows[kind], plan.memory, plan.grace);
+        let (windows, memory, grace) = (plan.windows[kind], plan.memory[kind], plan.grace);
         let limits = Limits { windows, memory, sessions: 1000, grace };
         let table = Table::new(Instance::from_bits(at as u128 + 1), limits, metrics());
         let registry = Registry::new(metrics());
