@@ -18,5 +18,6 @@ mod plain;
 mod refusals;
 mod relay;
 mod resume;
+mod roll;
 mod sessions;
 mod slow;
