@@ -32,6 +32,7 @@ use crate::net::reload::Reload;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
 use crate::registry::Registry;
+use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
 use crate::route::Route;
 use crate::telemetry::log::Level;
@@ -56,6 +57,7 @@ pub struct Pod {
     pub registry: Arc<Registry>,
     /// The sessions.
     pub table: Arc<Table>,
+    finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
 }
@@ -141,7 +143,7 @@ impl Pod {
         let shared = Shared {
             tokens: tokens.clone(),
             registry: registry.clone(),
-            finder,
+            finder: finder.clone(),
             siblings,
             route: route.clone(),
             ground,
@@ -170,6 +172,7 @@ impl Pod {
             metrics: metrics.clone(),
             registry,
             table,
+            finder,
             readiness,
             stopping,
         };
@@ -221,6 +224,7 @@ impl Pod {
         links.begin();
         tokio::time::sleep(LAST_WORDS).await;
         self.registry.close_all();
+        self.finder.close_links();
         links.finish(GOODBYE, std::future::pending()).await;
         admin.finish(GOODBYE, std::future::pending()).await;
         drained

@@ -19,4 +19,5 @@ mod refusals;
 mod relay;
 mod resume;
 mod sessions;
+mod siblings;
 mod slow;
