@@ -33,6 +33,7 @@ use crate::net::reload::Reload;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
 use crate::registry::Registry;
+use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
 use crate::route::Route;
 use crate::telemetry::log::Level;
@@ -57,6 +58,7 @@ pub struct Pod {
     pub registry: Arc<Registry>,
     /// The sessions.
     pub table: Arc<Table>,
+    finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
 }
@@ -135,7 +137,7 @@ impl Pod {
         let shared = Shared {
             tokens: tokens.clone(),
             registry: registry.clone(),
-            finder,
+            finder: finder.clone(),
             siblings,
             route: route.clone(),
             ground,
@@ -164,6 +166,7 @@ impl Pod {
             metrics: metrics.clone(),
             registry,
             table,
+            finder,
             readiness,
             stopping,
         };

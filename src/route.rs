@@ -111,6 +111,7 @@ impl Route {
             return parked.give_up(Refusal::new(Code::Unknown, why));
         };
         let mut search = Search::new(&self.ways, &node, Some(instance), until);
+        search.again(parked.again()).await;
         while parked.seeks() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {

@@ -69,6 +69,7 @@ impl Pod {
         links.begin();
         sleep(LAST_WORDS).await;
         self.registry.close_all();
+        self.finder.close_links();
         links.finish(GOODBYE, std::future::pending()).await;
         admin.finish(GOODBYE, std::future::pending()).await;
         drained

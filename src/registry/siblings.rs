@@ -99,31 +99,28 @@ impl Siblings {
 
     /// Tells all other pods that a node has come here.
     pub fn tell(&self, node: &NodeName) {
-        let pods = self.lock();
+        let (known, incoming) = self.pods();
         let mut linked = Vec::new();
-        for sibling in pods.known.values().filter(|sibling| !sibling.is_ourselves()) {
+        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
             linked.extend(sibling.up().and_then(|up| up.instance));
-            sibling.news.add(node);
-            sibling.want();
+            sibling.tell(node);
         }
         let untold = |incoming: &&Incoming| incoming.outbox.instance.is_none_or(|pod| !linked.contains(&pod));
-        for incoming in pods.incoming.iter().filter(untold) {
+        for incoming in incoming.iter().filter(untold) {
             incoming.news.add(node);
         }
     }
 
     /// All other pods that are to be asked for a node, each once.
     pub fn all(&self) -> Vec<Pod> {
-        let pods = self.lock();
-        let listed = |sibling: &&Arc<Sibling>| {
+        let (mut known, incoming) = self.pods();
+        known.retain(|sibling| {
             !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
-        };
-        let known: Vec<_> = pods.known.values().filter(listed).cloned().collect();
+        });
         let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
-        let more = pods.incoming.iter().map(|incoming| &incoming.outbox);
+        let more = incoming.into_iter().map(|incoming| incoming.outbox);
         let more = more.filter(|outbox| outbox.instance.is_none_or(|pod| !linked.contains(&pod)));
-        let more: Vec<_> = more.cloned().map(Which::Incoming).collect();
-        known.into_iter().map(Which::Known).chain(more).map(Pod).collect()
+        known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(Pod).collect()
     }
 
     /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
@@ -146,21 +143,24 @@ impl Siblings {
         found.into_iter().map(|sibling| Pod(Which::Known(sibling))).collect()
     }
 
-    /// The pod at the other end of a link.
+    /// The pod at the other end of a link, which has been of use just now.
     pub fn behind(&self, outbox: &Arc<Outbox>) -> Pod {
-        let pods = self.lock();
-        let known = pods.known.values().find(|sibling| sibling.up().is_some_and(|up| up.id == outbox.id));
-        if let Some(sibling) = known {
-            sibling.touch();
-        }
-        Pod(known.map_or_else(|| Which::Incoming(outbox.clone()), |sibling| Which::Known(sibling.clone())))
+        let (known, _) = self.pods();
+        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == outbox.id));
+        Pod(known.map_or_else(
+            || Which::Incoming(outbox.clone()),
+            |sibling| {
+                sibling.touch();
+                Which::Known(sibling)
+            },
+        ))
     }
 
     /// Links to other pods that are up at this moment.
     pub fn links(&self) -> Vec<Arc<Outbox>> {
-        let pods = self.lock();
-        let known = pods.known.values().filter_map(|sibling| sibling.up());
-        known.chain(pods.incoming.iter().map(|incoming| incoming.outbox.clone())).collect()
+        let (known, incoming) = self.pods();
+        let known = known.iter().filter_map(|sibling| sibling.up());
+        known.chain(incoming.into_iter().map(|incoming| incoming.outbox)).collect()
     }
 
     /// Asks one pod whether a node is linked to it. None: it is not. Takes at most 2 s. Cancel safe.
@@ -231,6 +231,12 @@ impl Siblings {
         let keeping = sibling.clone().keep(self.means.clone());
         self.means.ground.drain.spawn(info_span!("sibling", %at), keeping);
         sibling
+    }
+
+    /// As they are at this moment, to look at each without the lock.
+    fn pods(&self) -> (Vec<Arc<Sibling>>, Vec<Incoming>) {
+        let pods = self.lock();
+        (pods.known.values().cloned().collect(), pods.incoming.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, Pods> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::names::NodeName;
-use crate::registry::awaited::{Awaited, News};
+use crate::registry::awaited::{Arrival, Awaited};
 use crate::tunnel::Outbox;
 use crate::tunnel::session::end::LinkId;
 
@@ -50,18 +50,18 @@ impl Uplinks {
     }
 
     /// Notices the next link that comes.
-    pub fn news(&self) -> News<'_> {
-        self.came.news(&self.node)
+    pub fn arrival(&self) -> Arrival<'_> {
+        self.came.arrival(&self.node)
     }
 
     /// Waits until there is a newer link than this one. Cancel safe.
     pub async fn newer(&self, than: LinkId) {
         loop {
-            let news = self.news();
+            let arrival = self.arrival();
             if self.newest(None).is_some_and(|newest| newest.id > than) {
                 return;
             }
-            news.come().await;
+            arrival.come().await;
         }
     }
 

@@ -54,6 +54,18 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Ways were found so often before, and were of no use: it begins with a pause.
+    pub(super) async fn again(&mut self, times: u32) {
+        if times > 0 {
+            self.backoff = Backoff::after(times);
+            sleep_until(self.until.min(Instant::now() + self.pause())).await;
+        }
+    }
+
+    fn pause(&mut self) -> Duration {
+        self.backoff.pause(rand::random()).min(LONGEST_PAUSE)
+    }
+
     /// Who is looked for.
     pub(super) fn node(&self) -> &NodeName {
         self.node
@@ -80,7 +92,7 @@ impl<'a> Search<'a> {
         let mut paused = before.is_none();
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
-            let news = self.ways.news(self.node);
+            let arrival = self.ways.arrival(self.node);
             let looked = timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await;
             let Ok(found) = looked else { return Err(NotFound::default()) };
             match found {
@@ -94,9 +106,9 @@ impl<'a> Search<'a> {
                 Err(missing) => self.is_hopeless(missing)?,
             }
             paused = true;
-            let pause = self.backoff.pause(rand::random()).min(LONGEST_PAUSE);
+            let pause = self.pause();
             tokio::select! {
-                () = news.come() => {}
+                () = arrival.come() => {}
                 () = sleep_until(self.until.min(Instant::now() + pause)) => {}
             }
         }
@@ -127,15 +139,15 @@ impl<'a> Search<'a> {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {
-            let not = self.way.as_ref().map(|way| way.outbox.id);
-            let news = self.ways.news(self.node);
+            let not = self.way.as_ref().map(|way| way.outbox.as_ref());
+            let arrival = self.ways.arrival(self.node);
             if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
                 return way;
             }
             // A slow dial is no reason to leave the only path.
             let pause = backoff.pause(rand::random()) + SELDOM;
             tokio::select! {
-                () = news.come() => {}
+                () = arrival.come() => {}
                 () = sleep(pause) => {}
             }
         }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::names::{Instance, NodeName};
-use crate::registry::News;
+use crate::registry::Arrival;
 use crate::registry::find::{Finder, NotFound, Way};
 use crate::registry::uplinks::Uplinks;
-use crate::tunnel::session::end::LinkId;
+use crate::tunnel::Outbox;
 
 /// Who knows the ways.
 #[derive(Debug, Clone)]
@@ -23,22 +23,22 @@ impl Ways {
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<LinkId>,
+        not: Option<&Outbox>,
     ) -> Result<Way, NotFound> {
         match self {
             Self::Pod(finder) => finder.find(node, instance, not).await,
             Self::Edge(uplinks) => {
-                let newest = uplinks.newest(not).ok_or_else(NotFound::default)?;
+                let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
                 Ok(Way { outbox: newest, instance })
             }
         }
     }
 
     /// Notices that a way to the node may have come.
-    pub(super) fn news(&self, node: &NodeName) -> News<'_> {
+    pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
         match self {
-            Self::Pod(finder) => finder.registry().news(node),
-            Self::Edge(uplinks) => uplinks.news(),
+            Self::Pod(finder) => finder.registry().arrival(node),
+            Self::Edge(uplinks) => uplinks.arrival(),
         }
     }
 

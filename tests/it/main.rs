@@ -20,4 +20,5 @@ mod relay;
 mod resume;
 mod roll;
 mod sessions;
+mod siblings;
 mod slow;

@@ -41,6 +41,14 @@ impl Pod {
         }
     }
 
+    /// The link to it, if there is one.
+    pub fn up(&self) -> Option<Arc<Outbox>> {
+        match &self.0 {
+            Which::Known(sibling) => sibling.up(),
+            Which::Incoming(outbox) => (!outbox.is_closed()).then(|| outbox.clone()),
+        }
+    }
+
     /// Whether both are the same.
     pub fn is(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
