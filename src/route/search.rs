@@ -11,12 +11,14 @@ use crate::net::backoff::Backoff;
 use crate::registry::find::{NotFound, Way};
 use crate::tunnel::Outbox;
 
+use super::Chance;
 use super::ways::Ways;
 
 /// What one session knows of its paths. It asks on one at a time.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
     ways: &'a Ways,
+    chance: Chance,
     node: &'a NodeName,
     /// Only this process will do.
     instance: Option<Instance>,
@@ -36,13 +38,14 @@ pub(super) struct Search<'a> {
 impl<'a> Search<'a> {
     /// Among `ways`, for one to `node`, and to that process of it if one is given.
     pub(super) fn new(
-        ways: &'a Ways,
+        (ways, chance): (&'a Ways, Chance),
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
     ) -> Self {
         Self {
             ways,
+            chance,
             node,
             instance,
             until,
@@ -63,7 +66,7 @@ impl<'a> Search<'a> {
     }
 
     fn pause(&mut self) -> Duration {
-        self.backoff.pause(rand::random()).min(LONGEST_PAUSE)
+        self.backoff.pause((self.chance)()).min(LONGEST_PAUSE)
     }
 
     /// Who is looked for.
@@ -145,8 +148,9 @@ impl<'a> Search<'a> {
                 return way;
             }
             // A slow dial is no reason to leave the only path.
-            let pause = backoff.pause(rand::random()) + SELDOM;
+            let pause = backoff.pause((self.chance)()) + SELDOM;
             tokio::select! {
+                biased;
                 () = arrival.come() => {}
                 () = sleep(pause) => {}
             }

@@ -76,7 +76,10 @@ fn many(about: About) {
     if let Some(seed) = number("SIM_SEED") {
         return one(seed, about, &mut Seen::default());
     }
-    let until = Instant::now() + Duration::from_secs(number("SIM_SECONDS").unwrap_or(20)) / 2;
+    // Five such tests, of which two run at once where there are two processors.
+    let share = if about == About::Pods { 0.6 } else { 0.35 };
+    let seconds = number("SIM_SECONDS").unwrap_or(20);
+    let until = Instant::now() + Duration::from_secs(seconds).mul_f64(share);
     let from = number("SIM_FROM").unwrap_or(0);
     let (mut seed, mut seen) = (from, Seen::default());
     while Instant::now() < until || seed < from + LEAST_SEEDS {

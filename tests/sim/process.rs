@@ -12,6 +12,7 @@ use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
 use tunnel::tunnel::{Limits, Peer, Table};
 
+use super::chance::chance;
 use super::owner::Place;
 use super::plan::About;
 use super::world::World;
@@ -55,7 +56,7 @@ impl World {
         let real = plan.about != About::Pods && !plan.wild;
         let route = real.then(|| {
             let finder = Finder::alone(registry.clone(), table.instance());
-            Route::new(finder, table.clone(), patience, plan.grace)
+            Route::new(finder, table.clone(), patience, plan.grace).with_chance(chance)
         });
         let place = Place {
             at,
