@@ -227,7 +227,8 @@ async fn a_pod_stops_without_waiting_for_its_siblings() {
     let last = pods.pop().unwrap();
     let drained = last.pod.stop(std::future::pending()).await;
     assert_eq!(drained, tunnel::drain::Drained::Finished);
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    // 2 s for clients that are still sent here.
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     let answer = pods[0].ask("node1:22").await;
     assert_eq!(answer.status, 502, "{answer:?}");
 }
