@@ -14,11 +14,13 @@ mod command;
 mod configmap;
 mod cut;
 mod drain;
+mod fleet;
 mod halfclose;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod parts;
 mod plain;
+mod pods;
 mod process;
 mod publish;
 mod refusals;
