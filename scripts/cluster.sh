@@ -18,15 +18,18 @@ dns_port=5300 etcd_port=23790 connect=2222
 dir=$(mktemp -d)
 started=()
 
+# finish PID...: ends these, all at once.
+finish() {
+  local pid
+  for pid; do kill -TERM -- "-$pid" 2>/dev/null || true; done
+  for pid; do wait "$pid" 2>/dev/null || true; done
+}
+
 stop() {
   trap '' INT TERM
-  local pid
-  # Last come, first gone: edges before pods, pods before the etcd that they take their records from.
-  for ((i = ${#started[@]} - 1; i >= 0; i--)); do
-    pid=${started[i]}
-    kill -TERM -- "-$pid" 2>/dev/null || continue
-    wait "$pid" 2>/dev/null || true
-  done
+  # Pods take their records away, so etcd, CoreDNS and the Service go last.
+  finish "${started[@]:3}"
+  finish "${started[@]:0:3}"
   rm -rf "$dir"
 }
 trap stop EXIT
