@@ -9,6 +9,7 @@ pub mod dns;
 pub mod find;
 pub mod publish;
 pub mod siblings;
+pub mod uplinks;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -172,6 +173,14 @@ impl Registry {
     /// Tells of every change of [`Self::nodes`]; changes that nobody looked at meanwhile are told once.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
+    }
+
+    /// Asks every edge to link to another pod.
+    pub fn drain_all(&self) {
+        let all: Vec<Linked> = self.lock().linked.values().cloned().collect();
+        for linked in all {
+            linked.outbox.drain();
+        }
     }
 
     /// Closes every link.

@@ -9,10 +9,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, info_span, warn};
 
 use super::asked;
-use crate::drain::Drain;
 use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
 use crate::net::pool::Pool;
@@ -39,7 +39,8 @@ pub(super) struct Shared {
     pub(super) route: Route,
     pub(super) ground: Ground,
     pub(super) pool: Pool,
-    pub(super) clients: Drain,
+    /// Once the pod is stopping: no edge is let in.
+    pub(super) stopping: CancellationToken,
     /// Which nodes edges may reach through this pod.
     pub(super) reachable: Arc<[Glob]>,
     /// Nodes that are looked for at once for edges.
@@ -149,7 +150,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
         warn!("refused: invalid token");
         return call.refuse(Dismissal::Token);
     }
-    if shared.clients.is_draining() {
+    if shared.stopping.is_cancelled() {
         refused.count("stopping");
         return call.refuse(Dismissal::Stopping);
     }
@@ -165,6 +166,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     shared.registry.insert(Linked { outbox: outbox.clone(), instance: hello.instance, from });
     shared.finder.gained(&hello.node);
     make_way(outbox.clone(), hello.node, &shared);
+    if shared.stopping.is_cancelled() {
+        outbox.drain();
+    }
     run(link, &shared).await;
     shared.registry.remove(&outbox);
 }
@@ -218,7 +222,11 @@ async fn run(mut link: Link, shared: &Shared) {
                     make_way(link.outbox.clone(), node, shared);
                 }
             }
-            Ok(Event::Drain) => {}
+            Ok(Event::Drain) => {
+                // It has another link now, by which it is to be found.
+                shared.registry.remove(&link.outbox);
+                shared.ground.table.release(&link.outbox);
+            }
             Err(why) => break why,
         }
     };

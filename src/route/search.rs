@@ -8,13 +8,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
-use crate::registry::find::{Finder, NotFound, Way};
+use crate::registry::find::{NotFound, Way};
 use crate::tunnel::Outbox;
+
+use super::Chance;
+use super::ways::Ways;
 
 /// What one session knows of its paths. It asks on one at a time.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
-    finder: &'a Finder,
+    ways: &'a Ways,
+    chance: Chance,
     node: &'a NodeName,
     /// Only this process will do.
     instance: Option<Instance>,
@@ -32,15 +36,16 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// For a way to `node`, and to that process of it if one is given.
+    /// Among `ways`, for one to `node`, and to that process of it if one is given.
     pub(super) fn new(
-        finder: &'a Finder,
+        (ways, chance): (&'a Ways, Chance),
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
     ) -> Self {
         Self {
-            finder,
+            ways,
+            chance,
             node,
             instance,
             until,
@@ -61,7 +66,7 @@ impl<'a> Search<'a> {
     }
 
     fn pause(&mut self) -> Duration {
-        self.backoff.pause(rand::random()).min(LONGEST_PAUSE)
+        self.backoff.pause((self.chance)()).min(LONGEST_PAUSE)
     }
 
     /// Who is looked for.
@@ -71,7 +76,7 @@ impl<'a> Search<'a> {
 
     /// Looks once.
     pub(super) async fn once(&mut self) -> Result<(), NotFound> {
-        self.way = Some(self.finder.find(self.node, self.instance, None).await?);
+        self.way = Some(self.ways.find(self.node, self.instance, None).await?);
         self.asked = false;
         Ok(())
     }
@@ -85,14 +90,14 @@ impl<'a> Search<'a> {
     pub(super) async fn next(&mut self) -> Result<(), NotFound> {
         let before = self.way.take().filter(|_| self.asked);
         if let Some(before) = &before {
-            self.finder.is_wrong(self.node, before);
+            self.ways.is_wrong(self.node, before);
         }
         let mut paused = before.is_none();
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
-            let arrival = self.finder.registry().arrival(self.node);
-            let finding = self.finder.find(self.node, self.instance, None);
-            let Ok(found) = timeout_at(self.until, finding).await else { return Err(NotFound::default()) };
+            let arrival = self.ways.arrival(self.node);
+            let looked = timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await;
+            let Ok(found) = looked else { return Err(NotFound::default()) };
             match found {
                 Ok(way) => {
                     let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);
@@ -139,13 +144,14 @@ impl<'a> Search<'a> {
         let mut backoff = Backoff::new();
         loop {
             let not = self.way.as_ref().map(|way| way.outbox.as_ref());
-            let arrival = self.finder.registry().arrival(self.node);
-            if let Ok(way) = self.finder.find(self.node, self.instance, not).await {
+            let arrival = self.ways.arrival(self.node);
+            if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
                 return way;
             }
             // A slow dial is no reason to leave the only path.
-            let pause = backoff.pause(rand::random()) + SELDOM;
+            let pause = backoff.pause((self.chance)()) + SELDOM;
             tokio::select! {
+                biased;
                 () = arrival.come() => {}
                 () = sleep(pause) => {}
             }
@@ -157,7 +163,7 @@ impl<'a> Search<'a> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
-        } else if self.finder.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
+        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
             return Err(missing);
         }
         if now >= self.until { Err(NotFound { another: false, ..missing }) } else { Ok(()) }

@@ -1,10 +1,13 @@
 //! The figures: what is started for each, and what is asked of it.
 
 mod bulk;
+mod cut;
 mod echoes;
 mod edges;
 mod memory;
+mod relayed;
 mod restart;
+mod resume;
 mod sessions;
 mod slow;
 
@@ -39,6 +42,8 @@ pub(crate) struct Bench {
     pub(crate) idle: Duration,
     /// How many edges hang at one pod.
     pub(crate) edges: usize,
+    /// A program that cannot resume, to compare with.
+    pub(crate) against: Option<PathBuf>,
 }
 
 /// What stands for one figure on loopback: all proxies side by side, fresh for each figure.
@@ -68,6 +73,9 @@ impl Bench {
             Figure::Restart => self.restart(table),
             Figure::Slow => self.slow(table),
             Figure::Idle => self.idle_line(table),
+            Figure::Cut => self.cut(table),
+            Figure::Relayed => self.relayed(table),
+            Figure::Resume => self.resume(table),
             Figure::Edges => self.idle_edges(table),
         }
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "these processes are ended as a whole: nothing drains")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a table on a terminal is what this is for")]
 
+mod cutter;
 mod echo;
 mod edges;
 mod figures;
@@ -41,7 +42,7 @@ struct Flags {
     /// Leave `ssh -R` out.
     #[arg(long)]
     no_ssh: bool,
-    /// Only these figures; `idle` (ten minutes), `thousand` and `edges` run only when named here or by --all.
+    /// Only these figures; `idle` (ten minutes), `thousand`, `edges` and `resume` run only when named here or by --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
     /// Every figure, the long ones too.
@@ -59,6 +60,9 @@ struct Flags {
     /// How many edges hang at one pod in `edges`.
     #[arg(long, default_value_t = 10_000)]
     edges: usize,
+    /// The program that cannot resume, for `resume`; scripts/resume-cost.sh builds it.
+    #[arg(long)]
+    against: Option<PathBuf>,
     /// Keep configs and logs, and say where.
     #[arg(long)]
     keep: bool,
@@ -94,6 +98,12 @@ pub(crate) enum Figure {
     Slow,
     /// Ten idle minutes on that line.
     Idle,
+    /// The line between edge and pod cut while a session runs.
+    Cut,
+    /// Client and edge at different pods.
+    Relayed,
+    /// Bulk against a program that cannot resume; wants --against.
+    Resume,
     /// Ten thousand idle edges at one pod, and half of them coming back to it.
     Edges,
 }
@@ -121,8 +131,9 @@ fn main() -> Result<()> {
         rounds: flags.rounds.unwrap_or(if flags.quick { 2 } else { 5 }),
         idle: Duration::from_secs(flags.idle_seconds),
         edges: flags.edges,
+        against: flags.against,
     };
-    let long = [Figure::Idle, Figure::Thousand, Figure::Edges];
+    let long = [Figure::Idle, Figure::Thousand, Figure::Edges, Figure::Resume];
     let wanted: Vec<Figure> = Figure::value_variants()
         .iter()
         .copied()

@@ -18,6 +18,8 @@ use crate::way::{Way, Ways};
 pub(crate) struct Tunnel {
     binary: PathBuf,
     dir: PathBuf,
+    /// The pod's files are called after this.
+    name: &'static str,
     spaces: [Option<String>; 2],
     ways: Ways,
     /// Where edges link.
@@ -27,31 +29,73 @@ pub(crate) struct Tunnel {
 impl Tunnel {
     /// Writes the configs of both ends.
     pub(crate) fn configure(place: &Place, targets: &Targets, binary: &Path) -> Result<Self> {
-        let [grpc, connect, cloud_log, edge_log, metrics] = free_ports()?;
-        let at = place.cloud_address;
+        let [grpc] = free_ports()?;
+        let grpc = SocketAddr::from((place.cloud_address, grpc));
         fs::write(place.file("token"), format!("default:{TOKEN}\n{NODE}:{TOKEN}\n"))?;
-        let cloud = format!(
-            "[mode.cloud.stream.server]\nlisten = \"{at}:{grpc}\"\nlog_listen = \"127.0.0.1:{cloud_log}\"\n\
-             metrics_listen = \"127.0.0.1:{metrics}\"\ncert = {:?}\nkey = {:?}\ntokenfile = {:?}\n\n\
-             [mode.cloud.ssh]\nlisten = \"{at}:{connect}\"\n",
-            place.certificates.cert(),
-            place.certificates.key(),
-            place.file("token"),
-        );
+        let this = Self::pod_of(place, targets, binary, "cloud", grpc, "")?;
+        let [edge_log] = free_ports()?;
         let edge = format!(
             "[mode.edge.stream.client]\nnode = \"{NODE}\"\ntoken = \"{TOKEN}\"\ncert = {:?}\n\
-             dns = \"localhost\"\nservername = \"{at}:{grpc}\"\nlog_listen = \"127.0.0.1:{edge_log}\"\n",
+             dns = \"localhost\"\nservername = \"{grpc}\"\nlog_listen = \"127.0.0.1:{edge_log}\"\n",
             place.certificates.ca(),
         );
-        fs::write(place.file("cloud.toml"), cloud)?;
         fs::write(place.file("edge.toml"), edge)?;
-        let proxy = SocketAddr::from((at, connect));
+        Ok(this)
+    }
+
+    /// A second pod, to which no edge links; both pods' configs name each other. Only for pods that do not run yet.
+    pub(crate) fn sibling(&self, place: &Place, targets: &Targets) -> Result<Self> {
+        let [grpc] = free_ports()?;
+        let grpc = SocketAddr::from((place.cloud_address, grpc));
+        let of = |other: SocketAddr| {
+            format!("\n[mode.cloud.registry]\nsiblings = [\"{other}\"]\nname = \"localhost\"\n")
+        };
+        let first = self.dir.join("cloud.toml");
+        let config = fs::read_to_string(&first)? + &of(grpc);
+        fs::write(first, config)?;
+        Self::pod_of(place, targets, &self.binary, "cloud2", grpc, &of(self.grpc))
+    }
+
+    /// Makes the edge dial another address than its pod's own. Only for an edge that does not run yet.
+    pub(crate) fn edge_dials(&self, at: SocketAddr) -> Result<()> {
+        let path = self.dir.join("edge.toml");
+        let config = fs::read_to_string(&path)?.replace(&self.grpc.to_string(), &at.to_string());
+        Ok(fs::write(path, config)?)
+    }
+
+    /// How clients reach the targets by this pod.
+    pub(crate) fn ways(&self) -> Ways {
+        self.ways.clone()
+    }
+
+    /// Writes the config of one pod, which goes on with `more`.
+    fn pod_of(
+        place: &Place,
+        targets: &Targets,
+        binary: &Path,
+        name: &'static str,
+        grpc: SocketAddr,
+        more: &str,
+    ) -> Result<Self> {
+        let [connect, log, metrics] = free_ports()?;
+        let proxy = SocketAddr::from((grpc.ip(), connect));
+        let cloud = format!(
+            "[mode.cloud.stream.server]\nlisten = \"{grpc}\"\nlog_listen = \"127.0.0.1:{log}\"\n\
+             metrics_listen = \"127.0.0.1:{metrics}\"\ncert = {:?}\nkey = {:?}\nca = {:?}\ntokenfile = {:?}\n\n\
+             [mode.cloud.ssh]\nlisten = \"{proxy}\"\n{more}",
+            place.certificates.cert(),
+            place.certificates.key(),
+            place.certificates.ca(),
+            place.file("token"),
+        );
+        fs::write(place.file(&format!("{name}.toml")), cloud)?;
         let way =
             |target: SocketAddr| Way { address: proxy, connect: Some(format!("{NODE}:{}", target.port())) };
         Ok(Self {
             binary: binary.to_owned(),
             dir: place.dir.clone(),
-            grpc: SocketAddr::from((at, grpc)),
+            name,
+            grpc,
             spaces: [place.cloud_space.clone(), place.edge_space.clone()],
             ways: Ways {
                 echo: way(targets.echo),
@@ -64,12 +108,12 @@ impl Tunnel {
 
     /// Starts the pod alone.
     pub(crate) fn pod(&self) -> Result<Process> {
-        self.start("cloud", 0)
+        self.start(self.name, "cloud", 0)
     }
 
     /// Starts the edge alone.
     pub(crate) fn edge(&self) -> Result<Process> {
-        self.start("edge", 1)
+        self.start("edge", "edge", 1)
     }
 
     /// The pair, not yet known to be reachable.
@@ -86,8 +130,8 @@ impl Tunnel {
         Ok(proxy)
     }
 
-    fn start(&self, mode: &str, space: usize) -> Result<Process> {
-        let config = self.dir.join(format!("{mode}.toml"));
+    fn start(&self, name: &str, mode: &str, space: usize) -> Result<Process> {
+        let config = self.dir.join(format!("{name}.toml"));
         let args = [
             self.binary.display().to_string(),
             format!("--m={mode}"),
@@ -95,7 +139,7 @@ impl Tunnel {
             "--alsologtostderr".to_owned(),
         ];
         let space = self.spaces.get(space).and_then(Option::as_deref);
-        Process::start(space, &args, &self.dir.join(format!("{mode}.log")))
+        Process::start(space, &args, &self.dir.join(format!("{name}.log")))
     }
 
     /// The ends of both logs, for whoever has to find out why it did not come up.

@@ -52,7 +52,8 @@ impl Bench {
         Ok(())
     }
 
-    fn one(&self, proxy: &Proxy, kind: Kind) -> Result<(f64, f64)> {
+    /// One run: MiB a second, and CPU seconds per GiB of all the proxy's processes.
+    pub(super) fn one(&self, proxy: &Proxy, kind: Kind) -> Result<(f64, f64)> {
         let way = if kind == Kind::Upload { &proxy.ways.sink } else { &proxy.ways.source };
         let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time(3.0)) };
         let before = proxy.cpu()?;

@@ -1,0 +1,97 @@
+//! The line between edge and pod is cut while a session runs: how long until its bytes flow again.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Bench;
+use crate::cutter::{Cut, Cutter};
+use crate::place::Place;
+use crate::table::{Bound, Row, Table, largest, median, short};
+use crate::targets::Targets;
+use crate::tunnel::Tunnel;
+
+impl Bench {
+    /// By RST, and by silence.
+    pub(super) fn cut(&self, table: &mut Table) -> Result<()> {
+        let Some(binary) = &self.binary else {
+            eprintln!("cut: only the program itself is measured");
+            return Ok(());
+        };
+        let dir = tempfile::tempdir_in(&self.dir)?.keep();
+        let place = Place::loopback(&dir)?;
+        let targets = Targets::start(None, place.edge_address)?;
+        let tunnel = Tunnel::configure(&place, &targets, binary)?;
+        let line = Cutter::to(tunnel.grpc)?;
+        tunnel.edge_dials(line.at)?;
+        let proxy = tunnel.reachable()?;
+        let (mut session, _) = proxy.ways.echo.open()?;
+        session.set_read_timeout(Some(LOST))?;
+
+        let times = if self.quick { 5 } else { 20 };
+        let resets = cut_often(&mut session, &line, Cut::Reset, times)?;
+        table.add(Row {
+            figure: "line cut by RST, network back at once: s until bytes of the session flow again, median"
+                .into(),
+            tunnel: format!(
+                "{} s, worst of {times} {} s",
+                short(median(resets.clone())),
+                short(largest(&resets))
+            ),
+            reference: String::new(),
+            others: String::new(),
+            value: median(resets),
+            bound: Some(Bound::Most(1.0, 1.0)),
+        });
+        let times = if self.quick { 1 } else { 5 };
+        let silent = cut_often(&mut session, &line, Cut::Silent, times)?;
+        table.add(Row {
+            figure: "line silent, network back at once: s until bytes of the session flow again, worst"
+                .into(),
+            tunnel: format!(
+                "{} s, median of {times} {} s",
+                short(largest(&silent)),
+                short(median(silent.clone()))
+            ),
+            reference: String::new(),
+            others: String::new(),
+            value: largest(&silent),
+            bound: Some(Bound::Most(17.0, 17.0)),
+        });
+        Ok(())
+    }
+}
+
+/// Seconds from each cut to the next echo.
+fn cut_often(session: &mut TcpStream, line: &Cutter, how: Cut, times: u32) -> Result<Vec<f64>> {
+    let mut took = Vec::new();
+    for _ in 0..times {
+        let calm = Instant::now();
+        while calm.elapsed() < CALM {
+            echo(session)?;
+            thread::sleep(PAUSE);
+        }
+        line.cut(how);
+        let since = Instant::now();
+        echo(session).with_context(|| format!("after a cut: {how:?}"))?;
+        took.push(since.elapsed().as_secs_f64());
+    }
+    eprintln!("{how:?}, s: {took:.3?}");
+    Ok(took)
+}
+
+fn echo(session: &mut TcpStream) -> Result<()> {
+    let mut buffer = [7; 64];
+    session.write_all(&buffer)?;
+    Ok(session.read_exact(&mut buffer)?)
+}
+
+/// A session that works for so long between cuts.
+const CALM: Duration = Duration::from_millis(500);
+/// Between two echoes of that time.
+const PAUSE: Duration = Duration::from_millis(10);
+/// An echo that takes longer is lost.
+const LOST: Duration = Duration::from_secs(60);

@@ -1,0 +1,84 @@
+//! A session whose client and edge are at different pods, against one at the same pod.
+
+use anyhow::Result;
+
+use super::Bench;
+use crate::echo::Echo;
+use crate::load::Kind;
+use crate::place::Place;
+use crate::table::{Row, Table, median, short};
+use crate::targets::Targets;
+use crate::tunnel::Tunnel;
+
+/// What the rounds showed of one of the two.
+#[derive(Debug, Default)]
+struct Shown {
+    /// CPU seconds per GiB.
+    cost: Vec<f64>,
+    /// MiB a second.
+    rate: Vec<f64>,
+    /// Microseconds.
+    echo: Vec<f64>,
+}
+
+impl Bench {
+    /// In turns: both ways lead to the same edge.
+    pub(super) fn relayed(&self, table: &mut Table) -> Result<()> {
+        let Some(binary) = &self.binary else {
+            eprintln!("relayed: only the program itself is measured");
+            return Ok(());
+        };
+        let dir = tempfile::tempdir_in(&self.dir)?.keep();
+        let place = Place::loopback(&dir)?;
+        let targets = Targets::start(None, place.edge_address)?;
+        let near = Tunnel::configure(&place, &targets, binary)?;
+        let far = near.sibling(&place, &targets)?;
+        let mut stand = near.reachable()?;
+        // What a session costs is what all three processes spend, whichever pod it came in by.
+        stand.processes.push(far.pod()?);
+        let local = stand.ways.clone();
+        let ways = [("local", local), ("relayed", far.ways())];
+        let mut shown = [Shown::default(), Shown::default()];
+        for round in 0..self.rounds {
+            for ((name, way), shown) in ways.iter().zip(&mut shown) {
+                stand.ways = way.clone();
+                if round == 0 {
+                    let took = stand.until_reachable(COME_UP)?;
+                    eprintln!("{name}: reachable after {took:.2?}");
+                }
+                let (rate, cost) = self.one(&stand, Kind::Download)?;
+                let echo = Echo::tight(&way.echo, self.time(2.0)).measure(None)?;
+                shown.rate.push(rate);
+                shown.cost.push(cost);
+                shown.echo.push(echo.p50());
+            }
+        }
+        eprintln!("{shown:.2?}");
+        let [local, relayed] = shown;
+        Self::compare(
+            table,
+            "relayed session: CPU per GiB of pods and edge, download",
+            "s",
+            relayed.cost,
+            local.cost,
+        );
+        Self::compare(table, "relayed session: rate of one download", "MiB/s", relayed.rate, local.rate);
+        Self::compare(table, "relayed session: echo of 64 bytes, idle, p50", "us", relayed.echo, local.echo);
+        Ok(())
+    }
+
+    fn compare(table: &mut Table, figure: &str, unit: &str, relayed: Vec<f64>, local: Vec<f64>) {
+        let (relayed, local) = (median(relayed), median(local));
+        table.add(Row {
+            figure: format!("{figure}, against a local one's"),
+            tunnel: format!("{} {unit}", short(relayed)),
+            reference: format!("local {} {unit}", short(local)),
+            others: String::new(),
+            value: relayed / local,
+            bound: None,
+        });
+    }
+}
+
+/// A pod that has not found its sibling's node by now will not.
+const COME_UP: std::time::Duration = std::time::Duration::from_secs(10);

@@ -1,0 +1,86 @@
+//! What it costs bulk that sessions can be resumed: the program against one that forgets what it has sent.
+
+use anyhow::{Context, Result};
+
+use super::Bench;
+use crate::load::Kind;
+use crate::place::Place;
+use crate::proxy::Proxy;
+use crate::table::{Bound, Row, Table, median, short};
+use crate::targets::Targets;
+use crate::tunnel::Tunnel;
+
+impl Bench {
+    /// In pairs, each program first in every other one.
+    pub(super) fn resume(&self, table: &mut Table) -> Result<()> {
+        let (Some(binary), Some(against)) = (&self.binary, &self.against) else {
+            anyhow::bail!("say --against PROGRAM: scripts/resume-cost.sh builds it");
+        };
+        let mut stands = Vec::new();
+        for binary in [binary, against] {
+            let dir = tempfile::tempdir_in(&self.dir)?.keep();
+            let place = Place::loopback(&dir)?;
+            let targets = Targets::start(None, place.edge_address)?;
+            stands.push((Tunnel::configure(&place, &targets, binary)?.reachable()?, targets));
+        }
+        for (kind, word) in [(Kind::Download, "download"), (Kind::Upload, "upload")] {
+            let (mut rates, mut costs, mut with) = (Vec::new(), Vec::new(), Vec::new());
+            for pair in 0..PAIRS {
+                let one = |which: usize| -> Result<(f64, f64)> {
+                    let (proxy, _): &(Proxy, Targets) = stands.get(which).context("two programs")?;
+                    self.one(proxy, kind)
+                };
+                let ((rate, cost), (rate_without, cost_without)) = if pair % 2 == 0 {
+                    let first = one(0)?;
+                    (first, one(1)?)
+                } else {
+                    let first = one(1)?;
+                    (one(0)?, first)
+                };
+                rates.push(rate / rate_without);
+                costs.push(cost / cost_without);
+                with.push((rate, cost));
+            }
+            eprintln!("{word}: rates {rates:.3?}, costs {costs:.3?}");
+            let own = |pick: fn(&(f64, f64)) -> f64| short(median(with.iter().map(pick).collect()));
+            Self::told(
+                table,
+                &format!("{word}: rate"),
+                own(|one| one.0) + " MiB/s",
+                rates,
+                Bound::Least(0.95, 0.95),
+            );
+            Self::told(
+                table,
+                &format!("{word}: CPU per GiB"),
+                own(|one| one.1) + " s",
+                costs,
+                Bound::Most(1.05, 1.05),
+            );
+        }
+        Ok(())
+    }
+
+    /// The median of the pairs' ratios, and between which two of them it lies in 19 of 20 cases.
+    fn told(table: &mut Table, what: &str, own: String, mut ratios: Vec<f64>, bound: Bound) {
+        ratios.sort_by(f64::total_cmp);
+        let at = |n: usize| short_ratio(ratios.get(n).copied().unwrap_or(f64::NAN));
+        table.add(Row {
+            figure: format!("one {what}, against a program that cannot resume, {PAIRS} pairs"),
+            tunnel: own,
+            reference: String::new(),
+            others: format!("95 % of such runs between {} and {}", at(SURE), at(PAIRS - 1 - SURE)),
+            value: median(ratios),
+            bound: Some(bound),
+        });
+    }
+}
+
+fn short_ratio(ratio: f64) -> String {
+    format!("{ratio:.3}")
+}
+
+/// Pairs of runs.
+const PAIRS: usize = 20;
+/// The sixth smallest and the sixth largest of twenty values have their median between them with 95 % certainty.
+const SURE: usize = 5;
