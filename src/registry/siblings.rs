@@ -266,3 +266,6 @@ const MOST_MADE: usize = 16;
 const MOST_KNOWN: usize = 1000;
 /// How long a pod may take to say whether it has a node.
 const ANSWER: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -109,10 +109,11 @@ impl<'a> Search<'a> {
                 Err(missing) => self.is_hopeless(missing)?,
             }
             paused = true;
+            let until = self.another.map_or(self.until, |since| self.until.min(since + ANOTHER_FOR));
             let pause = self.pause();
             tokio::select! {
                 () = arrival.come() => {}
-                () = sleep_until(self.until.min(Instant::now() + pause)) => {}
+                () = sleep_until(until.min(Instant::now() + pause)) => {}
             }
         }
     }

@@ -355,6 +355,9 @@ async fn nobody_is_a_pod_without_the_clouds_certificate() {
     let stranger = Authority::new().write(dir.path(), &[NAME]);
     let stranger = Identity { cert: stranger.cert, key: stranger.key };
     link(Some(stranger), headers()).await.expect_err("a certificate of another CA");
+    let edge = place.authority.write(dir.path(), &["edge.test"]);
+    let edge = Identity { cert: edge.cert, key: edge.key };
+    link(Some(edge), headers()).await.expect_err("a certificate of the CA for another name");
 
     let mut with_token = headers();
     let token = HeaderValue::from_static("Bearer {\"nodename\":\"node1\",\"token\":\"0123456789abcdef\"}");

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tunnel::names::{Instance, NodeName, SessionId};
-use tunnel::tunnel::Code;
+use tunnel::net::tls::Identity;
 use tunnel::tunnel::codec::StreamMsg;
-use tunnel::tunnel::extension::to_message;
+use tunnel::tunnel::extension::{from_message, to_message};
 use tunnel::tunnel::frame::{Body, Category, Frame, Word};
+use tunnel::tunnel::hello::Caller;
+use tunnel::tunnel::{Code, Found, Peer, Refusal};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, is_reset};
@@ -221,16 +224,18 @@ async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod(
 async fn a_pod_stops_without_waiting_for_its_siblings() {
     let (place, echo) = (Place::new(), targets::echo().await);
     let mut pods = pods::start(&place, 2);
-    let _edge = edge(&place, &pods[1], "node1").await;
-    drop(pods[0].open(&at("node1", echo)).await);
-    let begun = Instant::now();
+    let _edge = edge(&place, &pods[0], "node1").await;
+    drop(pods[1].open(&at("node1", echo)).await);
     let last = pods.pop().unwrap();
+    assert!(links(&last) > 0);
+    last.forgets_all().await;
+    let begun = Instant::now();
     let drained = last.pod.stop(std::future::pending()).await;
     assert_eq!(drained, tunnel::drain::Drained::Finished);
-    // 2 s for clients that are still sent here.
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    let answer = pods[0].ask("node1:22").await;
-    assert_eq!(answer.status, 502, "{answer:?}");
+    // For two seconds clients may still come in.
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    let mut client = pods[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
 }
 
 #[tokio::test]
@@ -250,4 +255,148 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
     let begun = Instant::now();
     is_reset(&mut client).await;
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+}
+
+/// Another pod that is the test, linked to that one.
+async fn scripted_pod(place: &Place, pod: &TestPod, number: u128) -> Call {
+    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let headers = Caller::pod_request(Instance::from_bits(number));
+    let mut call = peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap();
+    is_heard(&mut call).await;
+    call
+}
+
+/// Waits until the other pod has heard what was said: the answer to a question comes after.
+async fn is_heard(call: &mut Call) {
+    call.send(to_message(Frame { node: call.node.clone(), body: Body::Find(5) })).await;
+    let answer = async {
+        loop {
+            let message = call.next().await.expect("the stream goes on");
+            if let Body::Found(Found { question: 5, .. }) = from_message(message, &Peer::Pod).unwrap().body {
+                return;
+            }
+        }
+    };
+    soon("an answer", answer).await;
+}
+
+/// Waits until the other pod is asked for the node. Returns the question's number.
+async fn asked(call: &mut Call) -> u64 {
+    let question = async {
+        loop {
+            let message = call.next().await.expect("the stream goes on");
+            if let Body::Find(question) = from_message(message, &Peer::Pod).unwrap().body {
+                return question;
+            }
+        }
+    };
+    soon("a question", question).await
+}
+
+async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
+    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)) };
+    call.send(to_message(Frame { node: call.node.clone(), body: Body::Found(found) })).await;
+}
+
+/// Says unasked that the node is here, and waits until the other pod knows.
+async fn announces(call: &mut Call, instance: u128) {
+    let node = &call.node.clone();
+    let found = Found {
+        question: 0,
+        here: true,
+        heard: Duration::ZERO,
+        instance: Some(Instance::from_bits(instance)),
+    };
+    call.send(to_message(Frame { node: node.clone(), body: Body::Found(found) })).await;
+    is_heard(call).await;
+}
+
+/// Takes what is asked for at the node.
+async fn opens(call: &mut Call) {
+    let (id, word) = call.word().await;
+    let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+    call.say(id, Word::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
+}
+
+#[tokio::test]
+async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_asked() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let (mut stale, mut fresher) =
+        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+    let begun = Instant::now();
+    let answers = async {
+        let (one, two) = tokio::join!(asked(&mut stale), asked(&mut fresher));
+        says(&stale, one, true, Duration::from_secs(14)).await;
+        says(&fresher, two, true, Duration::from_secs(8)).await;
+        opens(&mut fresher).await;
+    };
+    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_pod_that_has_just_heard_the_node_is_not_compared_with_those_that_are_slow_to_answer() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let (mut slow, mut fresh) =
+        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+    let begun = Instant::now();
+    let answers = async {
+        let (_, question) = tokio::join!(asked(&mut slow), asked(&mut fresh));
+        says(&fresh, question, true, Duration::from_secs(4)).await;
+        opens(&mut fresh).await;
+    };
+    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
+    assert!(begun.elapsed() < Duration::from_millis(300), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let (mut wrong, mut right) =
+        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+    announces(&mut wrong, 1).await;
+    let answers = async {
+        let (id, word) = wrong.word().await;
+        let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+        let refusal = Refusal::new(Code::NotHere, "it has gone");
+        wrong.say(id, Word::Refused { epoch, refusal }).await;
+        let (one, two) = tokio::join!(asked(&mut wrong), asked(&mut right));
+        says(&wrong, one, false, Duration::ZERO).await;
+        says(&right, two, true, Duration::ZERO).await;
+        opens(&mut right).await;
+    };
+    let begun = Instant::now();
+    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let (mut impostor, mut right) =
+        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+    announces(&mut right, 1).await;
+    let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), opens(&mut right));
+    // The impostor's name is the same, and it is louder.
+    let found =
+        Found { question: 0, here: true, heard: Duration::ZERO, instance: Some(Instance::from_bits(99)) };
+    let node = impostor.node.clone();
+    impostor.send(to_message(Frame { node, body: Body::Found(found) })).await;
+    // The path is lost. Only the pod that has the right process is asked to resume.
+    drop(right);
+    let mut right = scripted_pod(&place, &pods[0], 9).await;
+    says(&right, 0, true, Duration::ZERO).await;
+    let (id, word) = right.word().await;
+    let Word::Resume { epoch, instance, .. } = word else { panic!("{word:?}") };
+    assert_eq!(instance, Some(Instance::from_bits(1)));
+    right.say(id, Word::Resumed { received: 0, limit: 1000, epoch }).await;
+    right.say(id, Word::Data("hello".into())).await;
+    let mut back = [0; 5];
+    soon("bytes", client.read_exact(&mut back)).await.unwrap();
+    let resumed = tokio::time::timeout(Duration::from_millis(50), impostor.word()).await;
+    assert!(resumed.is_err(), "{resumed:?}");
 }

@@ -50,3 +50,23 @@ impl Known {
 
 /// Nodes that are remembered; a few MiB.
 const MOST: usize = 50_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::siblings::tests::pod;
+
+    #[tokio::test]
+    async fn what_is_remembered_is_bounded_and_forgotten_once_wrong() {
+        let (known, one, two) = (Known::default(), pod(1), pod(2));
+        for n in 0..MOST + 10 {
+            known.learn(&format!("node{n}").parse().unwrap(), one.clone(), None);
+        }
+        assert!(known.lock().len() <= MOST);
+        let newest: NodeName = format!("node{}", MOST + 9).parse().unwrap();
+        known.forget(&newest, &two);
+        assert!(known.of(&newest).is_some(), "it is not the other pod that was wrong");
+        known.forget(&newest, &one);
+        assert!(known.of(&newest).is_none());
+    }
+}

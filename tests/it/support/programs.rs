@@ -22,6 +22,8 @@ use tokio::net::TcpStream;
 /// A directory with certificates and a token file, shared by the programs of one test.
 pub(crate) struct Place {
     dir: TempDir,
+    /// What has issued its certificates.
+    pub(crate) authority: Authority,
     pub(crate) files: Files,
 }
 
@@ -35,9 +37,10 @@ pub(crate) struct TestPod {
 impl Place {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let files = Authority::new().write(dir.path(), &[NAME, "127.0.0.1"]);
+        let authority = Authority::new();
+        let files = authority.write(dir.path(), &[NAME, "127.0.0.1"]);
         std::fs::write(dir.path().join("token"), format!("default:{TOKEN}\n")).unwrap();
-        Self { dir, files }
+        Self { dir, authority, files }
     }
 
     pub(crate) fn path(&self) -> &Path {

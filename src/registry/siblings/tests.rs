@@ -1,0 +1,114 @@
+use super::*;
+use crate::drain::Drain;
+use crate::names::Instance;
+use crate::net::tls::{self, Trust};
+use crate::telemetry::Metrics;
+use crate::tunnel::{Limits, Peer, Table, Windows};
+
+/// A pod that has made a link to us.
+pub(in crate::registry) fn pod(number: u64) -> Pod {
+    let instance = Some(Instance::from_bits(number.into()));
+    Pod(Which::Incoming(Outbox::new(LinkId(number), Peer::Pod, instance, true)))
+}
+
+/// Those of a pod of which nobody listens at any address.
+fn siblings(list: &[&str]) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
+    let client = tls::Client { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
+    let name = tls::server_name("cloud.test").unwrap();
+    let tls = Reload::fixed(Dialer { config: client.load().unwrap().load(), name });
+    let metrics = Metrics::cloud("", "");
+    let windows = Windows { start: 1000, max: 1000 };
+    let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
+    let table = Table::new(Instance::from_bits(1), limits, metrics.clone());
+    let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
+    let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
+    let (siblings, made) = Siblings::new(addresses, Registry::new(metrics), tls, Pool::new(), ground);
+    (siblings, tell, made)
+}
+
+fn names(pods: &[Pod]) -> Vec<String> {
+    pods.iter().map(Pod::to_string).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_off_the_list_is_asked_no_more() {
+    let (siblings, tell, _made) = siblings(&["127.0.0.1:1", "127.0.0.1:2"]);
+    let before = siblings.all();
+    assert_eq!(names(&before), ["127.0.0.1:1", "127.0.0.1:2"]);
+    tell.send_replace(vec!["127.0.0.1:2".parse().unwrap(), "127.0.0.1:3".parse().unwrap()]);
+    while names(&siblings.all()) != ["127.0.0.1:2", "127.0.0.1:3"] {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let node = "node1".parse().unwrap();
+    let gone = siblings.ask(&before[0], &node).await.unwrap_err();
+    assert!(gone.to_string().contains("not one of our pods"), "{gone}");
+    let dead = siblings.ask(&before[1], &node).await.unwrap_err();
+    assert!(dead.to_string().contains("127.0.0.1:2") && dead.to_string().contains("refused"), "{dead}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_pod_is_tried_again_after_a_pause_that_costs_nobody_anything() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (siblings, _tell, _made) = siblings(&[&at.to_string()]);
+    let dead = &siblings.all()[0];
+    // It takes connections and says nothing: the first who asks waits for a second, who comes next for what is left.
+    let begun = tokio::time::Instant::now();
+    assert!(dead.link().await.is_err());
+    assert_eq!(begun.elapsed().as_secs(), 1);
+    let begun = tokio::time::Instant::now();
+    for _ in 0..100 {
+        assert!(dead.link().await.is_err());
+    }
+    assert!(begun.elapsed() < Duration::from_millis(10), "{:?}", begun.elapsed());
+    // Held, since who is sent away knows at once.
+    let mut held = Vec::new();
+    held.extend(std::iter::from_fn(|| listener.accept().ok()));
+    assert_eq!(held.len(), 1);
+    for _ in 0..60 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let _ = dead.link().await;
+        held.extend(std::iter::from_fn(|| listener.accept().ok()));
+    }
+    assert!((5..=15).contains(&held.len()), "tried {} times in a minute", held.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
+    let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
+    assert_eq!(names(&siblings.at([127, 0, 0, 1].into(), 9000)), ["127.0.0.1:1"], "the list knows the port");
+    for n in 0..2 * MOST_KNOWN {
+        let [.., high, low] = n.to_be_bytes();
+        siblings.at([10, 0, high, low].into(), 9000);
+    }
+    assert_eq!(siblings.lock().known.len(), MOST_KNOWN);
+    assert_eq!(names(&siblings.all()), ["127.0.0.1:1"], "they are not asked for every node");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(names(&siblings.at([10, 9, 9, 9].into(), 9000)), ["10.9.9.9:9000"]);
+    assert_eq!(siblings.lock().known.len(), 2);
+}
+
+#[tokio::test]
+async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
+    let (siblings, _tell, _made) = siblings(&[]);
+    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), true);
+    siblings.joined(&link);
+    let pod = siblings.all().pop().unwrap();
+    let node = "node1".parse().unwrap();
+    let found = |question| Found { question, here: true, heard: Duration::ZERO, instance: None };
+    let other = Outbox::new(LinkId(8), Peer::Pod, None, true);
+    let answers = async {
+        while siblings.questions().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!siblings.heard(&other, found(1)), "not asked over that link");
+        assert_eq!(siblings.questions().len(), 1);
+        assert!(!siblings.heard(&link, found(1)));
+    };
+    let (asked, ()) = tokio::join!(siblings.ask(&pod, &node), answers);
+    assert_eq!(asked.unwrap().unwrap().outbox.id, link.id);
+    assert!(siblings.heard(&link, found(UNASKED)));
+    siblings.left(&link);
+    assert!(siblings.all().is_empty() && siblings.questions().is_empty());
+}
