@@ -23,4 +23,5 @@ step 'shellcheck' shell
 step 'layers' layers
 step 'cargo fmt' cargo fmt --all --check
 step 'cargo clippy' cargo clippy --quiet --workspace --all-targets -- -D warnings
-step 'cargo doc' env RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps
+step 'cargo clippy, all features' cargo clippy --quiet --all-targets --features kubernetes -- -D warnings
+step 'cargo doc' env RUSTDOCFLAGS=-Dwarnings cargo doc --quiet --no-deps --features kubernetes

@@ -5,7 +5,6 @@ cd "$(dirname "$0")/../tests/real"
 
 coredns=1.15.0
 etcd=$(sed -n 's/^require go.etcd.io\/etcd\/server\/v3 v//p' etcd/go.mod)
-kubernetes=$(sed -n 's/^require k8s.io\/kubernetes v//p' kubernetes/go.mod)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
 export CGO_ENABLED=0 GOFLAGS=-trimpath
 build=$(mktemp -d)
@@ -26,14 +25,18 @@ if [[ ! -x $cache/etcd-$etcd/etcd ]]; then
   go -C etcd build -ldflags='-s -w' -o "$build/etcd" go.etcd.io/etcd/server/v3
   keep "$build/etcd" "$cache/etcd-$etcd/etcd"
 fi
-for program in kube-apiserver; do
-  if [[ ! -x $cache/kubernetes-$kubernetes/$program ]]; then
-    # A build without its version calls itself v0.0.0, and refuses to start as that.
-    flags='-s -w'
-    for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
-      flags+=" -X $package.gitVersion=v$kubernetes"
-    done
-    go -C kubernetes build -ldflags="$flags" -o "$build/$program" "k8s.io/kubernetes/cmd/$program"
-    keep "$build/$program" "$cache/kubernetes-$kubernetes/$program"
-  fi
-done
+
+# One of Kubernetes' own programs.
+kubernetes() {
+  local version package flags='-s -w' program=$1
+  version=$(sed -n 's/^require k8s.io\/kubernetes v//p' kubernetes/go.mod)
+  [[ ! -x $cache/kubernetes-$version/$program ]] || return 0
+  # Without this it does not know its own version, on which its features depend.
+  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+    flags+=" -X $package.gitVersion=v$version"
+  done
+  go -C kubernetes build -ldflags="$flags" -o "$build/$program" "k8s.io/kubernetes/cmd/$program"
+  keep "$build/$program" "$cache/kubernetes-$version/$program"
+}
+
+kubernetes kube-apiserver

@@ -17,7 +17,7 @@ missing=()
 for entry in "${programs[@]}"; do
   command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
 done
-command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS and etcd need Go 1.26 or newer from https://go.dev/dl" >&2
+command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS, etcd and kube-apiserver need Go 1.26 or newer from https://go.dev/dl" >&2
 
 if ((${#missing[@]} == 0)); then exit 0; fi
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)

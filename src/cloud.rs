@@ -1,27 +1,29 @@
 //! Builds and runs a pod.
 
+mod asked;
 mod bridge;
 mod kubernetes;
 mod links;
 mod publish;
 mod siblings;
+mod stop;
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
 use links::Shared;
+use stop::Stopping;
 
 use crate::admin::{self, Admin, Port, Readiness, Side};
 use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
-use crate::drain::{Drain, Drained};
+use crate::drain::Drain;
 use crate::frontend::auth::{Gate, Logins, Users};
 use crate::frontend::connect;
 use crate::names::Instance;
@@ -31,12 +33,13 @@ use crate::net::reload::Reload;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
 use crate::registry::Registry;
+use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
 use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
 use crate::tunnel::grpc::Ground;
-use crate::tunnel::{Code, Limits, Refusal, Table, Windows};
+use crate::tunnel::{Limits, Table, Windows};
 
 /// A running pod, and where it listens.
 #[derive(Debug)]
@@ -55,18 +58,9 @@ pub struct Pod {
     pub registry: Arc<Registry>,
     /// The sessions.
     pub table: Arc<Table>,
+    finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
-}
-
-/// What is stopped in which order: clients first, links when no session needs them, admin ports last.
-#[derive(Debug)]
-struct Stopping {
-    clients: Drain,
-    publisher: Drain,
-    links: Drain,
-    admin: Drain,
-    deadline: Duration,
 }
 
 impl Pod {
@@ -77,7 +71,16 @@ impl Pod {
     /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> anyhow::Result<Self> {
         let Cloud {
-            server, tls, ssh, session, registry: publishing, pod_name, pod_namespace, pod_ip, ..
+            server,
+            tls,
+            ssh,
+            session,
+            registry: publishing,
+            pod_name,
+            pod_namespace,
+            pod_ip,
+            allow,
+            ..
         } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server, publishing.siblings.name.as_deref(), &tls)?;
@@ -103,7 +106,9 @@ impl Pod {
         };
         let front = bind(ssh.listen, "mode.cloud.ssh.listen")?;
 
-        let stopping = Stopping {
+        let mut stopping = Stopping {
+            begun: CancellationToken::new(),
+            several: false,
             clients: Drain::new(),
             publisher: Drain::new(),
             links: Drain::new(),
@@ -121,21 +126,26 @@ impl Pod {
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
         let port = grpc.at().port();
-        let found = siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port)?;
+        let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, port, &stopping.links);
+        let cluster = pods.siblings.clone();
+        let found =
+            siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port, cluster)?;
+        stopping.several = found.several.is_some();
         let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
         let finder = found.finder;
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
         let shared = Shared {
             tokens: tokens.clone(),
             registry: registry.clone(),
-            finder,
+            finder: finder.clone(),
             siblings,
             route: route.clone(),
             ground,
             pool: pool.clone(),
-            clients: stopping.clients.clone(),
+            stopping: stopping.begun.clone(),
+            reachable: allow.nodes.into(),
+            searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
         };
-        let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, grpc.at().port(), &stopping.links);
         let zone = publishing.zone.clone();
         let store = publish::store(publishing, pod_ip, &pods)?;
         let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
@@ -156,6 +166,7 @@ impl Pod {
             metrics: metrics.clone(),
             registry,
             table,
+            finder,
             readiness,
             stopping,
         };
@@ -185,31 +196,6 @@ impl Pod {
         links::spawn(grpc, acceptor, made, shared);
         info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
         Ok(pod)
-    }
-
-    /// Stops: not ready, listeners closed, sessions until the deadline or until `at_once` completes.
-    pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Stopping { clients, publisher, links, admin, deadline } = self.stopping;
-        self.readiness.set("running", Err("stopping".into()));
-        info!(
-            sessions = self.table.len(),
-            ?deadline,
-            "stopping: no new sessions, waiting for those that run"
-        );
-        // At once, so that new clients are not sent here any more.
-        publisher.begin();
-        let drained = clients.finish(deadline, at_once).await;
-        if let Drained::Cut(left) = drained {
-            warn!(left, "deadline over: sessions are cut");
-        }
-        self.table.reset_all(&Refusal::new(Code::Busy, "the pod is stopping"));
-        publisher.finish(GOODBYE, std::future::pending()).await;
-        links.begin();
-        tokio::time::sleep(LAST_WORDS).await;
-        self.registry.close_all();
-        links.finish(GOODBYE, std::future::pending()).await;
-        admin.finish(GOODBYE, std::future::pending()).await;
-        drained
     }
 
     fn spawn_admin(&self, log: Option<Listener>, metrics: Option<Listener>, admin: &Admin) {
@@ -275,7 +261,3 @@ fn read_users(path: &std::path::Path) -> anyhow::Result<Reload<Users>> {
 
 /// Receive windows of a pod's sessions.
 const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };
-/// For the last resets to leave before the links are closed.
-const LAST_WORDS: Duration = Duration::from_millis(100);
-/// For connections to end by themselves at the very end.
-const GOODBYE: Duration = Duration::from_secs(3);

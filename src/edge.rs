@@ -4,7 +4,6 @@ mod keeper;
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -26,10 +25,12 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Trust};
+use crate::registry::uplinks::Uplinks;
+use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
 use crate::tunnel::grpc::Ground;
-use crate::tunnel::{Code, Limits, Outbox, Refusal, Table, Windows};
+use crate::tunnel::{Code, Limits, Refusal, Table, Windows};
 
 /// A running edge, and where its admin port listens.
 #[derive(Debug)]
@@ -40,16 +41,15 @@ pub struct Edge {
     pub metrics: Metrics,
     /// The sessions.
     pub table: Arc<Table>,
+    /// The way to other nodes and to the cloud.
+    pub route: Route,
     readiness: Readiness,
-    current: Current,
+    uplinks: Arc<Uplinks>,
     sessions: Drain,
     links: Drain,
     admin: Drain,
     deadline: Duration,
 }
-
-/// The link of this moment.
-type Current = Arc<Mutex<Option<Arc<Outbox>>>>;
 
 impl Edge {
     /// Reads the files that the settings name, binds the admin port, then keeps a link to the cloud.
@@ -71,10 +71,10 @@ impl Edge {
         };
         let table = Table::new(Instance::random(), limits, metrics.clone());
         let readiness = Readiness::waiting_for(&[LINK]);
-        let linked = Arc::new(AtomicBool::new(false));
-        let healthy = linked.clone();
+        let uplinks = Uplinks::new(client.node.clone());
+        let healthy = uplinks.clone();
         let admin = Admin {
-            side: Side::Edge(Arc::new(move || healthy.load(Relaxed))),
+            side: Side::Edge(Arc::new(move || healthy.is_linked())),
             metrics: metrics.clone(),
             readiness: readiness.clone(),
             level,
@@ -90,7 +90,7 @@ impl Edge {
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
-        let current = Current::default();
+        let route = Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace);
         let keeper = Keeper {
             name: tls::server_name(&client.dns.to_string()).context("mode.edge.stream.client.dns")?,
             authority: authority(&client),
@@ -109,8 +109,8 @@ impl Edge {
             backend,
             sessions: sessions.clone(),
             readiness: readiness.clone(),
-            linked,
-            current: current.clone(),
+            uplinks: uplinks.clone(),
+            route: route.clone(),
             client,
         };
         if let Some(log) = &log {
@@ -121,7 +121,8 @@ impl Edge {
             metrics,
             table: table.clone(),
             readiness,
-            current,
+            uplinks,
+            route,
             sessions,
             links: links.clone(),
             admin: admin_drain.clone(),
@@ -136,7 +137,7 @@ impl Edge {
         links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("upkeep"), table.upkeep(pool, links.clone()));
         let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
-        links.spawn(span, keeper.keep());
+        links.spawn(span, Arc::new(keeper).keep());
         Ok(edge)
     }
 
@@ -151,9 +152,7 @@ impl Edge {
         self.table.reset_all(&Refusal::new(Code::Busy, "the edge is stopping"));
         self.links.begin();
         sleep(LAST_WORDS).await;
-        if let Some(link) = lock(&self.current).take() {
-            link.close();
-        }
+        self.uplinks.close_all();
         self.links.finish(GOODBYE, std::future::pending()).await;
         self.admin.finish(GOODBYE, std::future::pending()).await;
         drained
@@ -207,6 +206,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long opening a session from here may take.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Condition of readiness: there is a link.
 const LINK: &str = "link";
 /// Condition of readiness: not stopping.

@@ -9,6 +9,7 @@ pub mod dns;
 pub mod find;
 pub mod publish;
 pub mod siblings;
+pub mod uplinks;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -22,8 +23,8 @@ use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
 use crate::tunnel::Outbox;
 
+pub use awaited::Arrival;
 use awaited::Awaited;
-pub use awaited::News;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
 #[derive(Debug)]
@@ -95,8 +96,8 @@ impl Registry {
     }
 
     /// From now on notices when the node is linked, here or elsewhere.
-    pub fn news(&self, node: &NodeName) -> News<'_> {
-        self.awaited.news(node)
+    pub fn arrival(&self, node: &NodeName) -> Arrival<'_> {
+        self.awaited.arrival(node)
     }
 
     /// The node is said to be linked elsewhere now.
@@ -108,10 +109,10 @@ impl Registry {
     pub async fn wait(&self, node: &NodeName, not: Option<&Outbox>, until: Instant) -> Option<Linked> {
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
-            let news = self.news(node);
+            let arrival = self.arrival(node);
             match self.here(node) {
                 Some(linked) if not.is_none_or(|not| not.id != linked.outbox.id) => return Some(linked),
-                _ => timeout_at(until, news.come()).await.ok()?,
+                _ => timeout_at(until, arrival.come()).await.ok()?,
             }
         }
     }
@@ -172,6 +173,14 @@ impl Registry {
     /// Tells of every change of [`Self::nodes`]; changes that nobody looked at meanwhile are told once.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
+    }
+
+    /// Asks every edge to link to another pod.
+    pub fn drain_all(&self) {
+        let all: Vec<Linked> = self.lock().linked.values().cloned().collect();
+        for linked in all {
+            linked.outbox.drain();
+        }
     }
 
     /// Closes every link.

@@ -1,6 +1,7 @@
 //! How to get there: from a request to an open session, and from a session without a path to its next one.
 
 mod search;
+mod ways;
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,9 +11,11 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::names::{NodeName, Target};
 use crate::registry::find::{Finder, NotFound};
+use crate::registry::uplinks::Uplinks;
 use crate::tunnel::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, Table};
 
 use search::Search;
+use ways::Ways;
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -62,18 +65,33 @@ pub enum RouteError {
 /// Finds the way: opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
-    finder: Arc<Finder>,
+    ways: Ways,
     table: Arc<Table>,
     /// How long opening may take in all.
     patience: Duration,
     /// How long a session may be without a path.
     grace: Duration,
+    chance: Chance,
 }
+
+/// A random number from 0 to 1, for the pauses between tries.
+pub type Chance = fn() -> f64;
 
 impl Route {
     /// Ways to the nodes that `finder` finds.
     pub fn new(finder: Arc<Finder>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
-        Self { finder, table, patience, grace }
+        Self { ways: Ways::Pod(finder), table, patience, grace, chance: rand::random }
+    }
+
+    /// Ways from an edge: through its links to the cloud.
+    pub fn from_edge(uplinks: Arc<Uplinks>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
+        Self { ways: Ways::Edge(uplinks), table, patience, grace, chance: rand::random }
+    }
+
+    /// With pauses drawn from `chance`, for simulations with a seed.
+    #[must_use]
+    pub fn with_chance(self, chance: Chance) -> Self {
+        Self { chance, ..self }
     }
 
     /// Opens a session to the request's target. Cancel safe: a dropped call leaves nothing behind.
@@ -85,7 +103,7 @@ impl Route {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
-        let mut search = Search::new(&self.finder, &node, None, until);
+        let mut search = Search::new((&self.ways, self.chance), &node, None, until);
         let found = timeout_at(until, search.once()).await.map_err(|_| late())?;
         found.map_err(|missing| RouteError::Offline { node: node.clone(), missing })?;
         let opening = self.table.open(node.clone(), target, category, client);
@@ -102,7 +120,8 @@ impl Route {
             let why = format!("node {node} did not say which process it is");
             return parked.give_up(Refusal::new(Code::Unknown, why));
         };
-        let mut search = Search::new(&self.finder, &node, Some(instance), until);
+        let mut search = Search::new((&self.ways, self.chance), &node, Some(instance), until);
+        search.again(parked.again()).await;
         while parked.seeks() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {

@@ -16,7 +16,6 @@ pub(super) struct Pods {
     #[cfg(feature = "kubernetes")]
     pub(super) ready: Option<watch::Receiver<addresses::Ready>>,
     /// Where the others take links.
-    #[allow(dead_code, reason = "the list of siblings is to take it")]
     pub(super) siblings: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 

@@ -9,15 +9,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, info_span, warn};
 
-use super::bridge;
-use crate::drain::Drain;
+use super::asked;
 use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
+use crate::policy::Glob;
 use crate::policy::tokens::Tokens;
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
@@ -25,7 +26,7 @@ use crate::registry::{Linked, Registry};
 use crate::route::Route;
 use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
 use crate::tunnel::hello::{Caller, Hello};
-use crate::tunnel::{Asked, Code, Event, Link, Outbox, Parked, Peer, Refusal};
+use crate::tunnel::{Code, Event, Link, Outbox, Parked, Refusal};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
@@ -38,7 +39,12 @@ pub(super) struct Shared {
     pub(super) route: Route,
     pub(super) ground: Ground,
     pub(super) pool: Pool,
-    pub(super) clients: Drain,
+    /// Once the pod is stopping: no edge is let in.
+    pub(super) stopping: CancellationToken,
+    /// Which nodes edges may reach through this pod.
+    pub(super) reachable: Arc<[Glob]>,
+    /// Nodes that are looked for at once for edges.
+    pub(super) searches: Arc<Semaphore>,
 }
 
 /// Serves links until the pod stops: those that come, and those that are `made` to other pods.
@@ -144,7 +150,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
         warn!("refused: invalid token");
         return call.refuse(Dismissal::Token);
     }
-    if shared.clients.is_draining() {
+    if shared.stopping.is_cancelled() {
         refused.count("stopping");
         return call.refuse(Dismissal::Stopping);
     }
@@ -160,6 +166,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     shared.registry.insert(Linked { outbox: outbox.clone(), instance: hello.instance, from });
     shared.finder.gained(&hello.node);
     make_way(outbox.clone(), hello.node, &shared);
+    if shared.stopping.is_cancelled() {
+        outbox.drain();
+    }
     run(link, &shared).await;
     shared.registry.remove(&outbox);
 }
@@ -206,14 +215,18 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => answer(asked, shared),
+            Ok(Event::Asked(asked)) => asked::answer(asked, shared),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.outbox, &node, found) {
                     make_way(link.outbox.clone(), node, shared);
                 }
             }
-            Ok(Event::Drain) => {}
+            Ok(Event::Drain) => {
+                // It has another link now, by which it is to be found.
+                shared.registry.remove(&link.outbox);
+                shared.ground.table.release(&link.outbox);
+            }
             Err(why) => break why,
         }
     };
@@ -223,34 +236,6 @@ async fn run(mut link: Link, shared: &Shared) {
     info!(%why, sessions = parked.len(), "link has ended");
     for parked in parked {
         seek(parked, shared);
-    }
-}
-
-/// Somebody wants to reach a node through this pod.
-fn answer(asked: Asked, shared: &Shared) {
-    if asked.from().peer != Peer::Pod {
-        let why = "edges may not reach other nodes through this pod";
-        return asked.refuse(Refusal::new(Code::NotAllowed, why));
-    }
-    // At most one hop between pods: what comes from one is answered from our own links only.
-    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
-    let Some(linked) = linked else {
-        let why = format!("node {} is not linked to this pod", asked.node());
-        return asked.refuse(Refusal::new(Code::NotHere, why));
-    };
-    if asked.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
-        let why = format!("node {} is linked as another process", asked.node());
-        return asked.refuse(Refusal::new(Code::Unknown, why));
-    }
-    if linked.outbox.resumes {
-        return asked.pass(&linked.outbox);
-    }
-    let node = asked.node().clone();
-    if let Some(offer) = asked.offer() {
-        let span = info_span!("bridge", session = %offer.id(), %node);
-        let ground = &shared.ground;
-        let (table, metrics) = (ground.table.clone(), ground.metrics.clone());
-        ground.drain.spawn(span, bridge::carry(offer, node, linked.outbox, table, metrics));
     }
 }
 

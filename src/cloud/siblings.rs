@@ -1,9 +1,10 @@
 //! From the settings of other pods to who finds nodes there.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tracing::{info_span, warn};
 
 use crate::config::cloud::{Server, registry};
@@ -34,7 +35,8 @@ pub(super) struct Several {
     pub(super) made: mpsc::Receiver<Link>,
 }
 
-/// Sets up what the settings ask for: nothing, if nothing says that there are other pods. `port` is our own gRPC port.
+/// Sets up what the settings ask for: nothing, if nothing says that there are other pods. `port` is our own gRPC port;
+/// `cluster` tells of pods beside those of the settings.
 ///
 /// # Errors
 ///
@@ -45,6 +47,7 @@ pub(super) fn finder(
     registry: Arc<Registry>,
     (ground, pool): (&Ground, &Pool),
     port: u16,
+    cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> anyhow::Result<Found> {
     let (asked, own) = (&settings.siblings, ground.table.instance());
     if !asked.several {
@@ -70,7 +73,8 @@ pub(super) fn finder(
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
-    let addresses = addresses::follow(asked.list.clone(), service, system, drain);
+    let named = addresses::Named { list: asked.list.clone(), service, cluster };
+    let addresses = addresses::follow(named, system, drain);
     let (siblings, made) = Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
     let dns = Dns::new(resolver, settings.zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);

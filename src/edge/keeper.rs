@@ -2,18 +2,18 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tracing::{info, warn};
+use tracing::{info, info_span, warn};
 
-use super::{Current, LINK, lock};
+use super::LINK;
 use crate::admin::Readiness;
 use crate::backend::Backend;
 use crate::config::edge::Client;
@@ -27,8 +27,10 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
+use crate::registry::uplinks::Uplinks;
+use crate::route::Route;
 use crate::tunnel::grpc::{self, DialError, Ground};
-use crate::tunnel::{Code, Event, Link, LinkEnded, Refusal};
+use crate::tunnel::{Code, Event, Link, LinkEnded, Parked, Refusal};
 
 /// What the keeper of the link needs.
 #[derive(Debug)]
@@ -45,13 +47,13 @@ pub(super) struct Keeper {
     pub(super) backend: Backend,
     pub(super) sessions: Drain,
     pub(super) readiness: Readiness,
-    pub(super) linked: Arc<AtomicBool>,
-    pub(super) current: Current,
+    pub(super) uplinks: Arc<Uplinks>,
+    pub(super) route: Route,
 }
 
 impl Keeper {
     /// Dials the cloud, serves the link, and dials again, until the edge stops.
-    pub(super) async fn keep(self) {
+    pub(super) async fn keep(self: Arc<Self>) {
         let mut backoff = Backoff::new();
         let mut said = String::new();
         let links = self.ground.drain.clone();
@@ -70,7 +72,9 @@ impl Keeper {
                 }
                 Err(why) => {
                     let text = format!("{why:#}");
-                    self.readiness.set(LINK, Err(text.clone()));
+                    if !self.uplinks.is_linked() {
+                        self.readiness.set(LINK, Err(text.clone()));
+                    }
                     if said != text {
                         warn!(error = %text, "cannot link to the cloud; trying again, at most every {:?}", backoff.ceiling());
                         said = text;
@@ -115,27 +119,29 @@ impl Keeper {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) => self.resolver.lookup(name).await?,
         };
-        Ok(found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect())
+        let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect();
+        // A name may stand for all pods: each edge takes any of them, and another one if that is stopping.
+        addresses.shuffle(&mut rand::rng());
+        Ok(addresses)
     }
 
-    /// Serves a link until it ends. Whether it carried a session.
-    async fn run(&self, mut link: Link) -> bool {
+    /// Serves a link until it ends, or until its pod wants it to be replaced. Whether it carried a session.
+    async fn run(self: &Arc<Self>, mut link: Link) -> bool {
         info!(pod = ?link.outbox.instance, "linked");
         self.readiness.set(LINK, Ok(()));
-        self.linked.store(true, Relaxed);
         self.ground.metrics.links.inc();
-        *lock(&self.current) = Some(link.outbox.clone());
+        self.uplinks.add(link.outbox.clone());
         let mut carried = false;
         let why = loop {
             match link.next().await {
-                Ok(Event::Offer(offer)) if self.sessions.is_draining() => {
-                    offer.refuse(Refusal::new(Code::Busy, "the edge is stopping"));
+                Ok(Event::Drain) => {
+                    info!("the pod is stopping: linking to another one");
+                    let keeper = self.clone();
+                    let span = info_span!("old link", pod = ?link.outbox.instance);
+                    self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
+                    return carried;
                 }
-                Ok(Event::Offer(offer)) => {
-                    carried = true;
-                    self.backend.take(offer);
-                }
-                Ok(_) => {}
+                Ok(event) => carried |= self.take(event),
                 Err(why) => break why,
             }
         };
@@ -145,17 +151,75 @@ impl Keeper {
         carried
     }
 
+    /// Serves a link whose pod is stopping: what we opened moves to the next link as soon as there is one; the rest
+    /// may stay until it is over or the pod goes.
+    async fn hand_over(&self, mut link: Link) {
+        let outbox = link.outbox.clone();
+        let mut moved = false;
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        let why = loop {
+            tokio::select! {
+                event = link.next() => match event {
+                    Ok(event) => {
+                        self.take(event);
+                    }
+                    Err(why) => break why,
+                },
+                () = self.uplinks.newer(outbox.id), if !moved => {
+                    moved = true;
+                    for parked in self.ground.table.leave(&outbox, None) {
+                        self.seek(parked);
+                    }
+                    outbox.drain();
+                }
+                _ = look.tick(), if moved => {
+                    if outbox.sessions() == 0 {
+                        outbox.close();
+                    }
+                }
+            }
+        };
+        self.ended(&link, &why);
+    }
+
+    /// Does what a link asks for. Whether that is a session.
+    fn take(&self, event: Event) -> bool {
+        match event {
+            Event::Offer(offer) if self.sessions.is_draining() => {
+                offer.refuse(Refusal::new(Code::Busy, "the edge is stopping"));
+            }
+            Event::Offer(offer) => {
+                self.backend.take(offer);
+                return true;
+            }
+            Event::Parked(parked) => self.seek(parked),
+            // A cloud says nothing of the kind to an edge, and a second Drain is as good as one.
+            Event::Asked(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
+        }
+        false
+    }
+
+    fn seek(&self, parked: Parked) {
+        let (route, span) = (self.route.clone(), info_span!("seek", session = %parked.id()));
+        self.ground.drain.spawn(span, async move { route.seek(parked).await });
+    }
+
     fn ended(&self, link: &Link, why: &LinkEnded) {
-        *lock(&self.current) = None;
-        self.linked.store(false, Relaxed);
-        self.readiness.set(LINK, Err(format!("{why}; dialling again")));
+        self.uplinks.remove(&link.outbox);
+        if !self.uplinks.is_linked() {
+            self.readiness.set(LINK, Err(format!("{why}; dialling again")));
+        }
         self.ground.metrics.links.dec();
         self.ground.metrics.links_ended.count(why.name());
-        link.end(why);
+        for parked in link.end(why) {
+            self.seek(parked);
+        }
         info!(%why, "link has ended");
     }
 }
 
+/// How often a link that is no longer wanted is looked at: it goes when no session runs on it.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// For each step of connecting to the cloud.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long to wait when another machine of our name is alive.

@@ -20,6 +20,11 @@ impl Backoff {
         Self::default()
     }
 
+    /// As it stands after so many tries in vain.
+    pub fn after(tries: u32) -> Self {
+        Self { tries }
+    }
+
     /// The pause before the next try; `chance` is a random number from 0 to 1.
     pub fn pause(&mut self, chance: f64) -> Duration {
         let ceiling = self.ceiling();

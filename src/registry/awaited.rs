@@ -14,19 +14,19 @@ pub(super) struct Awaited(Mutex<HashMap<NodeName, Arc<watch::Sender<()>>>>);
 
 /// Notices that a node comes, from the moment it was made.
 #[derive(Debug)]
-pub struct News<'a> {
+pub struct Arrival<'a> {
     awaited: &'a Awaited,
     node: NodeName,
     told: watch::Receiver<()>,
 }
 
 impl Awaited {
-    pub(super) fn news(&self, node: &NodeName) -> News<'_> {
+    pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
         let told = match self.lock().entry(node.clone()) {
             Entry::Occupied(known) => known.get().subscribe(),
             Entry::Vacant(new) => new.insert(Arc::new(watch::Sender::new(()))).subscribe(),
         };
-        News { awaited: self, node: node.clone(), told }
+        Arrival { awaited: self, node: node.clone(), told }
     }
 
     pub(super) fn tell(&self, node: &NodeName) {
@@ -41,8 +41,8 @@ impl Awaited {
     }
 }
 
-impl News<'_> {
-    /// Waits until the node has come since this was made, or since this was last waited for. Cancel safe.
+impl Arrival<'_> {
+    /// Waits until the node has come since this was made. Cancel safe.
     pub async fn come(&self) {
         let mut told = self.told.clone();
         if told.changed().await.is_err() {
@@ -52,7 +52,7 @@ impl News<'_> {
     }
 }
 
-impl Drop for News<'_> {
+impl Drop for Arrival<'_> {
     fn drop(&mut self) {
         let mut awaited = self.awaited.lock();
         if awaited.get(&self.node).is_some_and(|waiting| waiting.receiver_count() <= 1) {
@@ -70,7 +70,7 @@ mod tests {
     async fn only_who_waits_for_that_node_hears_of_it_and_nothing_is_kept() {
         let awaited = Awaited::default();
         let (one, two): (NodeName, NodeName) = ("one".parse().unwrap(), "two".parse().unwrap());
-        let (first, second, other) = (awaited.news(&one), awaited.news(&one), awaited.news(&two));
+        let (first, second, other) = (awaited.arrival(&one), awaited.arrival(&one), awaited.arrival(&two));
         awaited.tell(&one);
         assert!(first.come().now_or_never().is_some() && second.come().now_or_never().is_some());
         assert!(other.come().now_or_never().is_none());

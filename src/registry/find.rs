@@ -13,7 +13,6 @@ use crate::names::{Instance, NodeName};
 use crate::registry::dns::Dns;
 use crate::registry::siblings::{Siblings, Unreachable};
 use crate::registry::{Place, Registry};
-use crate::tunnel::session::end::LinkId;
 use crate::tunnel::{Found, Outbox, Parked, Table};
 
 use known::Known;
@@ -89,8 +88,8 @@ impl Finder {
         &self.registry
     }
 
-    /// A way to a node: of the process `instance` if one is given, and by no link that is `not` to be used. Takes about
-    /// 2 s at most. Cancel safe.
+    /// A way to a node: of the process `instance` if one is given, and other than by the link `not`, or through the pod
+    /// at its other end. Takes about 2 s at most. Cancel safe.
     ///
     /// # Errors
     ///
@@ -99,9 +98,9 @@ impl Finder {
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<LinkId>,
+        not: Option<&Outbox>,
     ) -> Result<Way, NotFound> {
-        let wanted = Wanted { node: node.clone(), instance, not };
+        let wanted = Wanted::new(node, instance, not);
         let mut missing = NotFound::default();
         match self.registry.find(node) {
             // Its link has just ended and is about to be removed.
@@ -114,8 +113,7 @@ impl Finder {
         }
         let Some(others) = &self.others else { return Err(missing) };
         if let Some((pod, instance)) = others.known.of(node)
-            && wanted.is_of(instance)
-            && let Ok(outbox) = pod.link().await
+            && let Some(outbox) = pod.up()
             && wanted.suits(instance, &outbox)
         {
             return Ok(Way { outbox, instance });
@@ -126,6 +124,13 @@ impl Finder {
                 let another = missing.another || said.another;
                 Err(NotFound { seen: missing.seen, another, ..said })
             }
+        }
+    }
+
+    /// Closes all links to other pods.
+    pub fn close_links(&self) {
+        for link in self.others.iter().flat_map(|others| others.siblings.links()) {
+            link.close();
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod addresses;
 mod news;
+mod pod;
 mod sibling;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tracing::info_span;
 
-use crate::names::{Instance, NodeName};
+use crate::names::NodeName;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
@@ -24,6 +25,8 @@ use crate::tunnel::session::end::LinkId;
 use crate::tunnel::{Found, Link, Outbox};
 
 use news::{News, UNASKED};
+use pod::Which;
+pub use pod::{Pod, Yes};
 pub use sibling::Unreachable;
 use sibling::{Means, Sibling};
 
@@ -49,29 +52,6 @@ struct Pods {
 struct Incoming {
     outbox: Arc<Outbox>,
     news: Arc<News>,
-}
-
-/// One other pod that can be asked: by its address, or over the link that it has made.
-#[derive(Debug, Clone)]
-pub struct Pod(Which);
-
-#[derive(Debug, Clone)]
-enum Which {
-    Known(Arc<Sibling>),
-    Incoming(Arc<Outbox>),
-}
-
-/// A pod has a node.
-#[derive(Debug, Clone)]
-pub struct Yes {
-    /// Which pod.
-    pub pod: Pod,
-    /// The link to it.
-    pub outbox: Arc<Outbox>,
-    /// The process that is a session's other end: the node's, or that pod's own if the node speaks plain.
-    pub instance: Option<Instance>,
-    /// How long ago the node was heard there.
-    pub heard: Duration,
 }
 
 impl Siblings {
@@ -119,31 +99,28 @@ impl Siblings {
 
     /// Tells all other pods that a node has come here.
     pub fn tell(&self, node: &NodeName) {
-        let pods = self.lock();
+        let (known, incoming) = self.pods();
         let mut linked = Vec::new();
-        for sibling in pods.known.values().filter(|sibling| !sibling.is_ourselves()) {
+        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
             linked.extend(sibling.up().and_then(|up| up.instance));
-            sibling.news.add(node);
-            sibling.want();
+            sibling.tell(node);
         }
         let untold = |incoming: &&Incoming| incoming.outbox.instance.is_none_or(|pod| !linked.contains(&pod));
-        for incoming in pods.incoming.iter().filter(untold) {
+        for incoming in incoming.iter().filter(untold) {
             incoming.news.add(node);
         }
     }
 
     /// All other pods that are to be asked for a node, each once.
     pub fn all(&self) -> Vec<Pod> {
-        let pods = self.lock();
-        let listed = |sibling: &&Arc<Sibling>| {
+        let (mut known, incoming) = self.pods();
+        known.retain(|sibling| {
             !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
-        };
-        let known: Vec<_> = pods.known.values().filter(listed).cloned().collect();
+        });
         let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
-        let more = pods.incoming.iter().map(|incoming| &incoming.outbox);
+        let more = incoming.into_iter().map(|incoming| incoming.outbox);
         let more = more.filter(|outbox| outbox.instance.is_none_or(|pod| !linked.contains(&pod)));
-        let more: Vec<_> = more.cloned().map(Which::Incoming).collect();
-        known.into_iter().map(Which::Known).chain(more).map(Pod).collect()
+        known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(Pod).collect()
     }
 
     /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
@@ -166,21 +143,24 @@ impl Siblings {
         found.into_iter().map(|sibling| Pod(Which::Known(sibling))).collect()
     }
 
-    /// The pod at the other end of a link.
+    /// The pod at the other end of a link, which has been of use just now.
     pub fn behind(&self, outbox: &Arc<Outbox>) -> Pod {
-        let pods = self.lock();
-        let known = pods.known.values().find(|sibling| sibling.up().is_some_and(|up| up.id == outbox.id));
-        if let Some(sibling) = known {
-            sibling.touch();
-        }
-        Pod(known.map_or_else(|| Which::Incoming(outbox.clone()), |sibling| Which::Known(sibling.clone())))
+        let (known, _) = self.pods();
+        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == outbox.id));
+        Pod(known.map_or_else(
+            || Which::Incoming(outbox.clone()),
+            |sibling| {
+                sibling.touch();
+                Which::Known(sibling)
+            },
+        ))
     }
 
     /// Links to other pods that are up at this moment.
     pub fn links(&self) -> Vec<Arc<Outbox>> {
-        let pods = self.lock();
-        let known = pods.known.values().filter_map(|sibling| sibling.up());
-        known.chain(pods.incoming.iter().map(|incoming| incoming.outbox.clone())).collect()
+        let (known, incoming) = self.pods();
+        let known = known.iter().filter_map(|sibling| sibling.up());
+        known.chain(incoming.into_iter().map(|incoming| incoming.outbox)).collect()
     }
 
     /// Asks one pod whether a node is linked to it. None: it is not. Takes at most 2 s. Cancel safe.
@@ -253,44 +233,18 @@ impl Siblings {
         sibling
     }
 
+    /// As they are at this moment, to look at each without the lock.
+    fn pods(&self) -> (Vec<Arc<Sibling>>, Vec<Incoming>) {
+        let pods = self.lock();
+        (pods.known.values().cloned().collect(), pods.incoming.clone())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Pods> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn questions(&self) -> MutexGuard<'_, HashMap<(u64, LinkId), oneshot::Sender<Found>>> {
         self.questions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Pod {
-    /// A link to it, made if need be. Waits at most 1 s.
-    pub async fn link(&self) -> Result<Arc<Outbox>, Unreachable> {
-        match &self.0 {
-            Which::Known(sibling) => sibling.link().await,
-            Which::Incoming(outbox) if outbox.is_closed() => Err(Unreachable::Silent(self.to_string())),
-            Which::Incoming(outbox) => Ok(outbox.clone()),
-        }
-    }
-
-    /// Whether both are the same.
-    pub fn is(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (Which::Known(one), Which::Known(two)) => Arc::ptr_eq(one, two),
-            (Which::Incoming(one), Which::Incoming(two)) => one.id == two.id,
-            _ => false,
-        }
-    }
-}
-
-impl std::fmt::Display for Pod {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.0 {
-            Which::Known(sibling) => sibling.at.fmt(f),
-            Which::Incoming(outbox) => match outbox.instance {
-                Some(instance) => write!(f, "{instance:?}"),
-                None => f.write_str("without a name"),
-            },
-        }
     }
 }
 

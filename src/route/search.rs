@@ -4,17 +4,21 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
-use crate::registry::find::{Finder, NotFound, Way};
+use crate::registry::find::{NotFound, Way};
 use crate::tunnel::Outbox;
+
+use super::Chance;
+use super::ways::Ways;
 
 /// What one session knows of its paths. It asks on one at a time.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
-    finder: &'a Finder,
+    ways: &'a Ways,
+    chance: Chance,
     node: &'a NodeName,
     /// Only this process will do.
     instance: Option<Instance>,
@@ -32,15 +36,16 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// For a way to `node`, and to that process of it if one is given.
+    /// Among `ways`, for one to `node`, and to that process of it if one is given.
     pub(super) fn new(
-        finder: &'a Finder,
+        (ways, chance): (&'a Ways, Chance),
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
     ) -> Self {
         Self {
-            finder,
+            ways,
+            chance,
             node,
             instance,
             until,
@@ -52,6 +57,18 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// Ways were found so often before, and were of no use: it begins with a pause.
+    pub(super) async fn again(&mut self, times: u32) {
+        if times > 0 {
+            self.backoff = Backoff::after(times);
+            sleep_until(self.until.min(Instant::now() + self.pause())).await;
+        }
+    }
+
+    fn pause(&mut self) -> Duration {
+        self.backoff.pause((self.chance)()).min(LONGEST_PAUSE)
+    }
+
     /// Who is looked for.
     pub(super) fn node(&self) -> &NodeName {
         self.node
@@ -59,7 +76,7 @@ impl<'a> Search<'a> {
 
     /// Looks once.
     pub(super) async fn once(&mut self) -> Result<(), NotFound> {
-        self.way = Some(self.finder.find(self.node, self.instance, None).await?);
+        self.way = Some(self.ways.find(self.node, self.instance, None).await?);
         self.asked = false;
         Ok(())
     }
@@ -73,16 +90,14 @@ impl<'a> Search<'a> {
     pub(super) async fn next(&mut self) -> Result<(), NotFound> {
         let before = self.way.take().filter(|_| self.asked);
         if let Some(before) = &before {
-            self.finder.is_wrong(self.node, before);
+            self.ways.is_wrong(self.node, before);
         }
         let mut paused = before.is_none();
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
-            let news = self.finder.registry().news(self.node);
-            let found = match timeout_at(self.until, self.finder.find(self.node, self.instance, None)).await {
-                Ok(found) => found,
-                Err(_) => return Err(NotFound::default()),
-            };
+            let arrival = self.ways.arrival(self.node);
+            let looked = timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await;
+            let Ok(found) = looked else { return Err(NotFound::default()) };
             match found {
                 Ok(way) => {
                     let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);
@@ -94,10 +109,10 @@ impl<'a> Search<'a> {
                 Err(missing) => self.is_hopeless(missing)?,
             }
             paused = true;
-            let pause = self.backoff.pause(rand::random()).min(LONGEST_PAUSE);
+            let pause = self.pause();
             tokio::select! {
-                () = news.come() => {}
-                () = sleep(pause) => {}
+                () = arrival.come() => {}
+                () = sleep_until(self.until.min(Instant::now() + pause)) => {}
             }
         }
     }
@@ -127,15 +142,16 @@ impl<'a> Search<'a> {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {
-            let not = self.way.as_ref().map(|way| way.outbox.id);
-            let news = self.finder.registry().news(self.node);
-            if let Ok(way) = self.finder.find(self.node, self.instance, not).await {
+            let not = self.way.as_ref().map(|way| way.outbox.as_ref());
+            let arrival = self.ways.arrival(self.node);
+            if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
                 return way;
             }
             // A slow dial is no reason to leave the only path.
-            let pause = backoff.pause(rand::random()) + SELDOM;
+            let pause = backoff.pause((self.chance)()) + SELDOM;
             tokio::select! {
-                () = news.come() => {}
+                biased;
+                () = arrival.come() => {}
                 () = sleep(pause) => {}
             }
         }
@@ -146,7 +162,7 @@ impl<'a> Search<'a> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
-        } else if self.finder.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
+        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
             return Err(missing);
         }
         if now >= self.until { Err(NotFound { another: false, ..missing }) } else { Ok(()) }

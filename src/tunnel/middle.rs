@@ -135,8 +135,9 @@ impl Middle {
         }
         let epoch = binding.epoch;
         let last = matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
-        // Of an older attempt: its answer, and the end it tells of, do not concern this one.
-        if last && word.epoch() != Some(epoch) {
+        // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
+        // Resume was never said, for its opener thought better of it; it left this one before.
+        if last && word.epoch() < Some(epoch) {
             return false;
         }
         if last {

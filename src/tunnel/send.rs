@@ -107,6 +107,11 @@ impl SendHalf {
         self.written
     }
 
+    /// Bytes that the peer has received.
+    pub fn acknowledged(&self) -> u64 {
+        self.base
+    }
+
     /// Whether the peer has received anything.
     pub fn is_untouched(&self) -> bool {
         self.base == 0 && !self.finish_received

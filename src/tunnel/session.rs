@@ -7,6 +7,7 @@ mod stream;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -47,6 +48,8 @@ struct Inner {
     /// Whose [`Parked`] it is to find a path, and how many were handed out.
     seeker: Option<u64>,
     seekers: u64,
+    /// How often in a row, when last, and how many bytes had moved by then.
+    lost: Option<(u32, Instant, u64)>,
     reader: Option<Waker>,
     writer: Option<Waker>,
     /// Whoever waits for an answer, a path or an end.
@@ -76,6 +79,7 @@ impl Shared {
                 account: 0,
                 seeker: None,
                 seekers: 0,
+                lost: None,
                 reader: None,
                 writer: None,
                 watcher: None,
@@ -164,7 +168,11 @@ impl Shared {
         inner.seekers += 1;
         let seeker = inner.seekers;
         inner.seeker = Some(seeker);
-        Some(Parked::new(self.clone(), seeker))
+        let (now, moved) = (Instant::now(), inner.end.moved());
+        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < LATELY && before == moved;
+        let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
+        inner.lost = Some((times, now, moved));
+        Some(Parked::new(self.clone(), seeker, times))
     }
 
     /// Gives up an end that nobody took up again: one that waits for its peer since before `before`.
@@ -279,6 +287,9 @@ impl Inner {
         Some((outbox.clone(), Wish { control, data: data.map(|backlog| (self.account, backlog)) }))
     }
 }
+
+/// A path that is lost so soon after the last one, and before a byte has moved, is lost again.
+const LATELY: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

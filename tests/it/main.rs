@@ -18,5 +18,7 @@ mod plain;
 mod refusals;
 mod relay;
 mod resume;
+mod roll;
 mod sessions;
+mod siblings;
 mod slow;

@@ -222,10 +222,10 @@ async fn dns_alone_leads_to_the_pod_that_has_the_node() {
 #[tokio::test]
 async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
     let (place, echo) = (Place::new(), targets::echo().await);
-    let all = pods::addresses(3);
     for says in
         [Says::Nothing, Says::NoSuchName, Says::At([127, 0, 0, 4].into()), Says::At([127, 0, 0, 99].into())]
     {
+        let all = pods::addresses(3);
         let dns = Dns::start(says).await;
         let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&all));
         let mut pods: Vec<_> = Vec::new();

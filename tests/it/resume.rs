@@ -1,5 +1,7 @@
 //! Sessions that outlive their links, and those that may not.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tunnel::names::Instance;
@@ -175,4 +177,43 @@ async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_ses
     }
     // Doubling pauses would make it ten seconds.
     assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_path_that_is_lost_again_and_again_is_sought_with_pauses() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let instance = Some(Instance::from_bits(1));
+    let mut edge = peer::link(&place, &pod, "node1", instance).await;
+    let accept = async {
+        let (id, _) = edge.word().await;
+        edge.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+        id
+    };
+    let (mut client, id) = tokio::join!(pod.open("node1:22"), accept);
+    let begun = Instant::now();
+    edge.say(id, Word::Lost { epoch: 1 }).await;
+    let mut last = 1;
+    for _ in 0..6 {
+        let (_, word) = edge.word().await;
+        let Word::Resume { epoch, .. } = word else { panic!("{word:?}") };
+        last = epoch;
+        edge.say(id, Word::Resumed { received: 0, limit: 1000, epoch }).await;
+        edge.say(id, Word::Lost { epoch }).await;
+    }
+    // Full jitter below 0.1, 0.2, 0.4, 0.8 and 1.6 s; without pauses it takes a few milliseconds.
+    assert!(begun.elapsed() > Duration::from_millis(150), "{:?}", begun.elapsed());
+    let (_, word) = edge.word().await;
+    let Word::Resume { epoch, .. } = word else { panic!("{word:?}") };
+    assert!(epoch > last);
+    edge.say(id, Word::Resumed { received: 0, limit: 1000, epoch }).await;
+    edge.say(id, Word::Data("hello".into())).await;
+    let mut back = [0; 5];
+    soon("bytes", client.read_exact(&mut back)).await.unwrap();
+    // Bytes have moved: the next loss is mended at once.
+    edge.say(id, Word::Lost { epoch }).await;
+    let begun = Instant::now();
+    let (_, word) = edge.word().await;
+    assert!(matches!(word, Word::Resume { .. }), "{word:?}");
+    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
 }

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::parts::free_port;
+use crate::parts::{free_port, loopback};
 use crate::process::{PATIENCE, Running, Said, ask, run};
 use crate::tunnel::{Edge, Pair, Place, tunnel};
 use crate::wait::wait_until;
@@ -55,8 +55,10 @@ fn a_port_in_use_is_told_with_its_key_and_exit_code_1() {
     let place = Place::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
-    let config =
-        format!("{}[mode.cloud.ssh]\nlisten = \"{at}\"\n", place.cloud_config(free_port(), free_port()));
+    let config = format!(
+        "{}[mode.cloud.ssh]\nlisten = \"{at}\"\n",
+        place.cloud_config(loopback(free_port()), free_port())
+    );
     let said = started(&["--m=cloud", &format!("--c={}", place.config("cloud", &config).display())]);
     assert_eq!(said.status.code(), Some(1), "{said:?}");
     assert!(said.stderr.contains("mode.cloud.ssh.listen"), "{said:?}");
@@ -70,7 +72,7 @@ fn a_port_22_that_nobody_asked_for_may_be_missing() {
     // Taken by somebody else, taken here, or forbidden to this user: missing in any case.
     let _taken = TcpListener::bind("0.0.0.0:22");
     let (grpc, log_port) = (free_port(), free_port());
-    let file = place.config("cloud", &place.cloud_config(grpc, log_port));
+    let file = place.config("cloud", &place.cloud_config(loopback(grpc), log_port));
     let mut cloud = Running::start(
         "cloud",
         place.path(),
@@ -87,7 +89,7 @@ fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
     let place = Place::new();
     let dir = place.path().join("logs");
     let (grpc, log_port) = (free_port(), free_port());
-    let file = place.config("cloud", &place.cloud_config(grpc, log_port));
+    let file = place.config("cloud", &place.cloud_config(loopback(grpc), log_port));
     let mut command = tunnel();
     command.args(["-m=cloud", "-c"]).arg(&file).arg(format!("-log_dir={}", dir.display()));
     command.args(["-v", "2", "-kube_qps=50", "-kube-burst", "70", "-logtostderr=false", "--log_format=json"]);
@@ -110,7 +112,7 @@ fn logs_go_to_files_and_to_stderr_if_both_are_asked_for() {
     let place = Place::new();
     let dir = place.path().join("logs");
     let log_port = free_port();
-    let file = place.config("cloud", &place.cloud_config(free_port(), log_port));
+    let file = place.config("cloud", &place.cloud_config(loopback(free_port()), log_port));
     let mut command = tunnel();
     command.arg(format!("--log-dir={}", dir.display())).arg("-alsologtostderr");
     command.arg(format!("-c={}", file.display()));
@@ -132,7 +134,7 @@ fn a_flag_that_nobody_knows_is_refused() {
 fn the_log_level_is_set_while_it_runs() {
     let place = Place::new();
     let log_port = free_port();
-    let file = place.config("cloud", &place.cloud_config(free_port(), log_port));
+    let file = place.config("cloud", &place.cloud_config(loopback(free_port()), log_port));
     let config = format!("--c={}", file.display());
     let mut cloud = Running::start("cloud", place.path(), tunnel().args(["--m=cloud", &config]));
     cloud.answers(log_port, "/readyz", "");

@@ -10,11 +10,17 @@ mod certificates;
 mod wait;
 
 mod command;
+#[cfg(feature = "kubernetes")]
+mod configmap;
 mod cut;
 mod drain;
+mod fleet;
 mod halfclose;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod parts;
 mod plain;
+mod pods;
 mod process;
 mod publish;
 mod refusals;

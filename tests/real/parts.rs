@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests read the environment that the test script sets")]
 
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -69,6 +69,11 @@ pub(crate) fn free_port() -> u16 {
             return port;
         }
     }
+}
+
+/// A port on 127.0.0.1.
+pub(crate) fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], port))
 }
 
 fn skip(why: &str) -> bool {

@@ -48,9 +48,23 @@ impl Running {
 
     /// Sends it SIGTERM, as a service manager does that wants it to stop.
     pub(crate) fn terminate(&mut self) {
+        self.signal("TERM");
+    }
+
+    /// Makes it stand still, without its connections being closed.
+    pub(crate) fn freeze(&mut self) {
+        self.signal("STOP");
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&mut self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&mut self, name: &str) {
         self.lives();
         let pid = self.child.id();
-        assert!(Command::new("sh").args(["-c", &format!("kill -TERM {pid}")]).status().unwrap().success());
+        assert!(Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap().success());
     }
 
     /// Kills it, as a machine that dies does.

@@ -175,15 +175,15 @@ impl Dns {
     }
 }
 
-struct Etcd {
+pub(crate) struct Etcd {
     process: Running,
     program: std::path::PathBuf,
-    url: String,
+    pub(crate) url: String,
     peers: u16,
 }
 
 impl Etcd {
-    fn start(place: &Place, program: &Path, tls: bool) -> Self {
+    pub(crate) fn start(place: &Place, program: &Path, tls: bool) -> Self {
         let scheme = if tls { "https" } else { "http" };
         let (url, peers) = (format!("{scheme}://127.0.0.1:{}", free_port()), free_port());
         let process = Self::run(place, program, &url, peers);

@@ -45,12 +45,16 @@ fn a_hundred_megabytes_go_up_and_come_back_unchanged() {
 
 /// Copies a hundred megabytes to the node and back, and compares.
 pub(crate) fn copies_both_ways(pair: &Pair) {
-    let sshd = Sshd::start();
-    let options = sshd.options(&helper("nc.openbsd", pair.cloud.connect));
+    goes_both_ways(&Sshd::start(), pair.cloud.connect, 100_000_000);
+}
+
+/// Copies so many bytes to the node and back, and compares.
+pub(crate) fn goes_both_ways(sshd: &Sshd, proxy: u16, bytes: u64) {
+    let options = sshd.options(&helper("nc.openbsd", proxy));
     let dir = sshd.dir.path();
     let (original, there, back) = (dir.join("original"), dir.join("there"), dir.join("back"));
     // Random, so that no piece of it can stand for another.
-    let mut random = File::open("/dev/urandom").unwrap().take(100_000_000);
+    let mut random = File::open("/dev/urandom").unwrap().take(bytes);
     std::io::copy(&mut random, &mut File::create(&original).unwrap()).unwrap();
 
     scp(&options, &original.display().to_string(), &format!("node1:{}", there.display()));

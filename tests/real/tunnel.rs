@@ -1,12 +1,13 @@
 //! Our own program as cloud and as edge, with config files as people write them.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
 use crate::certificates::{Authority, Files};
-use crate::parts::free_port;
+use crate::parts::{free_port, loopback};
 use crate::process::Running;
 
 /// The name that certificates are for and that edges look for.
@@ -70,39 +71,57 @@ impl Place {
     }
 
     /// The part of a cloud's config that every test needs: where edges dial, and with what proof.
-    pub(crate) fn cloud_config(&self, grpc: u16, log_port: u16) -> String {
-        let Files { cert, key, .. } = &self.files;
+    pub(crate) fn cloud_config(&self, grpc: SocketAddr, log_port: u16) -> String {
+        let Files { ca, cert, key } = &self.files;
         format!(
             r#"
 [mode.cloud.stream.server]
-listen = "127.0.0.1:{grpc}"
+listen = "{grpc}"
 log_listen = "127.0.0.1:{log_port}"
+ca = "{}"
 cert = "{}"
 key = "{}"
 tokenfile = "{}"
 "#,
+            ca.display(),
             cert.display(),
             key.display(),
             self.path().join("token").display(),
         )
     }
 
-    fn tunnel(&self, mode: &str, config: &str, env: &[(&str, &str)]) -> Running {
-        let file = self.config(mode, config);
+    /// Starts the program; its config and its log are called `name`.
+    fn tunnel(
+        &self,
+        (mode, name): (&str, &str),
+        config: &str,
+        env: &[(&str, &str)],
+        args: &[&str],
+    ) -> Running {
+        let file = self.config(name, config);
         let mut command = tunnel();
         command
             .arg(format!("--m={mode}"))
             .arg(format!("--c={}", file.display()))
             .arg("--v=4")
+            .args(args)
             .envs(env.iter().copied());
-        Running::start(mode, self.path(), &mut command)
+        Running::start(name, self.path(), &mut command)
     }
 }
 
 /// The program. What the machine has set must not lead it astray.
 pub(crate) fn tunnel() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
-    for name in ["NODE_NAME", "NODE_IP", "POD_IP", "HTTPS_PROXY", "https_proxy"] {
+    for name in [
+        "NODE_NAME",
+        "NODE_IP",
+        "POD_IP",
+        "POD_NAMESPACE",
+        "KUBERNETES_SERVICE_HOST",
+        "HTTPS_PROXY",
+        "https_proxy",
+    ] {
         command.env_remove(name);
     }
     command
@@ -115,7 +134,26 @@ impl Cloud {
 
     /// As [`Self::start`], with more tables and an environment.
     pub(crate) fn start_with(place: &Place, more: &str, env: &[(&str, &str)]) -> Self {
-        let (grpc, connect, log_port, metrics) = (free_port(), free_port(), free_port(), free_port());
+        Self::start_as(place, more, env, &[])
+    }
+
+    /// As [`Self::start_with`], with more arguments.
+    pub(crate) fn start_as(place: &Place, more: &str, env: &[(&str, &str)], args: &[&str]) -> Self {
+        let grpc = loopback(free_port());
+        let mut cloud = Self::launch(place, ("cloud", grpc), more, env, args);
+        cloud.ready();
+        cloud
+    }
+
+    /// Starts one that links come to at an address, called `name` in logs, and does not wait for it.
+    pub(crate) fn launch(
+        place: &Place,
+        (name, grpc): (&str, SocketAddr),
+        more: &str,
+        env: &[(&str, &str)],
+        args: &[&str],
+    ) -> Self {
+        let (connect, log_port, metrics) = (free_port(), free_port(), free_port());
         let config = format!(
             r#"{}metrics_listen = "127.0.0.1:{metrics}"
 [mode.cloud.ssh]
@@ -124,9 +162,13 @@ auth = "none"
 {more}"#,
             place.cloud_config(grpc, log_port),
         );
-        let mut process = place.tunnel("cloud", &config, env);
-        process.answers(log_port, "/readyz", "");
-        Self { process, grpc, connect, metrics, log_port }
+        let process = place.tunnel(("cloud", name), &config, env, args);
+        Self { process, grpc: grpc.port(), connect, metrics, log_port }
+    }
+
+    /// The address of a page on its admin port.
+    pub(crate) fn page(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}{path}", self.log_port)
     }
 
     /// Waits until it is ready.
@@ -153,11 +195,16 @@ auth = "none"
 impl Edge {
     /// Starts `node1` towards a cloud's address.
     pub(crate) fn start(place: &Place, cloud: &str) -> Self {
+        Self::start_as(place, "node1", cloud)
+    }
+
+    /// Starts a node of that name towards a cloud's address.
+    pub(crate) fn start_as(place: &Place, node: &str, cloud: &str) -> Self {
         let log_port = free_port();
         let config = format!(
             r#"
 [mode.edge.stream.client]
-node = "node1"
+node = "{node}"
 token = "{TOKEN}"
 cert = "{}"
 dns = "{SERVER_NAME}"
@@ -166,7 +213,7 @@ log_listen = "127.0.0.1:{log_port}"
 "#,
             place.files.ca.display(),
         );
-        let mut process = place.tunnel("edge", &config, &[]);
+        let mut process = place.tunnel(("edge", &format!("edge-{node}")), &config, &[], &[]);
         process.answers(log_port, "/readyz", "");
         Self { process }
     }

@@ -15,6 +15,7 @@ pub(crate) struct Dice(Rc<RefCell<StdRng>>);
 
 impl Dice {
     pub(crate) fn new(seed: u64) -> Self {
+        PROGRAM.with_borrow_mut(|dice| *dice = StdRng::seed_from_u64(seed));
         Self(Rc::new(RefCell::new(StdRng::seed_from_u64(seed))))
     }
 
@@ -42,6 +43,15 @@ impl Dice {
     pub(crate) fn time(&self, most: Duration) -> Duration {
         Duration::from_micros(self.magnitude(most.as_micros() as usize) as u64)
     }
+}
+
+/// What the program itself draws, from 0 to 1.
+pub(crate) fn chance() -> f64 {
+    PROGRAM.with_borrow_mut(|dice| dice.random())
+}
+
+thread_local! {
+    static PROGRAM: RefCell<StdRng> = RefCell::new(StdRng::seed_from_u64(0));
 }
 
 /// `len` bytes, at most [`MOST`], of what `side` of a session says from `offset` on: never twice the same in two places.

@@ -58,18 +58,16 @@ impl World {
         }
         for (at, process) in self.processes.iter().enumerate().filter(|(_, p)| p.alive) {
             let table = &process.table;
+            let memory = self.plan.memory[usize::from(!process.is_pod())];
             let ((promised, kept), queued) = (table.memory(), table.queued());
-            if promised > self.plan.memory || queued > promised {
-                return Err(format!(
-                    "process {at} promised {promised} of {}, stores {queued}",
-                    self.plan.memory
-                ));
+            if promised > memory || queued > promised {
+                return Err(format!("process {at} promised {promised} of {memory}, stores {queued}"));
             }
             let passing = table.passing().1;
-            if passing > self.plan.memory.max(self.plan.windows[0].max as usize) {
+            if passing > memory.max(self.plan.windows[0].max as usize) {
                 return Err(format!("process {at} stores {passing} for others"));
             }
-            if kept > self.plan.memory + self.plan.sessions * MOST_FAIR {
+            if kept > memory + self.plan.sessions * MOST_FAIR {
                 return Err(format!("process {at} keeps {kept}"));
             }
         }

@@ -7,7 +7,7 @@ use tunnel::registry::Linked;
 use tunnel::tunnel::session::end::LinkId;
 use tunnel::tunnel::{Code, Outbox, Refusal};
 
-use super::line::Line;
+use super::line::{HEALED, Line};
 use super::plan::About;
 use super::process::Process;
 use super::world::World;
@@ -154,13 +154,17 @@ impl World {
         if self.plan.cuts > 0 || self.plan.losses > 0 {
             let now = Instant::now();
             for line in &mut self.lines {
-                line.cut(now, Duration::from_millis(100), &self.dice);
-                for end in &mut line.ends {
+                // What runs on a good line must go on there: nobody helps who was not told of a loss.
+                if self.plan.about != About::Pods {
+                    line.cut(now, Duration::from_millis(100), &self.dice);
+                }
+                line.heal();
+                for end in line.ends.iter_mut().filter(|_| line.cut) {
                     end.notices = Some(now + self.dice.time(Duration::from_secs(1)));
                 }
             }
             self.healed = true;
-            (self.plan.rate, self.plan.latency) = (5_000_000, Duration::from_millis(5));
+            (self.plan.rate, self.plan.latency) = HEALED;
             self.link_all();
         }
         self.plan.weights = [3, 3, 3, 1];

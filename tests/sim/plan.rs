@@ -32,7 +32,8 @@ pub(crate) struct Plan {
     /// Most bytes of one direction.
     pub(crate) most: usize,
     pub(crate) windows: [Windows; 2],
-    pub(crate) memory: usize,
+    /// Of a pod and of an edge.
+    pub(crate) memory: [usize; 2],
     pub(crate) grace: Duration,
     pub(crate) chaos: Duration,
     /// Harm ends after so many steps, if not before.
@@ -66,9 +67,11 @@ impl Plan {
     pub(crate) fn draw(about: About, dice: &Dice) -> Self {
         let calm = about == About::Turns;
         let windows = || {
-            let start = if calm { 64 << 10 } else { [1_000, 4_096, 32 << 10, 64 << 10][dice.below(4)] };
+            let starts = [1_000, 4_096, 32 << 10, 64 << 10, 256 << 10];
+            let start = if calm { 64 << 10 } else { starts[dice.below(5)] };
             Windows { start, max: start << dice.below(6) }
         };
+        let memory = || [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)];
         let many = about == About::Pods;
         let harsh = matches!(about, About::Cuts | About::Drops | About::Pods);
         // Owners who are faithful, or who are not.
@@ -81,7 +84,7 @@ impl Plan {
             sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
             most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
             windows: [windows(), windows()],
-            memory: [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)],
+            memory: [memory(), memory()],
             grace: if about == About::Grace {
                 Duration::from_millis(500 << dice.below(4))
             } else {

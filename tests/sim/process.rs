@@ -12,6 +12,7 @@ use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
 use tunnel::tunnel::{Limits, Peer, Table};
 
+use super::chance::chance;
 use super::owner::Place;
 use super::plan::About;
 use super::world::World;
@@ -46,7 +47,7 @@ impl World {
         let at = self.processes.len();
         let (plan, kind) = (&self.plan, usize::from(node.is_some()));
         let metrics = || if kind == 0 { Metrics::cloud("", "") } else { Metrics::edge() };
-        let (windows, memory, grace) = (plan.windows[kind], plan.memory, plan.grace);
+        let (windows, memory, grace) = (plan.windows[kind], plan.memory[kind], plan.grace);
         let limits = Limits { windows, memory, sessions: 1000, grace };
         let table = Table::new(Instance::from_bits(at as u128 + 1), limits, metrics());
         let registry = Registry::new(metrics());
@@ -54,7 +55,8 @@ impl World {
         let patience = plan.grace.min(Duration::from_secs(12));
         let real = plan.about != About::Pods && !plan.wild;
         let route = real.then(|| {
-            Route::new(Finder::alone(registry.clone(), table.instance()), table.clone(), patience, plan.grace)
+            let finder = Finder::alone(registry.clone(), table.instance());
+            Route::new(finder, table.clone(), patience, plan.grace).with_chance(chance)
         });
         let place = Place {
             at,

@@ -16,17 +16,19 @@ use crate::names::{Instance, NodeName};
 use crate::net::resolver::LookupError;
 use crate::registry::dns::{self, Dns};
 use crate::registry::siblings::{Pod, Siblings, Unreachable, Yes};
-use crate::tunnel::Outbox;
 use crate::tunnel::session::end::LinkId;
+use crate::tunnel::{Outbox, Peer};
 
 /// What is looked for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Wanted {
     pub(super) node: NodeName,
     /// Only this process of it will do.
-    pub(super) instance: Option<Instance>,
+    instance: Option<Instance>,
     /// A link that is no way, whatever is said.
-    pub(super) not: Option<LinkId>,
+    not: Option<LinkId>,
+    /// And the pod at its other end, which may have another.
+    not_pod: Option<Instance>,
 }
 
 /// The searches under way: who looks for the same joins in, so that a thousand sessions of one node ask once.
@@ -48,6 +50,11 @@ type Outcome = Result<Yes, NotFound>;
 type Running = BoxFuture<'static, Outcome>;
 
 impl Wanted {
+    pub(super) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&Outbox>) -> Self {
+        let not_pod = not.filter(|not| not.peer == Peer::Pod).and_then(|not| not.instance);
+        Self { node: node.clone(), instance, not: not.map(|not| not.id), not_pod }
+    }
+
     /// Whether it is the process that is looked for.
     pub(super) fn is_of(&self, instance: Option<Instance>) -> bool {
         self.instance.is_none() || self.instance == instance
@@ -55,7 +62,9 @@ impl Wanted {
 
     /// Whether that link is a way.
     pub(super) fn suits(&self, instance: Option<Instance>, outbox: &Outbox) -> bool {
-        self.is_of(instance) && self.not != Some(outbox.id)
+        let is_not = self.not == Some(outbox.id)
+            || outbox.peer == Peer::Pod && self.not_pod.is_some() && self.not_pod == outbox.instance;
+        self.is_of(instance) && !is_not
     }
 }
 
@@ -113,6 +122,8 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
     let mut asking =
         Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
     let (mut said, mut best, mut all) = (NotFound::default(), None::<Yes>, false);
+    // Where it was last is likelier than anywhere else; its link was not needed for a while, or has just ended.
+    asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
     loop {
         let dns_is_over = lookup.is_terminated();
         if !all && (begun.elapsed() >= head_start || dns_is_over && asking.answers.is_empty()) {

@@ -25,19 +25,13 @@ pub(super) fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Ve
 }
 
 /// The addresses that have lines as pods write them.
-#[cfg_attr(
-    not(any(test, feature = "kubernetes")),
-    expect(dead_code, reason = "only Kubernetes tells which pods are gone")
-)]
+#[cfg(any(test, feature = "kubernetes"))]
 pub(super) fn pods(text: &[u8]) -> BTreeSet<IpAddr> {
     lines(text).filter_map(|(_, of)| of).collect()
 }
 
 /// The text without the lines of these pods.
-#[cfg_attr(
-    not(any(test, feature = "kubernetes")),
-    expect(dead_code, reason = "only Kubernetes tells which pods are gone")
-)]
+#[cfg(any(test, feature = "kubernetes"))]
 pub(super) fn without(text: &[u8], gone: &BTreeSet<IpAddr>) -> Vec<u8> {
     let kept = lines(text).filter(|(_, of)| of.is_none_or(|of| !gone.contains(&of)));
     kept.flat_map(|(line, _)| line).copied().collect()

@@ -1,6 +1,6 @@
-//! Where the other pods are: a fixed list, and the addresses of a name, looked up again and again.
+//! Where the other pods are: a fixed list, the addresses of a name, looked up again and again, and what a cluster says.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -10,59 +10,84 @@ use tracing::{info_span, warn};
 use crate::drain::Drain;
 use crate::net::resolver::Resolver;
 
-/// The addresses of `list`, and those of the `service` (a name and a port), followed until draining begins. A name
-/// that DNS does not answer for keeps its addresses.
-pub fn follow(
-    list: Vec<SocketAddr>,
-    service: Option<(String, u16)>,
-    resolver: Resolver,
-    drain: &Drain,
-) -> watch::Receiver<Vec<SocketAddr>> {
-    let (tell, told) = watch::channel(list.clone());
-    if let Some((name, port)) = service {
-        let span = info_span!("siblings", %name);
-        drain.spawn(span, look(list, name, port, resolver, tell, drain.clone()));
+/// How pods are named; all ways together.
+#[derive(Debug, Clone, Default)]
+pub struct Named {
+    /// Once and for all.
+    pub list: Vec<SocketAddr>,
+    /// By a name whose addresses they are, and their port.
+    pub service: Option<(String, u16)>,
+    /// By somebody who tells of every change.
+    pub cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
+}
+
+/// The addresses of all that are `named`, followed until draining begins. A name that DNS does not answer for keeps its
+/// addresses.
+pub fn follow(named: Named, resolver: Resolver, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
+    let (tell, told) = watch::channel(named.all(&[]));
+    if named.service.is_some() || named.cluster.is_some() {
+        drain.spawn(info_span!("addresses"), look(named, resolver, tell, drain.clone()));
     }
     told
 }
 
-async fn look(
-    list: Vec<SocketAddr>,
-    name: String,
-    port: u16,
-    resolver: Resolver,
-    tell: watch::Sender<Vec<SocketAddr>>,
-    drain: Drain,
-) {
+impl Named {
+    /// All of them, each once, with the addresses that the name has now.
+    fn all(&self, found: &[IpAddr]) -> Vec<SocketAddr> {
+        let mut all = self.list.clone();
+        if let Some((_, port)) = self.service {
+            all.extend(found.iter().map(|ip| SocketAddr::new(*ip, port)));
+        }
+        if let Some(cluster) = &self.cluster {
+            all.extend(cluster.borrow().iter());
+        }
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// Waits until the cluster has told of a change. Cancel safe.
+    async fn changed(&mut self) {
+        if let Some(cluster) = &mut self.cluster {
+            if cluster.changed().await.is_ok() {
+                return;
+            }
+            // What was told last stays true.
+            let last = cluster.borrow().clone();
+            self.list.extend(last);
+            self.cluster = None;
+        }
+        std::future::pending().await
+    }
+}
+
+async fn look(mut named: Named, resolver: Resolver, tell: watch::Sender<Vec<SocketAddr>>, drain: Drain) {
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut said = None;
+    let (mut found, mut said) = (Vec::new(), None);
     loop {
         tokio::select! {
             () = drain.draining() => return,
-            _ = ticks.tick() => {}
-        }
-        match resolver.lookup(&name).await {
-            Ok(found) => {
-                said = None;
-                let mut all = list.clone();
-                all.extend(found.into_iter().map(|ip| SocketAddr::new(ip, port)));
-                all.sort_unstable();
-                all.dedup();
-                tell.send_if_modified(|known| {
-                    let changed = *known != all;
-                    *known = all;
-                    changed
-                });
-            }
-            Err(cause) => {
-                let cause = cause.to_string();
-                if said.as_ref() != Some(&cause) {
-                    warn!(%cause, "mode.cloud.registry.siblings_service: the addresses that were known stay in use");
-                    said = Some(cause);
+            () = named.changed() => {}
+            _ = ticks.tick() => if let Some((name, _)) = &named.service {
+                match resolver.lookup(name).await {
+                    Ok(addresses) => (found, said) = (addresses, None),
+                    Err(cause) => {
+                        let cause = cause.to_string();
+                        if said.as_ref() != Some(&cause) {
+                            warn!(%cause, "mode.cloud.registry.siblings_service: what was known stays in use");
+                            said = Some(cause);
+                        }
+                    }
                 }
-            }
+            },
         }
+        let all = named.all(&found);
+        tell.send_if_modified(|known| {
+            let changed = *known != all;
+            *known = all;
+            changed
+        });
     }
 }
 
@@ -74,13 +99,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_list_and_a_name_are_followed_together() {
+    async fn a_list_a_name_and_a_cluster_are_followed_together() {
         let drain = Drain::new();
         let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
-        let list: Vec<SocketAddr> = vec!["192.0.2.1:9000".parse().unwrap()];
-        let mut told = follow(list.clone(), Some(("localhost".into(), 9001)), resolver, &drain);
+        let (tell, cluster) = watch::channel(Vec::new());
+        let named = Named {
+            list: vec!["192.0.2.1:9000".parse().unwrap()],
+            service: Some(("localhost".into(), 9001)),
+            cluster: Some(cluster),
+        };
+        let mut told = follow(named, resolver, &drain);
         let all = told.wait_for(|all| all.len() > 1).await.unwrap().clone();
         let expected = ["127.0.0.1:9001", "192.0.2.1:9000", "[::1]:9001"].map(|at| at.parse().unwrap());
         assert_eq!(all, expected);
+        tell.send_replace(vec!["192.0.2.7:9000".parse().unwrap()]);
+        let all = told.wait_for(|all| all.len() > 3).await.unwrap().clone();
+        assert!(all.contains(&"192.0.2.7:9000".parse().unwrap()), "{all:?}");
     }
 }

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
 use super::news::News;
+use crate::names::NodeName;
 use crate::net::dial::dial;
 use crate::net::listen::tune_link;
 use crate::net::pool::Pool;
@@ -30,7 +31,7 @@ pub(super) struct Sibling {
     /// Whether it is one of those that are asked for every node; else DNS named it once.
     pub(super) listed: AtomicBool,
     /// What it is to be told.
-    pub(super) news: News,
+    news: News,
     wanted: Notify,
     dismissed: CancellationToken,
     /// When its link was last of use.
@@ -140,8 +141,9 @@ impl Sibling {
         }
     }
 
-    /// It is to be told something, and linked if it is not.
-    pub(super) fn want(&self) {
+    /// It is to be told of a node, and linked if it is not.
+    pub(super) fn tell(&self, node: &NodeName) {
+        self.news.add(node);
         self.wanted.notify_one();
     }
 
@@ -166,6 +168,8 @@ impl Sibling {
                 () = drain.draining() => break,
                 () = self.dismissed.cancelled() => break,
                 () = self.wanted.notified() => {}
+                // DNS named it, and nobody waited for the answer.
+                () = sleep(IDLE), if !self.listed.load(Relaxed) => break,
             }
             self.state.send_replace(State::Dialling(Instant::now()));
             let made = timeout(CONNECT, self.connect(&means)).await;
@@ -188,7 +192,10 @@ impl Sibling {
                 }
             };
             if !self.listed.load(Relaxed) {
-                tokio::time::sleep(pause).await;
+                tokio::select! {
+                    () = drain.draining() => {}
+                    () = sleep(pause) => {}
+                }
                 break;
             }
         }
@@ -216,7 +223,7 @@ impl Sibling {
                     self.touch();
                     self.news.tell(&outbox, &means.registry, own).await;
                 }
-                () = tokio::time::sleep(IDLE / 4) => {
+                () = sleep(IDLE / 4) => {
                     if outbox.sessions() > 0 {
                         self.touch();
                     } else if self.unused() >= IDLE {

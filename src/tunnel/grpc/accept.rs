@@ -86,10 +86,8 @@ where
             accepted: accepted.clone(),
         };
         hyper::service::service_fn(move |request: Request<Incoming>| {
-            let host = host.clone();
             // Boxed, because hyper keeps its room as long as the call lasts.
-            let answered = Box::pin(async move { host.answer(request).await });
-            answered.map(Ok::<_, Infallible>)
+            Box::pin(host.clone().answer(request)).map(Ok::<_, Infallible>)
         })
     };
     let mut http = hyper::server::conn::http2::Builder::new(Spawn(ground.drain.clone()));

@@ -272,6 +272,26 @@ async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
     assert_eq!(said(&other).last(), Some(&resume(3)));
 }
 
+#[tokio::test]
+async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_one_before() {
+    for word in [lost(2), reset(2)] {
+        let place = Place::bound();
+        place.hear(&place.client, word.clone());
+        assert_eq!(said(&place.edge), [word]);
+        assert!(place.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_process() {
+    let place = Place::new();
+    let _offer = place.ask(&place.client, open(1)).unwrap().offer().unwrap();
+    let asked = place.ask(&place.client, resume(2)).unwrap();
+    assert!(place.table.is_empty());
+    asked.pass(&place.edge);
+    assert_eq!(said(&place.edge), [resume(2)]);
+}
+
 proptest! {
     /// However data is cut and joined on the way, the bytes are the same, and small pieces cost little.
     #[test]

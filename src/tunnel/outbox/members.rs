@@ -10,11 +10,13 @@ use super::super::session::Shared;
 use super::{Outbox, Speaker};
 use crate::names::SessionId;
 
-/// The sessions that run on a link: those with an end here, and those that only pass through.
+/// The sessions that run on a link: those with an end here, and those that only pass through. Each with its turn in
+/// which it came: in that order they are told when the link ends.
 #[derive(Debug, Default)]
-pub(super) struct Members {
-    own: HashMap<SessionId, Weak<Shared>>,
-    passing: HashMap<SessionId, Arc<Lane>>,
+pub(in super::super) struct Members {
+    own: HashMap<SessionId, (u64, Weak<Shared>)>,
+    passing: HashMap<SessionId, (u64, Arc<Lane>)>,
+    came: u64,
 }
 
 impl Outbox {
@@ -27,7 +29,8 @@ impl Outbox {
     pub(in super::super) fn join(&self, session: &Arc<Shared>) -> bool {
         let mut members = lock(&self.members);
         if let Some(members) = members.as_mut() {
-            members.own.insert(session.id, Arc::downgrade(session));
+            members.came += 1;
+            members.own.insert(session.id, (members.came, Arc::downgrade(session)));
         }
         members.is_some()
     }
@@ -43,10 +46,11 @@ impl Outbox {
     /// link has ended.
     pub(in super::super) fn pass(&self, lane: &Arc<Lane>) -> bool {
         let mut members = lock(&self.members);
-        let Some(passing) = members.as_mut().map(|members| &mut members.passing) else { return false };
-        let older = passing.insert(lane.id, lane.clone());
+        let Some(known) = members.as_mut() else { return false };
+        known.came += 1;
+        let older = known.passing.insert(lane.id, (known.came, lane.clone()));
         drop(members);
-        if let Some(older) = older {
+        if let Some((_, older)) = older {
             older.close();
         }
         true
@@ -55,7 +59,7 @@ impl Outbox {
     /// The lane leads through here no more.
     pub(in super::super) fn leave_lane(&self, lane: &Arc<Lane>) {
         if let Some(members) = lock(&self.members).as_mut()
-            && members.passing.get(&lane.id).is_some_and(|known| Arc::ptr_eq(known, lane))
+            && members.passing.get(&lane.id).is_some_and(|(_, known)| Arc::ptr_eq(known, lane))
         {
             members.passing.remove(&lane.id);
         }
@@ -71,26 +75,31 @@ impl Outbox {
 
     /// Sessions that pass through here.
     pub(in super::super) fn passing(&self) -> Vec<SessionId> {
-        lock(&self.members).iter().flat_map(|members| members.passing.keys().copied()).collect()
+        let members = lock(&self.members);
+        in_order(members.iter().flat_map(|members| &members.passing).map(|(id, (came, _))| (*came, *id)))
     }
 
     /// Sessions with an end here.
     pub(in super::super) fn own(&self) -> Vec<Arc<Shared>> {
         let members = lock(&self.members);
-        members.iter().flat_map(|members| members.own.values()).filter_map(Weak::upgrade).collect()
+        let own = members.iter().flat_map(|members| members.own.values());
+        in_order(own.filter_map(|(came, session)| Some((*came, session.upgrade()?))))
     }
 
     /// Closes the link for good and returns all that ran on it.
     pub(in super::super) fn disband(&self) -> (Vec<Arc<Shared>>, Vec<SessionId>) {
         self.close();
-        let Some(Members { own, passing }) = lock(&self.members).take() else { return Default::default() };
-        let own = own.into_values().filter_map(|session| session.upgrade()).collect();
-        (own, passing.into_keys().collect())
+        let Some(Members { own, passing, .. }) = lock(&self.members).take() else {
+            return Default::default();
+        };
+        let own = own.into_values().filter_map(|(came, session)| Some((came, session.upgrade()?)));
+        (in_order(own), in_order(passing.into_iter().map(|(id, (came, _))| (came, id))))
     }
 
     /// Unread bytes of a session that runs here.
     pub(in super::super) fn queued(&self, id: SessionId) -> usize {
-        let session = lock(&self.members).as_ref().and_then(|m| m.own.get(&id)).and_then(Weak::upgrade);
+        let session =
+            lock(&self.members).as_ref().and_then(|m| m.own.get(&id)).and_then(|(_, s)| s.upgrade());
         session.map_or(0, |s| s.queued())
     }
 
@@ -101,4 +110,10 @@ impl Outbox {
                 .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
         }
     }
+}
+
+fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
+    let mut members: Vec<(u64, T)> = members.collect();
+    members.sort_unstable_by_key(|(came, _)| *came);
+    members.into_iter().map(|(_, member)| member).collect()
 }

@@ -115,6 +115,11 @@ impl End {
         matches!(self.phase, Phase::Parked | Phase::Resuming)
     }
 
+    /// Bytes that have moved, in both directions together.
+    pub fn moved(&self) -> u64 {
+        self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
+    }
+
     /// How often it went on on another path.
     pub fn resumed(&self) -> u32 {
         self.resumed

@@ -48,6 +48,7 @@ pub struct Offer {
 pub struct Parked {
     shared: Arc<Shared>,
     seeker: u64,
+    again: u32,
 }
 
 /// Lets go of the session when dropped.
@@ -152,8 +153,13 @@ impl Offer {
 }
 
 impl Parked {
-    pub(in super::super) fn new(shared: Arc<Shared>, seeker: u64) -> Self {
-        Self { shared, seeker }
+    pub(in super::super) fn new(shared: Arc<Shared>, seeker: u64, again: u32) -> Self {
+        Self { shared, seeker, again }
+    }
+
+    /// How often before this its path was lost lately, without that a byte has moved since.
+    pub fn again(&self) -> u32 {
+        self.again
     }
 
     /// At which node its target is.

@@ -33,12 +33,31 @@ fn opener(table: &Arc<Table>) -> Arc<Shared> {
     Shared::new(id, Category::Ssh, node, Arc::downgrade(table), end, None)
 }
 
+fn ask(session: &Arc<Shared>, link: &Arc<Outbox>) {
+    let again = session.lock().end.needs_path();
+    session.ask(link, again);
+}
+
+#[tokio::test]
+async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
+    let (table, links) = (table(), [link(1), link(2)]);
+    let session = opener(&table);
+    session.ask(&links[0], false);
+    let opened = Word::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
+    let now = tokio::time::Instant::now();
+    assert!(session.hear(&links[0], opened, now) && session.hear(&links[0], Word::Lost { epoch: 1 }, now));
+    session.ask(&links[1], false);
+    assert!(session.lock().end.path().is_none());
+    session.ask(&links[1], true);
+    assert_eq!(session.lock().end.path(), Some(links[1].id));
+}
+
 #[tokio::test]
 async fn a_session_that_is_over_joins_no_link() {
     let (table, link) = (table(), link(1));
     let session = opener(&table);
     session.reset(Refusal::new(Code::GivenUp, "enough"));
-    session.ask(&link, false);
+    ask(&session, &link);
     assert_eq!(link.sessions(), 0);
 }
 
@@ -48,9 +67,9 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
     let gone = Refusal::new(Code::GivenUp, "gone");
     assert!(table.link_ended(&dead, &gone, tokio::time::Instant::now()).is_empty());
     let session = opener(&table);
-    session.ask(&alive, false);
+    ask(&session, &alive);
     assert_eq!(alive.sessions(), 1);
-    session.ask(&dead, false);
+    ask(&session, &dead);
     assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
 }
 
@@ -58,7 +77,7 @@ async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
 async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let (table, links, now) = (table(), [link(1), link(2), link(3)], tokio::time::Instant::now());
     let session = opener(&table);
-    session.ask(&links[0], false);
+    ask(&session, &links[0]);
     assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
@@ -76,11 +95,11 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
 async fn a_session_whose_seeker_was_lost_gets_another() {
     let (table, links, now) = (table(), [link(1), link(2)], tokio::time::Instant::now());
     let session = opener(&table);
-    session.ask(&links[0], false);
+    ask(&session, &links[0]);
     assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     drop(table.link_ended(&links[0], &gone, now));
-    session.ask(&links[1], true);
+    ask(&session, &links[1]);
     assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
 }
 

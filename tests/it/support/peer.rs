@@ -75,11 +75,11 @@ async fn connect(
     let client = tls::Client { trust, identity, alpn: vec![b"h2".to_vec()] };
     let socket = TcpStream::connect(pod).await.unwrap();
     let name = ServerName::try_from(NAME).unwrap();
-    TlsConnector::from(client.load().unwrap().load()).connect(name, socket).await
+    Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
 }
 
 async fn dial(place: &Place, pod: SocketAddr, headers: HeaderMap, node: &str) -> Result<Call, Status> {
-    call(encrypted(place, pod).await, headers, node).await
+    Box::pin(call(encrypted(place, pod).await, headers, node)).await
 }
 
 async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Result<Call, Status> {

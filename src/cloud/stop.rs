@@ -1,0 +1,86 @@
+//! Stopping a pod so that nothing is cut that can go on elsewhere.
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::Pod;
+use crate::drain::{Drain, Drained};
+use crate::tunnel::{Code, Refusal};
+
+/// What is stopped in which order: clients first, links when no session needs them, admin ports last.
+#[derive(Debug)]
+pub(super) struct Stopping {
+    /// From then on no edge is let in.
+    pub(super) begun: CancellationToken,
+    /// Whether there are other pods, which take over.
+    pub(super) several: bool,
+    pub(super) clients: Drain,
+    pub(super) publisher: Drain,
+    pub(super) links: Drain,
+    pub(super) admin: Drain,
+    pub(super) deadline: Duration,
+}
+
+impl Pod {
+    /// Stops: not ready; edges are asked to link elsewhere; with other pods about, clients come in for a while yet, as it
+    /// takes a moment until nobody is sent here any more; then listeners closed, and sessions until the deadline or until
+    /// `at_once` completes.
+    pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
+        let Stopping { begun, several, clients, publisher, links, admin, deadline } = self.stopping;
+        let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
+        self.readiness.set("running", Err("stopping".into()));
+        info!(
+            sessions = self.table.len(),
+            ?deadline,
+            "stopping: no new sessions, waiting for those that run"
+        );
+        begun.cancel();
+        // At once, so that new clients are not sent here any more.
+        publisher.begin();
+        self.registry.drain_all();
+        if several {
+            tokio::select! {
+                () = sleep(STILL_COMING.min(deadline / 4)) => {}
+                () = at_once.clone() => {}
+            }
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let drained = clients.finish(left, at_once.clone()).await;
+        if let Drained::Cut(left) = drained {
+            warn!(left, "deadline over: sessions are cut");
+        }
+        let passing = async {
+            while self.table.passing().0 > 0 {
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        tokio::select! {
+            () = passing => {}
+            () = sleep_until(until) => warn!("deadline over: other pods' sessions have to find their way"),
+            () = at_once => {}
+        }
+        self.table.reset_all(&Refusal::new(Code::Busy, "the pod is stopping"));
+        publisher.finish(GOODBYE, std::future::pending()).await;
+        links.begin();
+        sleep(LAST_WORDS).await;
+        self.registry.close_all();
+        self.finder.close_links();
+        links.finish(GOODBYE, std::future::pending()).await;
+        admin.finish(GOODBYE, std::future::pending()).await;
+        drained
+    }
+}
+
+/// How long clients are still sent to a pod that is not ready any more.
+const STILL_COMING: Duration = Duration::from_secs(2);
+/// How often it is looked whether other pods' sessions have found another way.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// For the last resets to leave before the links are closed.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// For connections to end by themselves at the very end.
+const GOODBYE: Duration = Duration::from_secs(3);

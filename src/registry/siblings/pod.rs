@@ -1,0 +1,72 @@
+//! Another pod as whoever asks it sees it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::sibling::{Sibling, Unreachable};
+use crate::names::Instance;
+use crate::tunnel::Outbox;
+
+/// One other pod that can be asked: by its address, or over the link that it has made.
+#[derive(Debug, Clone)]
+pub struct Pod(pub(super) Which);
+
+#[derive(Debug, Clone)]
+pub(super) enum Which {
+    Known(Arc<Sibling>),
+    Incoming(Arc<Outbox>),
+}
+
+/// A pod has a node.
+#[derive(Debug, Clone)]
+pub struct Yes {
+    /// Which pod.
+    pub pod: Pod,
+    /// The link to it.
+    pub outbox: Arc<Outbox>,
+    /// The process that is a session's other end: the node's, or that pod's own if the node speaks plain.
+    pub instance: Option<Instance>,
+    /// How long ago the node was heard there.
+    pub heard: Duration,
+}
+
+impl Pod {
+    /// A link to it, made if need be. Waits at most 1 s.
+    pub async fn link(&self) -> Result<Arc<Outbox>, Unreachable> {
+        match &self.0 {
+            Which::Known(sibling) => sibling.link().await,
+            Which::Incoming(outbox) if outbox.is_closed() => Err(Unreachable::Silent(self.to_string())),
+            Which::Incoming(outbox) => Ok(outbox.clone()),
+        }
+    }
+
+    /// The link to it, if there is one.
+    pub fn up(&self) -> Option<Arc<Outbox>> {
+        match &self.0 {
+            Which::Known(sibling) => sibling.up(),
+            Which::Incoming(outbox) => (!outbox.is_closed()).then(|| outbox.clone()),
+        }
+    }
+
+    /// Whether both are the same.
+    pub fn is(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (Which::Known(one), Which::Known(two)) => Arc::ptr_eq(one, two),
+            (Which::Incoming(one), Which::Incoming(two)) => one.id == two.id,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Pod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Which::Known(sibling) => sibling.at.fmt(f),
+            Which::Incoming(outbox) => match outbox.instance {
+                Some(instance) => write!(f, "{instance:?}"),
+                None => f.write_str("without a name"),
+            },
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The way of an edge to everything: its links to the cloud.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::names::NodeName;
+use crate::registry::awaited::{Arrival, Awaited};
+use crate::tunnel::Outbox;
+use crate::tunnel::session::end::LinkId;
+
+/// The links of an edge: one, and more while a pod that is told to stop still holds sessions.
+#[derive(Debug)]
+pub struct Uplinks {
+    /// Which node we are.
+    node: NodeName,
+    /// The newest last.
+    links: Mutex<Vec<Arc<Outbox>>>,
+    came: Awaited,
+}
+
+impl Uplinks {
+    /// No link yet.
+    pub fn new(node: NodeName) -> Arc<Self> {
+        Arc::new(Self { node, links: Mutex::default(), came: Awaited::default() })
+    }
+
+    /// A link is up.
+    pub fn add(&self, link: Arc<Outbox>) {
+        let mut links = self.lock();
+        links.push(link);
+        if links.len() > MOST {
+            links[0].close();
+        }
+        drop(links);
+        self.came.tell(&self.node);
+    }
+
+    /// A link has ended.
+    pub fn remove(&self, link: &Outbox) {
+        self.lock().retain(|known| known.id != link.id);
+    }
+
+    /// The newest link, for whatever begins or looks for a path now.
+    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<Outbox>> {
+        self.lock().iter().rev().find(|link| !link.is_closed() && not != Some(link.id)).cloned()
+    }
+
+    /// Whether there is a link.
+    pub fn is_linked(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
+    /// Notices the next link that comes.
+    pub fn arrival(&self) -> Arrival<'_> {
+        self.came.arrival(&self.node)
+    }
+
+    /// Waits until there is a newer link than this one. Cancel safe.
+    pub async fn newer(&self, than: LinkId) {
+        loop {
+            let arrival = self.arrival();
+            if self.newest(None).is_some_and(|newest| newest.id > than) {
+                return;
+            }
+            arrival.come().await;
+        }
+    }
+
+    /// Closes every link.
+    pub fn close_all(&self) {
+        for link in self.lock().iter() {
+            link.close();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Outbox>>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Links at once: two are usual while a pod stops. The oldest goes, as a cloud of which every pod is stopping must not
+/// make us grow.
+const MOST: usize = 8;

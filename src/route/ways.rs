@@ -1,0 +1,59 @@
+//! Where a way is looked for: a pod finds nodes, an edge has its links to the cloud.
+
+use std::sync::Arc;
+
+use crate::names::{Instance, NodeName};
+use crate::registry::Arrival;
+use crate::registry::find::{Finder, NotFound, Way};
+use crate::registry::uplinks::Uplinks;
+use crate::tunnel::Outbox;
+
+/// Who knows the ways.
+#[derive(Debug, Clone)]
+pub(super) enum Ways {
+    /// On a pod.
+    Pod(Arc<Finder>),
+    /// On an edge: every way leads through the cloud, which finds the rest of it.
+    Edge(Arc<Uplinks>),
+}
+
+impl Ways {
+    /// A way to a node: to that process of it if one is given, and by no link that is `not` to be used. Cancel safe.
+    pub(super) async fn find(
+        &self,
+        node: &NodeName,
+        instance: Option<Instance>,
+        not: Option<&Outbox>,
+    ) -> Result<Way, NotFound> {
+        match self {
+            Self::Pod(finder) => finder.find(node, instance, not).await,
+            Self::Edge(uplinks) => {
+                let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
+                Ok(Way { outbox: newest, instance })
+            }
+        }
+    }
+
+    /// Notices that a way to the node may have come.
+    pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
+        match self {
+            Self::Pod(finder) => finder.registry().arrival(node),
+            Self::Edge(uplinks) => uplinks.arrival(),
+        }
+    }
+
+    /// A way has proved wrong: it is not believed again until somebody says so anew.
+    pub(super) fn is_wrong(&self, node: &NodeName, way: &Way) {
+        if let Self::Pod(finder) = self {
+            finder.is_wrong(node, way);
+        }
+    }
+
+    /// Whether nobody else is ever asked.
+    pub(super) fn is_alone(&self) -> bool {
+        match self {
+            Self::Pod(finder) => finder.is_alone(),
+            Self::Edge(_) => false,
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Pods that stop while others go on: nothing is cut that can go another way.
+
+use std::future::pending;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
+use tunnel::drain::Drained;
+use tunnel::edge::Edge;
+use tunnel::net::Duplex as _;
+use tunnel::route::Request;
+use tunnel::tunnel::{Category, Code, Session};
+
+use crate::support::clients::{self, echoed, rest};
+use crate::support::line::Line;
+use crate::support::pods;
+use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
+use crate::support::{beside, soon, targets, wait_until};
+
+#[tokio::test]
+async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let mut both = pods::start(&place, 2);
+    let (last, front) = (both.remove(1), both.remove(0));
+    let line = Line::to(last.pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    last.has("node1").await;
+    let (mut from, mut to) = front.open(&at("node1", echo)).await.into_split();
+    let bytes = targets::pattern(8 << 20);
+    let sent = bytes.clone();
+    let sender = beside(async move {
+        to.write_all(&sent).await.unwrap();
+        to.shutdown().await.unwrap();
+    });
+    let mut back = vec![0; 1 << 20];
+    from.read_exact(&mut back).await.unwrap();
+    line.lead_to(front.pod.grpc);
+    let stopped = beside(last.pod.stop(pending()));
+    soon("the rest", from.read_to_end(&mut back)).await.unwrap();
+    assert!(back == bytes, "{} of {} bytes, or wrong ones", back.len(), bytes.len());
+    sender.await.unwrap();
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    assert!(front.link("node1").is_some());
+    assert_eq!(edge.metrics.resets.counted("given_up"), 0);
+    edge_forgets_all(&edge).await;
+    wait_until("the old link is gone", || edge.metrics.links.get() == 1).await;
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_serves_its_own_clients_over_the_old_link_and_new_ones_for_a_moment() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let mut both = pods::start(&place, 2);
+    let (last, other) = (both.remove(1), both.remove(0));
+    let line = Line::to(last.pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    last.has("node1").await;
+    let mut client = last.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    line.lead_to(other.pod.grpc);
+    let connect = last.connect;
+    let stopped = beside(last.pod.stop(pending()));
+    other.has("node1").await;
+    wait_until("the edge has both links", || edge.metrics.links.get() == 2).await;
+    echoed(&mut client, "on the old link").await;
+    let mut late = clients::open(connect, &at("node1", echo)).await;
+    echoed(&mut late, "not known yet to be stopping").await;
+    for mut client in [client, late] {
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(&mut client).await, b"");
+    }
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    wait_until("the old link is gone", || edge.metrics.links.get() == 1).await;
+}
+
+/// A session from an edge to a target at another node, or the words that refuse it.
+async fn between(edge: &Edge, target: &str) -> Result<Session, String> {
+    let target: tunnel::names::Target = target.parse().unwrap();
+    let node = target.host.to_string().parse().unwrap();
+    let client = "a program on the edge".into();
+    let request = Request { node, target, category: Category::HttpProxy, client };
+    edge.route.open(request).await.map_err(|e| e.to_string())
+}
+
+async fn says(session: &mut Session, text: &str) {
+    let mut bytes = bytes::Bytes::copy_from_slice(text.as_bytes());
+    std::future::poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+    let mut back = Vec::new();
+    while back.len() < text.len() {
+        let more = soon("the echo", std::future::poll_fn(|cx| session.poll_take(cx))).await.unwrap();
+        assert!(!more.is_empty(), "the end after {back:?}");
+        back.extend_from_slice(&more);
+    }
+    assert_eq!(back, text.as_bytes());
+}
+
+#[tokio::test]
+async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_moves_of_both() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(3);
+    let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
+    let closed = TestPod::from_text(&text(0));
+    let allow = "[mode.cloud.allow]\nnodes = [\"node*\"]\n";
+    let pods = [1, 2].map(|n| TestPod::from_text(&format!("{}\n{allow}", text(n))));
+    let (line1, line2) = (Line::to(closed.pod.grpc).await, Line::to(pods[0].pod.grpc).await);
+    let asker = start_edge(&place.edge("asker", line1.at, ""));
+    let _edge = start_edge(&place.edge("node2", line2.at, ""));
+    closed.has("asker").await;
+    pods[0].has("node2").await;
+    wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
+    let refused = between(&asker, &at("node2", echo)).await.unwrap_err();
+    assert!(refused.contains("may not reach node node2"), "{refused}");
+    line1.lead_to(pods[1].pod.grpc);
+    line1.reset();
+    pods[1].has("asker").await;
+    wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
+    let mut session = between(&asker, &at("node2", echo)).await.unwrap();
+    says(&mut session, "over two pods").await;
+    line2.lead_to(pods[1].pod.grpc);
+    line2.reset();
+    pods[1].has("node2").await;
+    says(&mut session, "over one").await;
+    line1.lead_to(pods[0].pod.grpc);
+    line1.reset();
+    pods[0].has("asker").await;
+    says(&mut session, "over two again").await;
+    assert_eq!(session.account().ended.map(|why| why.code), None::<Code>);
+    drop(session);
+    edge_forgets_all(&asker).await;
+}
+
+#[tokio::test]
+async fn what_an_edge_opened_moves_when_its_pod_stops() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(2);
+    let allow = "[mode.cloud.allow]\nnodes = [\"node2\"]\n";
+    let text = |n: usize| format!("{}\n{allow}", pods::config(&place, all[n], &pods::siblings(&all)));
+    let (first, second) = (TestPod::from_text(&text(0)), TestPod::from_text(&text(1)));
+    let line = Line::to(first.pod.grpc).await;
+    let asker = start_edge(&place.edge("asker", line.at, ""));
+    let _edge = start_edge(&place.edge("node2", second.pod.grpc, ""));
+    first.has("asker").await;
+    second.has("node2").await;
+    wait_until("the edge knows its link", || asker.metrics.links.get() == 1).await;
+    let mut session = between(&asker, &at("node2", echo)).await.unwrap();
+    says(&mut session, "before").await;
+    line.lead_to(second.pod.grpc);
+    let begun = Instant::now();
+    let stopped = soon("the pod's end", first.pod.stop(pending())).await;
+    assert_eq!(stopped, Drained::Finished);
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    says(&mut session, "after").await;
+}

@@ -1,0 +1,252 @@
+//! Links between pods, and the finding of nodes over them.
+
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tunnel::names::{Instance, NodeName, SessionId};
+use tunnel::tunnel::Code;
+use tunnel::tunnel::codec::StreamMsg;
+use tunnel::tunnel::extension::to_message;
+use tunnel::tunnel::frame::{Body, Category, Frame, Word};
+
+use crate::support::call::Call;
+use crate::support::clients::{echoed, is_reset};
+use crate::support::peer::ScriptedPod;
+use crate::support::pods::{self, Dns, Says};
+use crate::support::programs::{Place, TestPod, at, edge};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
+
+/// Links of a pod, to edges and to other pods.
+fn links(pod: &TestPod) -> i64 {
+    pod.pod.metrics.links.get()
+}
+
+#[tokio::test]
+async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pods = pods::start(&place, 2);
+    let _edge = edge(&place, &pods[1], "node1").await;
+    // It has told the other pod of its node.
+    wait_until("the pods are linked", || (links(&pods[0]), links(&pods[1])) == (1, 2)).await;
+    let mut clients = Vec::new();
+    for _ in 0..10 {
+        clients.push(pods[0].open(&at("node1", echo)).await);
+    }
+    assert_eq!((links(&pods[0]), links(&pods[1])), (1, 2), "one link serves both ways");
+    hurry();
+    tokio::time::sleep(Duration::from_secs(180)).await;
+    assert_eq!(links(&pods[0]), 1, "sessions keep it");
+    for client in &mut clients {
+        echoed(client, "still there").await;
+    }
+    drop(clients);
+    wait_within(Duration::from_secs(120), "nobody needs the link", || links(&pods[0]) == 0).await;
+    let mut client = pods[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "made anew").await;
+}
+
+#[tokio::test]
+async fn a_pod_never_links_to_itself() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    for _ in 0..3 {
+        let answer = pods[0].ask("node1:22").await;
+        assert!(!answer.body.contains("pod"), "{answer:?}");
+    }
+    let _edge = edge(&place, &pods[0], "node1").await;
+    assert_eq!(links(&pods[0]), 1);
+}
+
+#[tokio::test]
+async fn a_sibling_that_does_not_answer_costs_a_second_once() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let all = pods::addresses(2);
+    let list = pods::siblings(&[all[0], all[1], silent.local_addr().unwrap()]);
+    let first = TestPod::from_text(&pods::config(&place, all[0], &list));
+    let second = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
+    let begun = Instant::now();
+    let answer = first.ask("node9:22").await;
+    assert!(answer.body.contains("not at the other pod"), "{answer:?}");
+    assert!(answer.body.contains("cannot be reached"), "{answer:?}");
+    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    let begun = Instant::now();
+    first.ask("node9:22").await;
+    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    // Who has the node is not waited for longer than it takes to answer.
+    let _edge = edge(&place, &second, "node1").await;
+    let mut client = first.open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
+}
+
+#[tokio::test]
+async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
+    let place = Place::new();
+    let mut other = ScriptedPod::start(&place).await;
+    let dns = Dns::start(Says::At([127, 0, 0, 1].into())).await;
+    let at = pods::addresses(1)[0];
+    // That the other one is found at its own port, it stands in the list.
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&[other.at]));
+    let pod = TestPod::from_text(&pods::config(&place, at, &lines));
+    let answering = beside(async move {
+        let mut call = other.call().await;
+        call.answer(None);
+        call.ends().await;
+    });
+    let answer = pod.ask("node1:22").await;
+    assert_eq!(answer.status, 502);
+    assert!(answer.body.contains("does not speak our dialect"), "{answer:?}");
+    soon("the end of the call", answering).await.unwrap();
+}
+
+/// Says a word about a session with another node.
+async fn say_to(edge: &Call, node: &str, id: SessionId, word: Word) {
+    let node: NodeName = node.parse().unwrap();
+    edge.send(to_message(Frame { node, body: Body::Session(id, Category::Ssh, word) })).await;
+}
+
+fn open_word(epoch: u64) -> Word {
+    Word::Open { target: "127.0.0.1:22".parse().unwrap(), limit: 1000, epoch, client: "root".into() }
+}
+
+#[tokio::test]
+async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
+    let place = Place::new();
+    let all = pods::addresses(2);
+    let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", pods::siblings(&all));
+    let text: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &list)).collect();
+    let (first, second) = (TestPod::from_text(&text[0]), TestPod::from_text(&text[1]));
+    let mut one = peer::link(&place, &first, "node1", Some(Instance::from_bits(1))).await;
+    let mut two = peer::link(&place, &second, "node2", Some(Instance::from_bits(2))).await;
+    let id = SessionId::random();
+    say_to(&one, "node2", id, open_word(1)).await;
+    let asked: StreamMsg = two.hears().await;
+    assert_eq!((asked.r#type.as_str(), asked.node.as_str()), ("connecting", "node2"));
+    assert_eq!(asked.category, "httpProxy", "an edge borrows no other front end's rights");
+    two.say(id, Word::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) }).await;
+    let (answered, word) = one.word().await;
+    assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true));
+
+    for (node, code) in [("other", Code::NotAllowed), ("node3", Code::NotHere), ("node1", Code::NotHere)] {
+        let id = SessionId::random();
+        say_to(&one, node, id, open_word(1)).await;
+        let (answered, word) = one.word().await;
+        let Word::Refused { refusal, .. } = word else { panic!("{node}: {word:?}") };
+        assert_eq!((answered, refusal.code), (id, code), "{node}: {refusal}");
+    }
+}
+
+#[tokio::test]
+async fn edges_reach_no_node_unless_the_settings_say_so() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut one = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
+    let _two = peer::link(&place, &pod, "node2", Some(Instance::from_bits(2))).await;
+    say_to(&one, "node2", SessionId::random(), open_word(1)).await;
+    let (_, word) = one.word().await;
+    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::NotAllowed);
+}
+
+#[tokio::test]
+async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let instance = Some(Instance::from_bits(1));
+    let mut near = peer::link(&place, &pods[0], "node1", instance).await;
+    let mut far = peer::link(&place, &pods[1], "node1", instance).await;
+    let begun = Instant::now();
+    let (asked, was_asked) = tokio::sync::oneshot::channel();
+    let silent = async {
+        // Alive, but it does not answer what it is asked.
+        let (id, word) = near.word().await;
+        assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+        asked.send(id).unwrap();
+        let (_, word) = near.word().await;
+        assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+    };
+    let answers = async {
+        let (id, word) = far.word().await;
+        assert!(matches!(word, Word::Open { epoch: 2, .. }), "{word:?}");
+        assert_eq!(was_asked.await, Ok(id));
+        far.say(id, Word::Opened { limit: 1000, epoch: 2, instance }).await;
+    };
+    let (_client, (), ()) = tokio::join!(pods[0].open("node1:22"), silent, answers);
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(5), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let instance = Some(Instance::from_bits(1));
+    let mut far = peer::link(&place, &pods[1], "node1", instance).await;
+    let answers = async {
+        let (id, word) = far.word().await;
+        assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+        let more = tokio::time::timeout(Duration::from_secs(5), far.word()).await;
+        assert!(more.is_err(), "{more:?}");
+        far.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+    };
+    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
+}
+
+#[tokio::test]
+async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod() {
+    let place = Place::new();
+    let pods = pods::start(&place, 3);
+    let linking = (0..200).map(|n| {
+        let (place, pod) = (&place, &pods[1]);
+        async move { peer::link(place, pod, &format!("node{n}"), Some(Instance::from_bits(n))).await }
+    });
+    let mut edges = futures_util::future::join_all(linking).await;
+    wait_until("the others were told", || links(&pods[0]) == 1 && links(&pods[2]) == 1).await;
+    wait_until("all links are up", || links(&pods[1]) == 202).await;
+    for n in [0, 77, 199] {
+        let answers = async {
+            let edge = &mut edges[n];
+            let (id, word) = edge.word().await;
+            let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+            let instance = Some(Instance::from_bits(n as u128));
+            edge.say(id, Word::Opened { limit: 1000, epoch, instance }).await;
+        };
+        let target = format!("node{n}:22");
+        let _clients = tokio::join!(pods[2].open(&target), answers);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_stops_without_waiting_for_its_siblings() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let mut pods = pods::start(&place, 2);
+    let _edge = edge(&place, &pods[1], "node1").await;
+    drop(pods[0].open(&at("node1", echo)).await);
+    let begun = Instant::now();
+    let last = pods.pop().unwrap();
+    let drained = last.pod.stop(std::future::pending()).await;
+    assert_eq!(drained, tunnel::drain::Drained::Finished);
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let answer = pods[0].ask("node1:22").await;
+    assert_eq!(answer.status, 502, "{answer:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let instance = Some(Instance::from_bits(1));
+    let mut old = peer::link(&place, &pods[1], "node1", instance).await;
+    let accept = async {
+        let (id, _) = old.word().await;
+        old.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+    };
+    let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), accept);
+    drop(old);
+    wait_until("the old link is gone", || pods[1].link("node1").is_none()).await;
+    let _new = peer::link(&place, &pods[1], "node1", Some(Instance::from_bits(9))).await;
+    let begun = Instant::now();
+    is_reset(&mut client).await;
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+}

@@ -1,0 +1,148 @@
+//! Kubernetes: pods share a ConfigMap, and the endpoints of their Service tell which there are.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap as Object;
+use serde_json::json;
+
+use tunnel::drain::Drain;
+use tunnel::registry::addresses::Addresses;
+use tunnel::registry::cluster::Cluster;
+use tunnel::registry::publish::configmap::{ConfigMap, Settings};
+
+use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
+use crate::process::PATIENCE;
+use crate::tunnel::{Cloud, Edge, Place};
+use crate::wait::wait_until;
+
+/// What people and other programs have put there.
+const FOREIGN: &str = "# by hand\n127.0.0.1 localhost\n192.0.2.7    old-style\n\
+    #CustomStart\n10.0.0.1    ours?\n10.0.0.9    theirs\n#CustomEnd\n10.0.0.1 node-of-another-form\nno end";
+
+#[test]
+fn pods_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_others() {
+    let Some(kubernetes) = Kubernetes::start() else { return };
+    kubernetes.apply::<Object>(&json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nodes", "labels": {"a": "b"}},
+        "data": {"hosts": FOREIGN, "other": "kept"},
+    }));
+    let ours = |pod: u8, node: usize| format!("10.0.0.{pod}    node-{node}-of-pod-{pod}");
+    let race = |pod: u8| {
+        let mut map = pod_at(&kubernetes, IpAddr::from([10, 0, 0, pod]), "nodes");
+        async move {
+            let mut nodes = BTreeSet::new();
+            // They come and go: 10 more each time, and at last the odd ones leave.
+            for turn in 0..NODES / 10 {
+                nodes.extend((turn * 10..turn * 10 + 10).map(|node| format!("node-{node}-of-pod-{pod}")));
+                map.write(&nodes).await.unwrap();
+            }
+            for turn in 0..NODES / 10 {
+                for node in (turn * 10..turn * 10 + 10).filter(|node| node % 2 == 1) {
+                    nodes.remove(&format!("node-{node}-of-pod-{pod}"));
+                }
+                map.write(&nodes).await.unwrap();
+            }
+            map
+        }
+    };
+    let (mut one, _two) = kubernetes.run(async { tokio::join!(race(1), race(2)) });
+    assert!(kubernetes.conflicts() > 10, "they were in each other's way");
+
+    let text = kubernetes.hosts("nodes").unwrap();
+    assert!(text.ends_with(FOREIGN), "{text}");
+    let mut lines: Vec<_> = text.strip_suffix(FOREIGN).unwrap().lines().map(str::to_owned).collect();
+    lines.sort();
+    let mut expected: Vec<_> =
+        (1..=2).flat_map(|pod| (0..NODES).step_by(2).map(move |node| ours(pod, node))).collect();
+    expected.sort();
+    assert_eq!(lines, expected);
+
+    kubernetes.run(one.withdraw()).unwrap();
+    let text = kubernetes.hosts("nodes").unwrap();
+    let left: Vec<_> = (0..NODES).step_by(2).map(|node| ours(2, node)).collect();
+    assert_eq!(text.strip_suffix(FOREIGN).unwrap().lines().count(), left.len());
+    assert!(left.iter().all(|line| text.contains(line)));
+}
+
+#[test]
+fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts_nothing() {
+    let Some(mut kubernetes) = Kubernetes::start() else { return };
+    let (one, two) = (Place::new(), Place::new());
+    let pod = |place: &Place, ip: &str| {
+        // As SuperEdge's manifests have it.
+        let tables =
+            format!("[mode.cloud.stream.dns]\nconfigmap = \"tunnel-nodes\"\nservice = \"{SERVICE}\"\n");
+        let kubeconfig = kubernetes.kubeconfig();
+        let k = format!("--k={}", kubeconfig.display());
+        Cloud::start_as(place, &tables, &[("POD_IP", ip), ("POD_NAMESPACE", NAMESPACE)], &[&k])
+    };
+    let (mut first, mut second) = (pod(&one, "10.0.0.1"), pod(&two, "10.0.0.2"));
+    kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", true), ("10.0.0.2", true)]);
+    let _edges = (
+        Edge::start(&one, &format!("127.0.0.1:{}", first.grpc)),
+        Edge::start(&two, &format!("127.0.0.1:{}", second.grpc)),
+    );
+    first.publishes(1);
+    second.publishes(1);
+    let lines = |kubernetes: &Kubernetes| -> BTreeSet<String> {
+        kubernetes.hosts("tunnel-nodes").unwrap().lines().map(str::to_owned).collect()
+    };
+    let set = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(lines(&kubernetes), set(&["10.0.0.1    node1", "10.0.0.2    node1"]));
+
+    first.process.kill();
+    kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", false), ("10.0.0.2", true)]);
+    kubernetes.stop();
+    second.is_unready("publisher: ConfigMap tunnel-nodes: kube-apiserver");
+    second.has("node1");
+    kubernetes.restart();
+    second.ready();
+    wait_until("the dead pod's line is swept", Duration::from_secs(60), || {
+        second.process.lives();
+        lines(&kubernetes) == set(&["10.0.0.2    node1"])
+    });
+    second.process.terminate();
+    assert!(second.process.ends(PATIENCE).success());
+    assert_eq!(lines(&kubernetes), set(&[]), "withdrawn before the exit");
+}
+
+#[test]
+fn other_pods_are_known_by_the_endpoints_of_their_service() {
+    let Some(mut kubernetes) = Kubernetes::start() else { return };
+    kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", true), ("10.0.0.3", false)]);
+    let own = "10.0.0.1:9000".parse().unwrap();
+    let addresses = Addresses::new(cluster(&kubernetes), SERVICE.to_owned(), own);
+    let (siblings, ready) = (addresses.siblings(), addresses.ready());
+    let drain = Drain::new();
+    kubernetes.run(async { drain.spawn(tracing::Span::none(), addresses.follow(drain.clone())) });
+    let are = |others: &[&str]| {
+        let others: Vec<SocketAddr> = others.iter().map(|at| at.parse().unwrap()).collect();
+        wait_until(&format!("siblings are {others:?}"), PATIENCE, || *siblings.borrow() == others);
+    };
+    are(&["10.0.0.2:9000"]);
+    assert!(ready.borrow().as_ref().unwrap().contains(&own.ip()));
+    kubernetes.endpoints("two", &[("10.0.0.4", true)]);
+    are(&["10.0.0.2:9000", "10.0.0.4:9000"]);
+    kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", false), ("10.0.0.3", true)]);
+    are(&["10.0.0.3:9000", "10.0.0.4:9000"]);
+    kubernetes.stop();
+    kubernetes.restart();
+    assert_eq!(siblings.borrow().len(), 2, "the last ones stand while nobody answers");
+    kubernetes.delete_slice("two");
+    are(&["10.0.0.3:9000"]);
+    let drained = kubernetes.run(drain.finish(PATIENCE, std::future::pending()));
+    assert_eq!(drained, tunnel::drain::Drained::Finished);
+}
+
+fn pod_at(kubernetes: &Kubernetes, pod: IpAddr, name: &str) -> ConfigMap {
+    ConfigMap::new(Settings { cluster: cluster(kubernetes), name: name.to_owned(), pod, ready: None })
+}
+
+fn cluster(kubernetes: &Kubernetes) -> Cluster {
+    Cluster { kubeconfig: Some(kubernetes.kubeconfig()), namespace: Some(NAMESPACE.to_owned()) }
+}
+
+/// Of each pod.
+const NODES: usize = 400;

@@ -1,0 +1,201 @@
+//! A kube-apiserver on an etcd, with a namespace and a role for the tunnel's pods.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+use crate::certificates::Files;
+use crate::parts::{free_port, kept};
+use crate::process::{PATIENCE, Running};
+use crate::publish::Etcd;
+use crate::tunnel::Place;
+use crate::wait::wait_until;
+
+/// Where the tunnel's pods are.
+pub(crate) const NAMESPACE: &str = "edge-system";
+
+/// The Service whose endpoints they are.
+pub(crate) const SERVICE: &str = "tunnel-cloud";
+
+/// A kube-apiserver.
+pub(crate) struct Kubernetes {
+    // Fields drop in order: apiserver before its etcd, both before their files.
+    pub(crate) apiserver: Running,
+    _etcd: Etcd,
+    program: PathBuf,
+    etcd_url: String,
+    port: u16,
+    place: Place,
+    runtime: Runtime,
+    admin: Client,
+}
+
+impl Kubernetes {
+    /// Starts it; none if its programs are not built.
+    pub(crate) fn start() -> Option<Self> {
+        let (etcd, program) = (kept("etcd-3.6.16/etcd")?, kept("kubernetes-1.36.3/kube-apiserver")?);
+        let (place, port) = (Place::new(), free_port());
+        let etcd = Etcd::start(&place, &etcd, false);
+        let etcd_url = etcd.url.clone();
+        std::fs::write(place.path().join("users.csv"), "admin,admin,1,system:masters\npod,pod,2\n").unwrap();
+        for user in ["admin", "pod"] {
+            std::fs::write(place.path().join(user), kubeconfig(&place.files.ca, port, user)).unwrap();
+        }
+        let apiserver = apiserver(&place, &program, &etcd_url, port);
+        let runtime = Runtime::new().unwrap();
+        let admin = runtime.block_on(client(&place.path().join("admin")));
+        let mut new = Self { apiserver, _etcd: etcd, program, etcd_url, port, place, runtime, admin };
+        new.is_ready();
+        new.grant();
+        Some(new)
+    }
+
+    /// How the tunnel's pods reach it, with the rights that the documentation names and no others.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.place.path().join("pod")
+    }
+
+    pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.apiserver.kill();
+    }
+
+    pub(crate) fn restart(&mut self) {
+        self.apiserver = apiserver(&self.place, &self.program, &self.etcd_url, self.port);
+        self.is_ready();
+    }
+
+    /// The text of our ConfigMap; none if there is none.
+    pub(crate) fn hosts(&self, name: &str) -> Option<String> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.admin.clone(), NAMESPACE);
+        let map = self.run(maps.get_opt(name)).unwrap()?;
+        Some(map.data.unwrap_or_default().remove("hosts").unwrap_or_default())
+    }
+
+    /// Makes an object of our namespace what this says.
+    pub(crate) fn apply<K>(&self, object: &Value)
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api: Api<K> = Api::namespaced(self.admin.clone(), NAMESPACE);
+        let name = object["metadata"]["name"].as_str().unwrap();
+        let params = PatchParams::apply("test").force();
+        self.run(api.patch(name, &params, &Patch::Apply(object))).unwrap();
+    }
+
+    /// Makes these the endpoints of a slice of our Service; each is ready or not.
+    pub(crate) fn endpoints(&self, slice: &str, endpoints: &[(&str, bool)]) {
+        let endpoint =
+            |(ip, ready): &(&str, bool)| json!({"addresses": [ip], "conditions": {"ready": ready}});
+        self.apply::<EndpointSlice>(&json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": slice, "labels": {"kubernetes.io/service-name": SERVICE}},
+            "endpoints": endpoints.iter().map(endpoint).collect::<Vec<_>>(),
+        }));
+    }
+
+    pub(crate) fn delete_slice(&self, slice: &str) {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.admin.clone(), NAMESPACE);
+        self.run(slices.delete(slice, &DeleteParams::default())).unwrap();
+    }
+
+    /// How many writes of ConfigMaps it has refused for a conflict.
+    pub(crate) fn conflicts(&self) -> u64 {
+        let text = self.raw("/metrics").unwrap();
+        let of_puts = |line: &&str| {
+            line.starts_with("apiserver_request_total{")
+                && ["code=\"409\"", "resource=\"configmaps\"", "verb=\"PUT\""]
+                    .iter()
+                    .all(|part| line.contains(part))
+        };
+        text.lines()
+            .filter(of_puts)
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+            .sum()
+    }
+
+    fn raw(&self, path: &str) -> Option<String> {
+        let request = http::Request::get(path).body(Vec::new()).unwrap();
+        let answer =
+            async { tokio::time::timeout(ONE_ANSWER, self.admin.request_text(request)).await.ok()?.ok() };
+        self.run(answer)
+    }
+
+    fn is_ready(&mut self) {
+        wait_until("apiserver is ready", 3 * PATIENCE, || {
+            self.apiserver.lives();
+            self.raw("/readyz").is_some_and(|said| said == "ok")
+        });
+    }
+
+    /// What the documentation of `publish = "configmap"` wants.
+    fn grant(&self) {
+        use k8s_openapi::api::core::v1::Namespace;
+        use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+        let spaces: Api<Namespace> = Api::all(self.admin.clone());
+        let space = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}})).unwrap();
+        self.run(spaces.create(&kube::api::PostParams::default(), &space)).unwrap();
+        let rbac = "rbac.authorization.k8s.io";
+        self.apply::<Role>(&json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": {"name": "tunnel"},
+            "rules": [
+                {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update"]},
+                {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+            ],
+        }));
+        self.apply::<RoleBinding>(&json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": {"name": "tunnel"},
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "tunnel"},
+            "subjects": [{"apiGroup": rbac, "kind": "User", "name": "pod"}],
+        }));
+    }
+}
+
+fn apiserver(place: &Place, program: &Path, etcd: &str, port: u16) -> Running {
+    let Files { ca, cert, key } = &place.files;
+    let mut command = Command::new(program);
+    command.arg("--tls-cert-file").arg(cert).arg("--tls-private-key-file").arg(key);
+    command.arg("--service-account-key-file").arg(cert).arg("--service-account-signing-key-file").arg(key);
+    command.arg("--client-ca-file").arg(ca).arg("--token-auth-file").arg(place.path().join("users.csv"));
+    command.args(["--etcd-servers", etcd, "--secure-port", &port.to_string(), "--bind-address", "127.0.0.1"]);
+    // It does not take a loopback address for its own, and nobody needs to find it.
+    command.args(["--advertise-address", "192.0.2.1", "--endpoint-reconciler-type", "none"]);
+    command.args(["--service-account-issuer", "https://kubernetes.default.svc"]);
+    command.args(["--service-cluster-ip-range", "10.96.0.0/24", "--authorization-mode", "RBAC"]);
+    Running::start("apiserver", place.path(), &mut command)
+}
+
+fn kubeconfig(ca: &Path, port: u16, user: &str) -> String {
+    // JSON is YAML.
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": format!("https://127.0.0.1:{port}"), "certificate-authority": ca}}],
+        "users": [{"name": "c", "user": {"token": user}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c", "namespace": NAMESPACE}}],
+    })
+    .to_string()
+}
+
+async fn client(kubeconfig: &Path) -> Client {
+    let file = Kubeconfig::read_from(kubeconfig).unwrap();
+    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+    Client::try_from(config).unwrap()
+}
+
+/// For a question that is asked again if nobody answers.
+const ONE_ANSWER: Duration = Duration::from_secs(2);

@@ -1,0 +1,157 @@
+//! Several pods: people's copies and shells go on while lines are cut, pods die and are replaced, nodes move.
+
+use std::io::Write;
+use std::process::{ChildStdin, Command};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use crate::fleet::{Fleet, Line};
+use crate::parts::have;
+use crate::process::{PATIENCE, Running, run};
+use crate::ssh::{goes_both_ways, helper};
+use crate::sshd::Sshd;
+use crate::tunnel::Edge;
+use crate::wait::wait_until;
+
+/// A shell at the node that repeats each line.
+struct Shell {
+    ssh: Running,
+    input: ChildStdin,
+    said: usize,
+}
+
+impl Shell {
+    fn start(fleet: &Fleet, sshd: &Sshd, pod: usize) -> Self {
+        let mut command = Command::new("ssh");
+        command.args(sshd.options(&helper("nc.openbsd", fleet.pods[pod].connect)));
+        command.args(["node1", "echo begun; while read line; do echo heard $line; done"]);
+        let (mut ssh, input) = Running::start_fed("ssh", fleet.place.path(), &mut command);
+        ssh.says("begun");
+        Self { ssh, input, said: 0 }
+    }
+
+    /// A line goes there and comes back. How long that took.
+    fn lives(&mut self) -> Duration {
+        let begun = Instant::now();
+        self.said += 1;
+        writeln!(self.input, "line {}", self.said).unwrap();
+        self.ssh.says(&format!("heard line {}", self.said));
+        begun.elapsed()
+    }
+}
+
+fn ready(registry: &str) -> Option<(Sshd, Fleet, Line, Edge)> {
+    if !have(&["sshd", "ssh", "scp", "ssh-keygen", "nc.openbsd"]) {
+        return None;
+    }
+    let mut fleet = Fleet::start(registry);
+    let line = Line::to(fleet.at[1]);
+    let edge = fleet.node(&line, 1);
+    Some((Sshd::start(), fleet, line, edge))
+}
+
+#[test]
+fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_pod_to_pod() {
+    let Some((sshd, fleet, line, _edge)) = ready("") else { return };
+    let mut shell = Shell::start(&fleet, &sshd, 0);
+    let done = AtomicBool::new(false);
+    let cuts = std::thread::scope(|scope| {
+        let cutting = scope.spawn(|| {
+            let mut cuts = 0;
+            // 600 MB go over the line, and some of it twice or three times, so that there is something after the last cut.
+            while !done.load(SeqCst) && cuts < 20 {
+                let (before, until) = (line.carried(), Instant::now() + Duration::from_secs(60));
+                while line.carried() < before + 20_000_000 && !done.load(SeqCst) && Instant::now() < until {
+                    std::thread::yield_now();
+                }
+                line.lead_to(fleet.at[cuts % 3]);
+                if cuts % 10 == 4 {
+                    line.fall_silent();
+                } else {
+                    line.reset();
+                }
+                cuts += 1;
+            }
+            cuts
+        });
+        goes_both_ways(&sshd, fleet.pods[0].connect, 300_000_000);
+        done.store(true, SeqCst);
+        cutting.join().unwrap()
+    });
+    assert_eq!(cuts, 20, "all cuts fell into the copies");
+    shell.lives();
+}
+
+#[test]
+fn a_shell_goes_on_when_the_pod_that_holds_the_link_is_killed() {
+    let Some((sshd, mut fleet, line, _edge)) = ready("") else { return };
+    let mut shell = Shell::start(&fleet, &sshd, 0);
+    shell.lives();
+    line.lead_to(fleet.at[2]);
+    fleet.pods[1].process.kill();
+    let pause = shell.lives();
+    assert!(pause < Duration::from_secs(10), "{pause:?}");
+    fleet.pods[2].has("node1");
+    sshd.works_through(&helper("nc.openbsd", fleet.pods[0].connect));
+    sshd.works_through(&helper("nc.openbsd", fleet.pods[2].connect));
+}
+
+#[test]
+fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
+    let Some((sshd, mut fleet, line, _edge)) = ready("") else { return };
+    let (mut done, mut opened) = (AtomicBool::new(false), 0);
+    let lead = |fleet: &Fleet, pod: usize| line.lead_to(fleet.at[pod]);
+    for pod in 0..3 {
+        let (front, next) = ((pod + 1) % 3, (pod + 2) % 3);
+        let mut shell = Shell::start(&fleet, &sshd, front);
+        shell.lives();
+        // The Service leads to pods that are ready only.
+        lead(&fleet, next);
+        *done.get_mut() = false;
+        fleet.pods[pod].process.terminate();
+        let proxies = [fleet.pods[front].connect, fleet.pods[next].connect];
+        opened += std::thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                let mut opened = 0;
+                while !done.load(SeqCst) {
+                    sshd.works_through(&helper("nc.openbsd", proxies[opened % 2]));
+                    opened += 1;
+                }
+                opened
+            });
+            assert_eq!(fleet.pods[pod].process.ends(PATIENCE).code(), Some(0));
+            fleet.replace(pod);
+            shell.lives();
+            done.store(true, SeqCst);
+            load.join().unwrap()
+        });
+        shell.lives();
+    }
+    assert!(opened >= 6, "{opened} sessions under load");
+}
+
+#[test]
+fn frozen_edges_and_pods_are_noticed_within_twenty_seconds() {
+    let Some((sshd, mut fleet, line, mut edge)) = ready("") else { return };
+    let mut shell = Shell::start(&fleet, &sshd, 0);
+    shell.lives();
+    line.lead_to(fleet.at[2]);
+    let begun = Instant::now();
+    fleet.pods[1].process.freeze();
+    shell.lives();
+    assert!(begun.elapsed() < FROZEN, "{:?}", begun.elapsed());
+    fleet.pods[2].has("node1");
+    let begun = Instant::now();
+    edge.process.freeze();
+    let gone = || {
+        let said = run("curl", &["-s", &fleet.pods[2].page("/cloud/healthz")], None, PATIENCE);
+        !said.stdout.contains("node1")
+    };
+    wait_until("the frozen edge is gone", FROZEN, gone);
+    assert!(begun.elapsed() < FROZEN);
+    edge.process.thaw();
+    shell.lives();
+}
+
+/// Within which a process that stands still is noticed.
+const FROZEN: Duration = Duration::from_secs(20);
