@@ -71,6 +71,8 @@ impl Plan {
             let start = if calm { 64 << 10 } else { starts[dice.below(5)] };
             Windows { start, max: start << dice.below(6) }
         };
+        // Pods that can hold little for others.
+        let tight = about == About::Pods && dice.one_in(3);
         let memory = || [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)];
         let many = about == About::Pods;
         let harsh = matches!(about, About::Cuts | About::Drops | About::Pods);
@@ -83,8 +85,8 @@ impl Plan {
             impostors: if many { dice.below(2) } else { 0 },
             sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
             most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
-            windows: [windows(), windows()],
-            memory: [memory(), memory()],
+            windows: [if tight { Windows { start: 1_000, max: 8_000 } } else { windows() }, windows()],
+            memory: [if tight { 60_000 } else { memory() }, memory()],
             grace: if about == About::Grace {
                 Duration::from_millis(500 << dice.below(4))
             } else {
