@@ -52,7 +52,8 @@ impl Turns {
                 self.unanswered += 1;
             }
             Body::Pong(number) => {
-                if self.pong.take() != *number {
+                let answers = self.pong.take() == *number;
+                if !answers {
                     ledger.fault("a pong that answers no ping, or not the newest");
                 }
             }
