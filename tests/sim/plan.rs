@@ -59,6 +59,8 @@ pub(crate) struct Plan {
     pub(crate) latency: Duration,
     /// Bytes a second.
     pub(crate) rate: u64,
+    /// Whether harm is over, where there are many pods.
+    pub(crate) healed: bool,
     /// How eagerly tasks, pulls, deliveries and the clock are chosen.
     pub(crate) weights: [usize; 4],
 }
@@ -105,6 +107,7 @@ impl Plan {
             codec: dice.one_in(2),
             latency: dice.time(Duration::from_millis(if about == About::Grace { 600 } else { 80 })),
             rate: [if calm { 1_000_000 } else { 20_000 }, 300_000, 2_500_000, 100_000_000][dice.below(4)],
+            healed: false,
             weights: std::array::from_fn(|_| [1, 3, 12][dice.below(3)]),
         }
     }
