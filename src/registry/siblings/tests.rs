@@ -112,3 +112,17 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     siblings.left(&link);
     assert!(siblings.all().is_empty() && siblings.questions().is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
+    let (siblings, _tell, _made) = siblings(&[]);
+    let link = |id| Outbox::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), true);
+    let (old, new) = (link(1), link(2));
+    siblings.joined(&old);
+    siblings.joined(&new);
+    let asked: Vec<_> = siblings.all().iter().filter_map(|pod| pod.up()).map(|up| up.id).collect();
+    assert_eq!(asked, [new.id]);
+    assert_eq!(siblings.links().len(), 2, "sessions may run on either");
+    old.closed().await;
+    assert!(!new.is_closed());
+}
