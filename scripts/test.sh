@@ -20,5 +20,6 @@ TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
 # Most tests wait for other processes, so more of them than cores may run at once.
 export TUNNEL_PLAINPEER TUNNEL_TESTS_REQUIRE=1 RUST_TEST_THREADS=4
 SIM_SECONDS=60 step 'tests' cargo test --quiet --features kubernetes
+step 'cluster to play with' env TUNNEL="${CARGO_TARGET_DIR:-target}/debug/tunnel" scripts/cluster.sh --check
 step 'fuzzing' scripts/fuzz.sh "${TUNNEL_FUZZ_SECONDS:-60}"
 echo "all passed in $SECONDS s"

@@ -287,11 +287,8 @@ impl fmt::Debug for Target {
 
 fn is_name(text: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    matches!(text.len(), 1..=253)
-        && text.bytes().all(plain)
-        && !text.starts_with('.')
-        && !text.ends_with('.')
-        && !text.contains("..")
+    let dots = text.starts_with('.') || text.ends_with('.') || text.contains("..");
+    matches!(text.len(), 1..=253) && text.bytes().all(plain) && !dots
 }
 
 /// A peer's text for an error message: long enough to recognise it, too short to flood a log.

@@ -141,7 +141,10 @@ fn targets(verbosity: i32) -> Targets {
         4 | 5 => (LevelFilter::DEBUG, LevelFilter::DEBUG),
         6.. => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    Targets::new().with_default(others).with_target("tunnel", ours).with_target(ACCESS, ours)
+    // These tell of each failed try. We tell of all they fail in, once, and say what to do.
+    let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
+    let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
+    targets.with_target("tunnel", ours).with_target(ACCESS, ours)
 }
 
 /// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
@@ -189,6 +192,14 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_library_that_repeats_what_we_tell_is_silent_unless_libraries_are_asked_for() {
+        for target in ["kube_client::client::builder", "kube_runtime::watcher"] {
+            assert!(!targets(0).would_enable(target, &At::ERROR));
+            assert!(targets(4).would_enable(target, &At::WARN));
         }
     }
 

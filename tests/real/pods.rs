@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::process::{ChildStdin, Command};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::fleet::{Fleet, Line};
 use crate::parts::have;
@@ -60,10 +62,9 @@ fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_pod_to_pod() {
             let mut cuts = 0;
             // 600 MB go over the line, and some of it twice or three times, so that there is something after the last cut.
             while !done.load(SeqCst) && cuts < 20 {
-                let (before, until) = (line.carried(), Instant::now() + Duration::from_secs(60));
-                while line.carried() < before + 20_000_000 && !done.load(SeqCst) && Instant::now() < until {
-                    std::thread::yield_now();
-                }
+                let before = line.carried();
+                let enough = || line.carried() >= before + 20_000_000 || done.load(SeqCst);
+                wait_until("20 MB more", Duration::from_secs(60), enough);
                 line.lead_to(fleet.at[cuts % 3]);
                 if cuts % 10 == 4 {
                     line.fall_silent();

@@ -30,8 +30,6 @@ pub struct End {
     ended: Option<Refusal>,
     parked_since: Option<Instant>,
     resumed: u32,
-    /// Opener: attempts since bytes last moved.
-    tries: u32,
     /// Our direction.
     pub send: SendHalf,
     /// The peer's direction.
@@ -79,7 +77,6 @@ impl End {
             ended: None,
             parked_since: None,
             resumed: 0,
-            tries: 0,
             send,
             recv,
         }
@@ -125,11 +122,6 @@ impl End {
         self.resumed
     }
 
-    /// Opener: how often it asked since bytes last moved.
-    pub fn tries(&self) -> u32 {
-        self.tries
-    }
-
     /// Opener: the process that holds the acceptor, once it is known.
     pub fn instance(&self) -> Option<Instance> {
         self.instance
@@ -149,7 +141,6 @@ impl End {
         };
         self.phase = if answer == Answer::Open { Phase::Asking } else { Phase::Resuming };
         self.epoch += 1;
-        self.tries = self.tries.saturating_add(1);
         self.path = Some(link);
         self.parked_since = None;
         self.answer = Some(answer);

@@ -193,11 +193,6 @@ impl Parked {
         seeks
     }
 
-    /// How often it was asked for since bytes last moved: the longer to wait before the next time.
-    pub fn tries(&self) -> u32 {
-        self.shared.lock().end.tries()
-    }
-
     /// Asks to go on over a link.
     pub fn resume(&self, link: &Arc<Outbox>) {
         self.shared.ask(link, true);

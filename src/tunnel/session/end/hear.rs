@@ -23,10 +23,7 @@ impl End {
             Word::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
             Word::Data(_) | Word::Finish { .. } | Word::Credit { .. } if self.phase != Phase::Open => DROPPED,
             Word::Data(bytes) => match self.recv.data(bytes, now) {
-                Ok(()) => {
-                    self.tries = 0;
-                    Effects { read: true, ..Effects::default() }
-                }
+                Ok(()) => Effects { read: true, ..Effects::default() },
                 Err(bad) => self.violated(bad),
             },
             Word::Finish { total } => match self.recv.finish(total) {
@@ -34,10 +31,7 @@ impl End {
                 Err(bad) => self.violated(bad),
             },
             Word::Credit { received, limit } => match self.send.acknowledge(received, limit) {
-                Ok(()) => {
-                    self.tries = 0;
-                    self.settle(Effects { write: self.send.has_room(), ..Effects::default() })
-                }
+                Ok(()) => self.settle(Effects { write: self.send.has_room(), ..Effects::default() }),
                 Err(bad) => self.violated(bad),
             },
         }

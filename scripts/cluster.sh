@@ -1,0 +1,203 @@
+#!/usr/bin/env bash
+# Three pods with etcd and CoreDNS, and four edges behind what stands for the Service of the pods, all on loopback
+# addresses: to play with. Stays until Ctrl-C.
+#
+#   --check         ask every pod for every node, say what happened, and end
+#   TUNNEL=FILE     the program; otherwise target/release/tunnel is built
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
+# With job control each child is a group of its own: Ctrl-C reaches us alone, and we end them in order.
+set -m
+
+pods=(127.0.0.11 127.0.0.12 127.0.0.13)
+service=127.0.0.10
+edges=(1 2 3 4)
+zone=nodes.test
+dns_port=5300 etcd_port=23790 connect=2222
+dir=$(mktemp -d)
+started=()
+
+# finish PID...: ends these, all at once.
+finish() {
+  local pid
+  for pid; do kill -TERM -- "-$pid" 2>/dev/null || true; done
+  for pid; do wait "$pid" 2>/dev/null || true; done
+}
+
+stop() {
+  trap '' INT TERM
+  # Pods take their records away, so etcd, CoreDNS and the Service go last.
+  finish "${started[@]:3}"
+  finish "${started[@]:0:3}"
+  rm -rf "$dir"
+}
+trap stop EXIT
+trap 'exit 130' INT TERM
+
+# start NAME COMMAND...: its log is NAME.log, its process id stands in NAME.pid.
+start() {
+  local name=$1
+  shift
+  "$@" >"$dir/$name.log" 2>&1 </dev/null &
+  started+=($!)
+  echo $! >"$dir/$name.pid"
+}
+
+# await WHAT COMMAND...: until the command succeeds, or the log of WHAT is shown.
+await() {
+  local name=$1
+  shift
+  for _ in {1..200}; do
+    if "$@" &>/dev/null; then return; fi
+    sleep 0.1
+  done
+  echo "$name does not come up:" >&2
+  tail -n 20 "$dir/$name.log" >&2
+  exit 1
+}
+
+ready() { curl -sf -m 2 "http://$1/readyz"; }
+
+certificates() {
+  local names="DNS:tunnel.test" pod
+  for pod in "$service" "${pods[@]}"; do names+=",IP:$pod"; done
+  openssl ecparam -genkey -name prime256v1 -noout -out "$dir/ca.key"
+  openssl req -x509 -new -key "$dir/ca.key" -days 30 -subj /CN=cluster -out "$dir/ca.crt" \
+    -addext basicConstraints=critical,CA:true -addext keyUsage=critical,keyCertSign
+  openssl ecparam -genkey -name prime256v1 -noout | openssl pkcs8 -topk8 -nocrypt -out "$dir/pod.key"
+  printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\n' "$names" >"$dir/pod.ext"
+  openssl req -new -key "$dir/pod.key" -subj /CN=tunnel-cloud |
+    openssl x509 -req -days 30 -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -CAcreateserial -extfile "$dir/pod.ext" \
+      -out "$dir/pod.crt"
+} 2>/dev/null
+
+pod_config() {
+  local all
+  all=$(printf '"%s:9000", ' "${pods[@]}")
+  cat <<END
+[mode.cloud.stream.server]
+listen = "$1:9000"
+log_listen = "$1:51010"
+key = "$dir/pod.key"
+cert = "$dir/pod.crt"
+ca = "$dir/ca.crt"
+tokenfile = "$dir/tokens"
+[mode.cloud.ssh]
+listen = "$1:$connect"
+[mode.cloud.session]
+drain = "3s"
+[mode.cloud.registry]
+zone = "$zone"
+publish = "etcd"
+etcd = ["http://127.0.0.1:$etcd_port"]
+dns = ["$service:$dns_port"]
+siblings = [${all%, }]
+[mode.cloud.allow]
+nodes = ["node*"]
+END
+}
+
+edge_config() {
+  cat <<END
+[mode.edge.stream.client]
+node = "node$1"
+token = "token-of-node$1"
+cert = "$dir/ca.crt"
+dns = "tunnel.test"
+server_name = "$service:9000"
+log_listen = "127.0.0.1:5102$1"
+[mode.edge.session]
+drain = "1s"
+END
+}
+
+# What stands for the Service: each connection goes to some pod that is up.
+balancer() {
+  cat <<END
+#!/usr/bin/env bash
+for pod in \$(shuf -e ${pods[*]}); do
+  if (exec 3<>"/dev/tcp/\$pod/9000") 2>/dev/null; then exec socat - "TCP:\$pod:9000"; fi
+done
+END
+}
+
+for program in socat curl dig openssl; do
+  command -v "$program" >/dev/null || { echo "$program is missing: scripts/parts.sh installs it" >&2; exit 1; }
+done
+coredns=$(compgen -G "$cache/coredns-*/coredns" | tail -n 1) etcd=$(compgen -G "$cache/etcd-*/etcd" | tail -n 1) || {
+  echo "CoreDNS or etcd is missing: scripts/goparts.sh builds them" >&2
+  exit 1
+}
+if [[ -z ${TUNNEL:-} ]]; then
+  cargo build --release --quiet
+  TUNNEL=target/release/tunnel
+fi
+
+certificates
+printf 'node%s:token-of-node%s\n' 1 1 2 2 3 3 4 4 >"$dir/tokens"
+balancer >"$dir/balancer"
+chmod +x "$dir/balancer"
+cat >"$dir/Corefile" <<END
+$zone:$dns_port {
+  bind $service
+  etcd {
+    path /skydns
+    endpoint http://127.0.0.1:$etcd_port
+  }
+}
+END
+peers=http://127.0.0.1:$((etcd_port + 1)) clients=http://127.0.0.1:$etcd_port
+start etcd "$etcd" --data-dir "$dir/etcd" --unsafe-no-fsync --initial-cluster "default=$peers" \
+  --listen-client-urls "$clients" --advertise-client-urls "$clients" \
+  --listen-peer-urls "$peers" --initial-advertise-peer-urls "$peers"
+await etcd curl -sf -m 2 "$clients/health"
+start coredns "$coredns" -conf "$dir/Corefile"
+start service socat "TCP-LISTEN:9000,bind=$service,reuseaddr,fork" "EXEC:$dir/balancer"
+for i in "${!pods[@]}"; do
+  pod_config "${pods[i]}" >"$dir/pod$((i + 1)).toml"
+  POD_IP=${pods[i]} start "pod$((i + 1))" "$TUNNEL" --m=cloud --c="$dir/pod$((i + 1)).toml"
+done
+for i in "${!pods[@]}"; do await "pod$((i + 1))" ready "${pods[i]}:51010"; done
+for i in "${edges[@]}"; do
+  edge_config "$i" >"$dir/edge$i.toml"
+  start "edge$i" "$TUNNEL" --m=edge --c="$dir/edge$i.toml"
+done
+for i in "${edges[@]}"; do await "edge$i" ready "127.0.0.1:5102$i"; done
+
+resolve() { dig +short +time=1 +tries=1 -p "$dns_port" "@$service" "node$1.$zone"; }
+resolves() { [[ -n $(resolve "$1") ]]; }
+for i in "${edges[@]}"; do
+  await coredns resolves "$i"
+  echo "node$i is at $(resolve "$i")"
+done
+
+if [[ ${1:-} == --check ]]; then
+  for pod in "${pods[@]}"; do
+    for i in "${edges[@]}"; do
+      curl -sSf -m 10 -p -x "http://$pod:$connect" "http://node$i:5102$i/readyz" >/dev/null || {
+        echo "node$i does not answer through $pod" >&2
+        exit 1
+      }
+      echo "node$i answers through $pod"
+    done
+  done
+  exit
+fi
+
+cat <<END
+
+Logs, configs and process ids are in $dir. Try:
+
+  curl -p -x http://${pods[0]}:$connect http://node1:51021/metrics            # any node through any pod
+  ssh -o ProxyCommand="nc -X connect -x ${pods[1]}:$connect %h %p" node2     # if an sshd listens here
+  dig +short -p $dns_port @$service node1.$zone                           # which pod holds it
+  curl http://${pods[0]}:51010/metrics                                  # what a pod counts
+  kill -9 \$(cat $dir/pod1.pid)                            # its nodes move to the others
+  POD_IP=${pods[0]} $TUNNEL --m=cloud --c=$dir/pod1.toml      # and it comes back
+
+Ctrl-C ends all of it.
+END
+# A pod that ends, or is ended, is part of the game: only this one is waited for.
+start idle sleep infinity
+wait "${started[-1]}"
