@@ -31,7 +31,7 @@ impl World {
             pod.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() });
         }
         let mut plan = self.plan.clone();
-        if !self.healed && plan.about == About::Pods {
+        if !plan.healed && plan.about == About::Pods {
             // What comes in fast and goes out slowly waits in between.
             plan.rate = [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(4)];
         }
@@ -150,6 +150,8 @@ impl World {
         self.ledger.note(|| "no more harm".into());
         let mut plan = self.shared_plan.borrow_mut();
         (plan.drops, plan.refusals, plan.rests, plan.lies) = (0, 0, 0, 0);
+        plan.healed = plan.about == About::Pods;
+        self.plan.healed = plan.healed;
         drop(plan);
         if self.plan.cuts > 0 || self.plan.losses > 0 {
             let now = Instant::now();
@@ -163,7 +165,6 @@ impl World {
                     end.notices = Some(now + self.dice.time(Duration::from_secs(1)));
                 }
             }
-            self.healed = true;
             (self.plan.rate, self.plan.latency) = HEALED;
             self.link_all();
         }

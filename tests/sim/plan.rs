@@ -59,6 +59,8 @@ pub(crate) struct Plan {
     pub(crate) latency: Duration,
     /// Bytes a second.
     pub(crate) rate: u64,
+    /// Whether harm is over, where there are many pods.
+    pub(crate) healed: bool,
     /// How eagerly tasks, pulls, deliveries and the clock are chosen.
     pub(crate) weights: [usize; 4],
 }
@@ -71,6 +73,8 @@ impl Plan {
             let start = if calm { 64 << 10 } else { starts[dice.below(5)] };
             Windows { start, max: start << dice.below(6) }
         };
+        // Pods that can hold little for others.
+        let tight = about == About::Pods && dice.one_in(3);
         let memory = || [if calm { 1 << 20 } else { 300 << 10 }, 8 << 20][dice.below(2)];
         let many = about == About::Pods;
         let harsh = matches!(about, About::Cuts | About::Drops | About::Pods);
@@ -83,8 +87,8 @@ impl Plan {
             impostors: if many { dice.below(2) } else { 0 },
             sessions: dice.between(1, [3, 12, if calm { 12 } else { 40 }][dice.below(3)]),
             most: if calm { 700_000 } else { [2_000, 100_000, 700_000][dice.below(3)] },
-            windows: [windows(), windows()],
-            memory: [memory(), memory()],
+            windows: [if tight { Windows { start: 1_000, max: 8_000 } } else { windows() }, windows()],
+            memory: [if tight { 60_000 } else { memory() }, memory()],
             grace: if about == About::Grace {
                 Duration::from_millis(500 << dice.below(4))
             } else {
@@ -103,6 +107,7 @@ impl Plan {
             codec: dice.one_in(2),
             latency: dice.time(Duration::from_millis(if about == About::Grace { 600 } else { 80 })),
             rate: [if calm { 1_000_000 } else { 20_000 }, 300_000, 2_500_000, 100_000_000][dice.below(4)],
+            healed: false,
             weights: std::array::from_fn(|_| [1, 3, 12][dice.below(3)]),
         }
     }

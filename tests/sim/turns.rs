@@ -51,8 +51,11 @@ impl Turns {
                 self.ping = false;
                 self.unanswered += 1;
             }
-            Body::Pong(number) if self.pong.take() != *number => {
-                ledger.fault("a pong that answers no ping, or not the newest");
+            Body::Pong(number) => {
+                let answers = self.pong.take() == *number;
+                if !answers {
+                    ledger.fault("a pong that answers no ping, or not the newest");
+                }
             }
             Body::Session(id, _, Word::Open { target, .. }) => ledger.knows(*id, target),
             Body::Session(id, _, Word::Data(bytes)) => self.data(*id, bytes.len(), ledger),

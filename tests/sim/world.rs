@@ -32,8 +32,6 @@ pub(crate) struct World {
     pub(crate) ticked: Instant,
     /// When anything but the clock last moved.
     pub(crate) moved: Instant,
-    /// Whether harm is over.
-    pub(crate) healed: bool,
     /// Sessions that were begun.
     begun: usize,
 }
@@ -66,7 +64,6 @@ impl World {
             steps: 0,
             ticked: now,
             moved: now,
-            healed: false,
             begun: 0,
         }
     }
