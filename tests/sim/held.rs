@@ -71,7 +71,13 @@ impl Held {
             }
             let rests = self.place.plan.borrow().rests;
             if dice.one_in(rests) {
-                sleep(dice.time(Duration::from_secs(1))).await;
+                let long = dice.one_in(4);
+                let rest = if long {
+                    Duration::from_millis(dice.below(2_500) as u64)
+                } else {
+                    dice.time(Duration::from_secs(1))
+                };
+                sleep(rest).await;
             }
         }
         self.half_done();
