@@ -103,6 +103,7 @@ async fn a_session_follows_its_node_from_pod_to_pod() {
         let begun = Instant::now();
         echoed(&mut client, "somewhere else").await;
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(pods[0].pod.metrics.resumed.get() > 0 && edge.metrics.resumed.get() > 0);
         let mut other = opens(&pods[1], &at("node1", echo)).await;
         echoed(&mut other, "a new one").await;
     }
