@@ -45,7 +45,7 @@ pub(super) fn finder(
     settings: &registry::Registry,
     server: &Server,
     registry: Arc<Registry>,
-    (ground, pool): (&Ground, &Pool),
+    (ground, pool, system): (&Ground, &Pool, &Resolver),
     port: u16,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> anyhow::Result<Found> {
@@ -62,19 +62,17 @@ pub(super) fn finder(
         }
     };
     let drain = &ground.drain;
-    let system = Resolver::system().context("mode.cloud.registry.dns")?;
     let resolver = match asked.dns.as_slice() {
         [] => system.clone(),
         servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
     };
-    drain.spawn(info_span!("dns"), system.clone().watch(drain.clone()));
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
     let service = asked.service.as_ref().and_then(|service| match &service.host {
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
     let named = addresses::Named { list: asked.list.clone(), service, cluster };
-    let addresses = addresses::follow(named, system, drain);
+    let addresses = addresses::follow(named, system.clone(), drain);
     let (siblings, made) = Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
     let dns = Dns::new(resolver, settings.zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
