@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use tokio::sync::{mpsc, watch};
-use tracing::{info_span, warn};
+use tracing::{error, info_span, warn};
 
 use crate::config::cloud::{Server, registry};
 use crate::names::Host;
@@ -55,9 +55,20 @@ pub(super) fn finder(
     }
     let tls = match mutual(server, asked.name.as_deref()) {
         Ok(tls) => tls,
-        Err(why) if asked.are_named() => return Err(why.context("mode.cloud.registry.siblings")),
         Err(why) => {
-            warn!("other pods cannot be asked for their nodes: {why:#}");
+            match asked.named {
+                Some(named) if named.must_link => {
+                    let fault =
+                        format!("{} names other pods, and none can be linked to: {REMEDY}", named.key);
+                    return Err(why.context(fault));
+                }
+                Some(named) => error!(
+                    "{} names other pods, and none can be linked to, so that nodes are reached only through the very \
+                     pod that they are linked to: {REMEDY}: {why:#}",
+                    named.key
+                ),
+                None => warn!("other pods cannot be asked for their nodes: {REMEDY}: {why:#}"),
+            }
             return Ok(Found { finder: Finder::alone(registry, own), several: None });
         }
     };
@@ -85,3 +96,7 @@ fn mutual(server: &Server, name: Option<&str>) -> anyhow::Result<Reload<Dialer>>
     let mutual = Mutual { identity, ca: server.ca.clone(), name };
     mutual.load().context("mode.cloud.stream.server.ca, cert and key")
 }
+
+/// What lets pods know each other.
+const REMEDY: &str =
+    "give all pods a cert of one authority, and its certificate as ca, in [mode.cloud.stream.server]";
