@@ -120,7 +120,7 @@ impl Plan {
             plan.spend(dice);
         }
         if many && dice.one_in(5) {
-            plan.clog();
+            plan.clog(dice);
         }
         plan
     }
@@ -136,7 +136,8 @@ impl Plan {
     }
 
     /// Lines are slow and readers too, so that answers and credits wait for one another.
-    fn clog(&mut self) {
+    fn clog(&mut self, dice: &Dice) {
+        (self.pods, self.edges, self.sessions) = (2, dice.between(1, 2), dice.between(20, 40));
         self.windows = [Windows { start: 4_096, max: 4_096 }; 2];
         (self.memory, self.most, self.bulk) = ([8 << 20; 2], 60_000, true);
         (self.slow, self.rests, self.losses, self.cuts) = (true, 2, 40, 300);
