@@ -178,6 +178,7 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::siblings::Unreachable;
     use http_body_util::BodyExt;
     use std::time::Duration;
 
@@ -234,6 +235,13 @@ mod tests {
     #[test]
     fn strangers_learn_no_addresses_and_no_times() {
         assert_eq!(offline().sentence(false), "node edge7 is not connected");
+        let at = "10.1.2.3:9000".parse().unwrap();
+        let trouble = vec![Unreachable::NoLink { at, cause: "it is off".into() }];
+        let missing = NotFound { dns: Some("not in DNS".into()), asked: 2, trouble, ..NotFound::default() };
+        let nowhere: Denial = RouteError::Offline { node: "edge7".parse().unwrap(), missing }.into();
+        assert_eq!(nowhere.sentence(false), "node edge7 is not connected");
+        let all = "node edge7 is not connected; not in DNS; not at 2 other pods; pod 10.1.2.3:9000 cannot be reached: it is off";
+        assert_eq!(nowhere.sentence(true), all);
         let refused = refused_with(Code::TargetRefused, "10.1.2.3:22 refused the connection");
         assert_eq!(refused.sentence(false), "node edge7: the target refused the connection");
         assert_eq!(refused.sentence(true), "node edge7: 10.1.2.3:22 refused the connection");

@@ -35,6 +35,19 @@
 //! decided at the last moment; a resumed session simply moves its sending position back. A slow reader uses up its own
 //! window and stops only its own session.
 //!
+//! # Several pods
+//!
+//! ```text
+//!               here? ─▶ remembered? ─▶ DNS, 50 ms ahead ─▶ Find to all siblings ─▶ the first fresh yes, else the freshest
+//! registry::find: own links   what Found said   registry::dns         registry::siblings
+//! ```
+//!
+//! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. A pod that gains a
+//! node's link tells its siblings at once, so the old one lets go and sessions follow; nobody waits for DNS to change.
+//! A session asks on one path at a time ([`route`]): another one after 3 s without an answer, or when the pod there has
+//! not got the node. A pod between two others only passes frames on ([`tunnel::Asked`]), and what comes from a pod goes
+//! to its own edges or nowhere, so there is at most one hop. For an edge that speaks plain its pod is the session's end.
+//!
 //! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make us
 //! queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
 //! (`send`, `recv`, `session::end`, `schedule`, `pace`, `budget`) read no clock, wait for nothing and return effects.

@@ -80,7 +80,21 @@ impl Siblings {
     /// A link that another pod has made is up.
     pub fn joined(&self, outbox: &Arc<Outbox>) {
         let incoming = Incoming { outbox: outbox.clone(), news: Arc::default() };
-        self.lock().incoming.push(incoming.clone());
+        let before: Vec<_> = {
+            let mut pods = self.lock();
+            let same = |old: &&Incoming| outbox.instance.is_some() && old.outbox.instance == outbox.instance;
+            let before = pods.incoming.iter().filter(same).map(|old| old.outbox.clone()).collect();
+            pods.incoming.push(incoming.clone());
+            before
+        };
+        for old in before {
+            // It may have two ways to us, or have lost the one before.
+            self.means.ground.drain.spawn(info_span!("old"), async move {
+                if !old.answers_within(ALIVE_WITHIN).await {
+                    old.close();
+                }
+            });
+        }
         let (registry, own) = (self.means.registry.clone(), self.means.ground.table.instance());
         self.means.ground.drain.spawn(info_span!("news"), async move {
             while !incoming.outbox.is_closed() {
@@ -158,9 +172,11 @@ impl Siblings {
 
     /// Links to other pods that are up at this moment.
     pub fn links(&self) -> Vec<Arc<Outbox>> {
-        let (known, incoming) = self.pods();
-        let known = known.iter().filter_map(|sibling| sibling.up());
-        known.chain(incoming.into_iter().map(|incoming| incoming.outbox)).collect()
+        let (known, incoming): (Vec<_>, Vec<_>) = {
+            let pods = self.lock();
+            (pods.known.values().cloned().collect(), pods.incoming.iter().map(|i| i.outbox.clone()).collect())
+        };
+        known.iter().filter_map(|sibling| sibling.up()).chain(incoming).collect()
     }
 
     /// Asks one pod whether a node is linked to it. None: it is not. Takes at most 2 s. Cancel safe.
@@ -233,10 +249,17 @@ impl Siblings {
         sibling
     }
 
-    /// As they are at this moment, to look at each without the lock.
+    /// As they are at this moment, to look at each without the lock; of the links that one pod has made, the newest.
     fn pods(&self) -> (Vec<Arc<Sibling>>, Vec<Incoming>) {
         let pods = self.lock();
-        (pods.known.values().cloned().collect(), pods.incoming.clone())
+        let mut incoming: Vec<Incoming> = Vec::new();
+        for newer in pods.incoming.iter().rev() {
+            let pod = newer.outbox.instance;
+            if pod.is_none() || incoming.iter().all(|known| known.outbox.instance != pod) {
+                incoming.push(newer.clone());
+            }
+        }
+        (pods.known.values().cloned().collect(), incoming)
     }
 
     fn lock(&self) -> MutexGuard<'_, Pods> {
@@ -264,6 +287,8 @@ impl Drop for Question<'_> {
 const MOST_MADE: usize = 16;
 /// Pods whose address is known; beyond it DNS names strangers.
 const MOST_KNOWN: usize = 1000;
+/// How long an old link has to show that it lives, when its pod has made another.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// How long a pod may take to say whether it has a node.
 const ANSWER: Duration = Duration::from_secs(1);
 

@@ -180,6 +180,7 @@ impl Table {
 
     /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
+        self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             lock(&self.ended).forget_before(long_ago);
         }

@@ -16,15 +16,21 @@ pub(crate) struct Fleet {
     pub(crate) pods: Vec<Cloud>,
     pub(crate) at: Vec<SocketAddr>,
     pub(crate) place: Place,
+    listed: bool,
     registry: String,
 }
 
 impl Fleet {
-    /// Three pods; `registry` goes on in their `[mode.cloud.registry]`.
+    /// Three pods that have a list of all; `registry` goes on in their `[mode.cloud.registry]`.
     pub(crate) fn start(registry: &str) -> Self {
+        Self::start_in(Place::new(), true, registry)
+    }
+
+    /// Three pods, which have a list of all or no list; `registry` goes on in their `[mode.cloud.registry]`.
+    pub(crate) fn start_in(place: Place, listed: bool, registry: &str) -> Self {
         let port = free_port();
         let at: Vec<_> = (2..5).map(|last| SocketAddr::from(([127, 0, 0, last], port))).collect();
-        let mut fleet = Self { pods: Vec::new(), at, place: Place::new(), registry: registry.to_owned() };
+        let mut fleet = Self { pods: Vec::new(), at, place, listed, registry: registry.to_owned() };
         fleet.pods = (0..3).map(|number| fleet.launch(number)).collect();
         fleet.pods.iter_mut().for_each(Cloud::ready);
         fleet
@@ -33,7 +39,9 @@ impl Fleet {
     fn launch(&self, number: usize) -> Cloud {
         let (at, ip) = (self.at[number], self.at[number].ip().to_string());
         let siblings: Vec<_> = self.at.iter().map(|at| format!("\"{at}\"")).collect();
-        let more = format!("[mode.cloud.registry]\nsiblings = [{}]\n{}", siblings.join(", "), self.registry);
+        let siblings =
+            if self.listed { format!("siblings = [{}]", siblings.join(", ")) } else { String::new() };
+        let more = format!("[mode.cloud.registry]\n{siblings}\n{}", self.registry);
         Cloud::launch(&self.place, (&format!("pod{number}"), at), &more, &[("POD_IP", &ip)], &[])
     }
 

@@ -18,6 +18,7 @@ mod fleet;
 mod halfclose;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod names;
 mod parts;
 mod plain;
 mod pods;

@@ -19,11 +19,7 @@ fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
     let place = Place::new();
     let hosts = place.path().join("hosts");
     std::fs::write(&hosts, "127.0.0.9 other.nodes.test\n").unwrap();
-    let corefile = format!(
-        ".:{{$PORT}} {{\n bind 127.0.0.1\n hosts {} {{\n ttl 1\n reload 300ms\n no_reverse\n }}\n}}\n",
-        hosts.display()
-    );
-    let dns = Dns::start(&place, &coredns, &corefile);
+    let dns = Dns::of_hosts(&place, &coredns, &hosts);
     dns.answers("other.nodes.test", "127.0.0.9");
     let lines = format!("publish = \"hosts\"\nhosts = \"{}\"\n", hosts.display());
     let mut cloud = cloud(&place, &lines);
@@ -146,13 +142,13 @@ fn cloud(place: &Place, registry: &str) -> Cloud {
 }
 
 /// CoreDNS on a port of its own.
-struct Dns {
+pub(crate) struct Dns {
     process: Running,
-    port: u16,
+    pub(crate) port: u16,
 }
 
 impl Dns {
-    fn start(place: &Place, program: &Path, corefile: &str) -> Self {
+    pub(crate) fn start(place: &Place, program: &Path, corefile: &str) -> Self {
         let (port, file) = (free_port(), place.path().join("Corefile"));
         std::fs::write(&file, corefile).unwrap();
         let mut command = Command::new(program);
@@ -160,6 +156,15 @@ impl Dns {
         let mut process = Running::start("coredns", place.path(), &mut command);
         process.says(&format!(":{port}"));
         Self { process, port }
+    }
+
+    /// One that reads a hosts file.
+    pub(crate) fn of_hosts(place: &Place, program: &Path, hosts: &Path) -> Self {
+        let corefile = format!(
+            ".:{{$PORT}} {{\n bind 127.0.0.1\n hosts {} {{\n ttl 1\n reload 300ms\n no_reverse\n }}\n}}\n",
+            hosts.display()
+        );
+        Self::start(place, program, &corefile)
     }
 
     /// The address; empty if there is none.
@@ -170,7 +175,7 @@ impl Dns {
         said.stdout.trim().to_owned()
     }
 
-    fn answers(&self, name: &str, address: &str) {
+    pub(crate) fn answers(&self, name: &str, address: &str) {
         wait_until(&format!("{name} is at {address:?}"), PATIENCE, || self.ask(name) == address);
     }
 }
@@ -214,7 +219,7 @@ impl Etcd {
     }
 }
 
-fn etcd_and_dns(tls: bool) -> Option<(Etcd, Dns, Place)> {
+pub(crate) fn etcd_and_dns(tls: bool) -> Option<(Etcd, Dns, Place)> {
     let (etcd, coredns) = (kept("etcd-3.6.16/etcd")?, kept("coredns-1.15.0/coredns")?);
     if !have(&["dig"]) {
         return None;

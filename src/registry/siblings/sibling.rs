@@ -191,11 +191,13 @@ impl Sibling {
                     self.failed(failures, why)
                 }
             };
+            // Whatever is wanted meanwhile: a dead pod is not dialled each time a node comes to us.
+            tokio::select! {
+                () = drain.draining() => {}
+                () = self.dismissed.cancelled() => {}
+                () = sleep(pause) => {}
+            }
             if !self.listed.load(Relaxed) {
-                tokio::select! {
-                    () = drain.draining() => {}
-                    () = sleep(pause) => {}
-                }
                 break;
             }
         }
@@ -261,6 +263,15 @@ impl Sibling {
             DialError::Itself => Unreachable::Itself(self.at),
             e => no(e.to_string()),
         })
+    }
+
+    /// Until when nobody tries again, if the last try failed.
+    #[cfg(test)]
+    pub(super) fn failed_until(&self) -> Option<Instant> {
+        match &*self.state.borrow() {
+            State::Failed(until, _) => Some(*until),
+            _ => None,
+        }
     }
 
     fn unused(&self) -> Duration {

@@ -47,7 +47,7 @@ async fn who_is_off_the_list_is_asked_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_pod_is_tried_again_after_a_pause_that_costs_nobody_anything() {
+async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -67,7 +67,10 @@ async fn a_dead_pod_is_tried_again_after_a_pause_that_costs_nobody_anything() {
     held.extend(std::iter::from_fn(|| listener.accept().ok()));
     assert_eq!(held.len(), 1);
     for _ in 0..60 {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        for n in 0..10 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            siblings.tell(&format!("node{n}").parse().unwrap());
+        }
         let _ = dead.link().await;
         held.extend(std::iter::from_fn(|| listener.accept().ok()));
     }
@@ -111,4 +114,34 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     assert!(siblings.heard(&link, found(UNASKED)));
     siblings.left(&link);
     assert!(siblings.all().is_empty() && siblings.questions().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
+    let (siblings, _tell, _made) = siblings(&[]);
+    let link = |id| Outbox::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), true);
+    let (old, new) = (link(1), link(2));
+    siblings.joined(&old);
+    siblings.joined(&new);
+    let asked: Vec<_> = siblings.all().iter().filter_map(|pod| pod.up()).map(|up| up.id).collect();
+    assert_eq!(asked, [new.id]);
+    assert_eq!(siblings.links().len(), 2, "sessions may run on either");
+    old.closed().await;
+    assert!(!new.is_closed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
+    let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
+    let Pod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
+    let (mut failures, mut last) = (0, None);
+    for n in 0..10_000 {
+        siblings.tell(&format!("node{n}").parse().unwrap());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        if let Some(until) = dead.failed_until() {
+            failures += u32::from(last != Some(until));
+            last = Some(until);
+        }
+    }
+    assert!((2..=12).contains(&failures), "{failures} dials in 10 s");
 }

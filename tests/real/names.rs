@@ -1,0 +1,91 @@
+//! Node names lead to the pod that has the node: through CoreDNS, and faster where the pods ask one another.
+
+use std::time::Duration;
+
+use crate::fleet::{Fleet, Line};
+use crate::parts::{have, kept};
+use crate::process::{PATIENCE, run};
+use crate::publish::{Dns, etcd_and_dns};
+use crate::sshd::Sshd;
+use crate::tunnel::{Edge, Place};
+use crate::wait::wait_until;
+
+const PROGRAMS: [&str; 5] = ["dig", "sshd", "ssh", "ssh-keygen", "nc.openbsd"];
+
+/// The address that is published for the pod.
+fn address(pod: usize) -> String {
+    format!("127.0.0.{}", pod + 2)
+}
+
+/// Opens a session to the node through a pod; else says why there is none.
+fn reaches(fleet: &Fleet, pod: usize, sshd: &Sshd) -> Result<(), String> {
+    let args = format!("-N -w 5 -X connect -x 127.0.0.1:{} node1 {}", fleet.pods[pod].connect, sshd.port);
+    let said = run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), Some("/dev/null".as_ref()), PATIENCE);
+    if said.stdout.starts_with("SSH-2.0") { Ok(()) } else { Err(format!("{said:?}")) }
+}
+
+/// The node moves from pod to pod, and is reached through each of them: at once if they ask one another, else as soon as
+/// DNS tells where it is.
+fn moves(mut fleet: Fleet, dns: &Dns, at_once: bool) {
+    let (sshd, line) = (Sshd::start(), Line::to(fleet.at[1]));
+    let _edge: Edge = fleet.node(&line, 1);
+    for pod in [1, 2, 0, 1] {
+        line.lead_to(fleet.at[pod]);
+        line.reset();
+        fleet.pods[pod].has("node1");
+        if !at_once {
+            dns.answers("node1.nodes.test", &address(pod));
+        }
+        for through in 0..3 {
+            // A pod believes an answer of DNS for 2 s. One that asks others has 1 s for it, which on a busy machine may be
+            // too short once.
+            let patience = if at_once { Duration::from_secs(2) } else { PATIENCE };
+            let what = format!("through pod {through} it is found at pod {pod}");
+            wait_until(&what, patience, || reaches(&fleet, through, &sshd).is_ok());
+        }
+        dns.answers("node1.nodes.test", &address(pod));
+    }
+}
+
+fn through_hosts(listed: bool) {
+    let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&PROGRAMS)) else { return };
+    let place = Place::new();
+    let hosts = place.path().join("hosts");
+    std::fs::write(&hosts, "# for all pods\n").unwrap();
+    let dns = Dns::of_hosts(&place, &coredns, &hosts);
+    let registry = format!(
+        "zone = \"nodes.test\"\ndns = [\"127.0.0.1:{}\"]\npublish = \"hosts\"\nhosts = \"{}\"\n",
+        dns.port,
+        hosts.display()
+    );
+    moves(Fleet::start_in(place, listed, &registry), &dns, listed);
+}
+
+fn through_etcd(listed: bool) {
+    let Some((etcd, dns, place)) = etcd_and_dns(false).filter(|_| have(&PROGRAMS)) else { return };
+    let registry = format!(
+        "zone = \"nodes.test\"\ndns = [\"127.0.0.1:{}\"]\npublish = \"etcd\"\netcd = [\"{}\"]\n",
+        dns.port, etcd.url
+    );
+    moves(Fleet::start_in(place, listed, &registry), &dns, listed);
+}
+
+#[test]
+fn a_node_that_moves_is_found_by_the_hosts_file_that_coredns_reads() {
+    through_hosts(false);
+}
+
+#[test]
+fn a_node_that_moves_is_found_by_the_records_that_coredns_reads_from_etcd() {
+    through_etcd(false);
+}
+
+#[test]
+fn pods_that_know_each_other_find_a_node_before_coredns_has_read_the_hosts_file() {
+    through_hosts(true);
+}
+
+#[test]
+fn pods_that_know_each_other_find_a_node_whatever_etcd_says() {
+    through_etcd(true);
+}
