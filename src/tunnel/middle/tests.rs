@@ -283,6 +283,25 @@ async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_on
 }
 
 #[tokio::test]
+async fn a_credit_stays_behind_the_answer_before_it() {
+    let place = Place::bound();
+    let credit = Word::Credit { received: 1, limit: 9 };
+    place.hear(&place.edge, resumed(1));
+    place.hear(&place.edge, credit.clone());
+    assert_eq!(said(&place.client), [resumed(1), credit]);
+}
+
+#[test]
+fn a_lane_takes_nothing_behind_its_last_word() {
+    let budget = Budget::new(1000);
+    let lane = Lane::new(id(), Category::Ssh, node(), 1000, budget.share());
+    lane.push(lost(1)).unwrap();
+    lane.push(data("late")).unwrap();
+    lane.cut(reset(1));
+    assert_eq!(budget.used(), 0);
+}
+
+#[tokio::test]
 async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_process() {
     let place = Place::new();
     let _offer = place.ask(&place.client, open(1)).unwrap().offer().unwrap();
