@@ -23,6 +23,8 @@ pub(super) struct Waiting {
     pub(super) turns: Schedule<Speaker>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
+    /// At so many entries those that nobody misses are thrown out.
+    sweep_at: usize,
     puller: Option<Waker>,
 }
 
@@ -45,6 +47,7 @@ impl Waiting {
             control: VecDeque::new(),
             turns: Schedule::new(),
             pace: paced.then(Pace::new),
+            sweep_at: SWEEP,
             puller: None,
         }
     }
@@ -80,6 +83,17 @@ impl Waiting {
         Poll::Pending
     }
 
+    /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once
+    /// in a while, when so many have come that a look at all of them costs little for each.
+    pub(super) fn sweep(&mut self) {
+        if self.control.len() + self.turns.len() < self.sweep_at {
+            return;
+        }
+        self.control.retain(|speaker| !speaker.is_closed());
+        self.turns.retain(|speaker| !speaker.is_closed());
+        self.sweep_at = SWEEP.max(2 * (self.control.len() + self.turns.len()));
+    }
+
     fn ping(&mut self, now: Instant) -> Next {
         self.ping = false;
         Next::Frame(Body::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
@@ -96,5 +110,7 @@ impl Waiting {
     }
 }
 
+/// Entries below which a link's list is not worth a look.
+const SWEEP: usize = 1000;
 /// Longest data frame to a plain peer, whose queues count frames.
 const PLAIN_FRAME: usize = 16 * 1024;
