@@ -167,6 +167,11 @@ impl Outbox {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
     }
 
+    /// Since when the peer has taken nothing, though something waits for it.
+    pub(super) fn unpulled(&self) -> Option<Instant> {
+        self.lock().unpulled
+    }
+
     /// Asks the peer for a sign of life.
     pub fn ping(&self) {
         let mut waiting = self.lock();

@@ -25,6 +25,8 @@ pub(super) struct Waiting {
     pub(super) pace: Option<Pace>,
     /// At so many entries those that nobody misses are thrown out.
     sweep_at: usize,
+    /// Since when there was something to say that nobody came for.
+    pub(super) unpulled: Option<Instant>,
     puller: Option<Waker>,
 }
 
@@ -48,6 +50,7 @@ impl Waiting {
             turns: Schedule::new(),
             pace: paced.then(Pace::new),
             sweep_at: SWEEP,
+            unpulled: None,
             puller: None,
         }
     }
@@ -57,6 +60,7 @@ impl Waiting {
         if self.closed {
             return Poll::Ready(None);
         }
+        self.unpulled = None;
         if let Some(number) = self.pong.take() {
             return Poll::Ready(Some(Next::Frame(Body::Pong(number))));
         }
@@ -104,6 +108,7 @@ impl Waiting {
     }
 
     pub(super) fn wake(&mut self) {
+        self.unpulled.get_or_insert_with(Instant::now);
         if let Some(puller) = self.puller.take() {
             puller.wake();
         }
