@@ -145,6 +145,7 @@ impl Pod {
             stopping: stopping.begun.clone(),
             reachable: allow.nodes.into(),
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
+            moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
         let zone = publishing.zone.clone();
         let store = publish::store(publishing, pod_ip, &pods)?;

@@ -443,3 +443,35 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
     let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }
+
+#[tokio::test]
+async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    // It does not answer pings, so that each announcement would wait for a second.
+    let _silent = peer::link(&place, &pods[0], "node1", Some(Instance::from_bits(1))).await;
+    let mut loud = scripted_pod(&place, &pods[0], 7).await;
+    let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    for _ in 0..15_000 {
+        says(&loud, 0, true, Duration::ZERO).await;
+    }
+    is_heard(&mut loud).await;
+    let more = tokio::runtime::Handle::current().metrics().num_alive_tasks() - before;
+    assert!(more < 11_000, "{more} tasks");
+    drop(loud);
+}
+
+#[tokio::test]
+async fn a_pod_that_links_without_end_has_few_links() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let mut all = Vec::new();
+    for _ in 0..30 {
+        let mut call = scripted_pod(&place, &pods[0], 7).await;
+        // It answers pings, so that none of them is taken for dead.
+        all.push(beside(async move { call.ends().await }));
+    }
+    let ended = || all.iter().filter(|call| call.is_finished()).count();
+    wait_within(Duration::from_secs(5), "the oldest are closed", || ended() >= 26).await;
+    assert_eq!((ended(), links(&pods[0])), (26, 4));
+}
