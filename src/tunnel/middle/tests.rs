@@ -298,7 +298,7 @@ async fn a_credit_stays_behind_the_answer_before_it() {
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
-    let lane = Lane::new(id(), Category::Ssh, node(), 1000, budget.share());
+    let lane = Lane::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
     lane.push(lost(1)).unwrap();
     lane.push(data("late")).unwrap();
     lane.cut(reset(1));
