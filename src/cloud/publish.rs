@@ -12,12 +12,18 @@ use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
 use crate::registry::publish::Store;
 #[cfg(feature = "kubernetes")]
-use crate::registry::publish::configmap::{self, ConfigMap};
+use crate::registry::publish::configmap::{self, ConfigMap, Lives};
 use crate::registry::publish::etcd::{Etcd, Settings};
 use crate::registry::publish::hosts::Hosts;
 
 /// Where records go; none if nothing is published.
-pub(super) fn store(registry: Registry, pod: Option<IpAddr>, pods: &Pods) -> anyhow::Result<Option<Store>> {
+/// `port` is where all pods take links.
+pub(super) fn store(
+    registry: Registry,
+    pod: Option<IpAddr>,
+    pods: &Pods,
+    port: u16,
+) -> anyhow::Result<Option<Store>> {
     // That there is an address was checked with the settings.
     let Some(pod) = pod else { return Ok(None) };
     Ok(match registry.publish {
@@ -40,12 +46,13 @@ pub(super) fn store(registry: Registry, pod: Option<IpAddr>, pods: &Pods) -> any
             let cluster =
                 registry.cluster.as_ref().context("mode.cloud.registry.publish: no cluster is known")?;
             let cluster = kubernetes::reached(cluster);
-            let settings = configmap::Settings { cluster, name, pod, ready: pods.ready.clone() };
+            let (endpoints, lives) = (pods.endpoints.clone(), Lives::at_port(port));
+            let settings = configmap::Settings { cluster, name, pod, endpoints, lives };
             Some(Store::ConfigMap(Box::new(ConfigMap::new(settings))))
         }
         #[cfg(not(feature = "kubernetes"))]
         Publish::ConfigMap(_) => {
-            let _ = pods;
+            let _ = (pods, port);
             anyhow::bail!("mode.cloud.registry.publish: this program is built without Kubernetes")
         }
     })
