@@ -125,8 +125,9 @@ impl Route {
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
+        let far = self.ways.call(&node);
         let Some(instance) = parked.instance() else {
-            let why = format!("node {node} did not say which process it is");
+            let why = format!("{far} did not say which process it is");
             return parked.give_up(Refusal::new(Code::Unknown, why));
         };
         let mut search = Search::new((&self.ways, self.chance), &node, Some(instance), until);
@@ -134,15 +135,15 @@ impl Route {
         while parked.seeks() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {
-                    (Code::Unknown, format!("node {node} came back as another process"))
+                    (Code::Unknown, format!("{far} came back as another process"))
                 } else {
-                    (Code::GivenUp, format!("node {node} did not come back within {:?}", self.grace))
+                    (Code::GivenUp, format!("{far} did not come back within {:?}", self.grace))
                 };
                 return parked.give_up(Refusal::new(code, why));
             }
             let answered = search.ask(|link| parked.resume(link), parked.answered());
             if timeout_at(until, answered).await.is_err() {
-                let why = format!("node {node} did not resume");
+                let why = format!("{far} did not resume");
                 return parked.give_up(Refusal::new(Code::GivenUp, why));
             }
         }

@@ -1,17 +1,20 @@
-//! Who wants to reach a node through this pod, and where that leads.
+//! Who wants to reach a node, or the cloud itself, through this pod, and where that leads.
 
 use std::sync::Arc;
 
 use tracing::info_span;
 
-use super::bridge;
 use super::links::Shared;
+use super::{bridge, inside};
 use crate::tunnel::{Asked, Code, Outbox, Peer, Refusal};
 
 /// Somebody wants to reach a node through this pod.
 pub(super) fn answer(asked: Asked, shared: &Shared) {
-    if asked.from().peer != Peer::Pod {
-        return answer_edge(asked, shared);
+    match &asked.from().peer {
+        // An edge serves its own node itself, so by that name it means the cloud.
+        Peer::Edge(edge) if edge == asked.node() => return inside::answer(asked, shared),
+        Peer::Edge(_) | Peer::Cloud(_) => return answer_edge(asked, shared),
+        Peer::Pod => {}
     }
     // At most one hop between pods: what comes from one is answered from our own links only.
     let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
@@ -33,7 +36,9 @@ fn answer_edge(asked: Asked, shared: &Shared) {
         return asked.refuse(Refusal::new(Code::NotAllowed, why));
     }
     let Ok(place) = shared.searches.clone().try_acquire_owned() else {
-        return asked.refuse(Refusal::new(Code::Busy, "too many nodes are looked for at once on this pod"));
+        // That ends what is to be opened, and lets what is to be resumed try on.
+        let code = if asked.instance().is_some() { Code::NotHere } else { Code::Busy };
+        return asked.refuse(Refusal::new(code, "too many nodes are looked for at once on this pod"));
     };
     let (span, shared) = (info_span!("find", node = %asked.node()), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
@@ -63,5 +68,5 @@ fn lead(asked: Asked, link: &Arc<Outbox>, shared: &Shared) {
     }
 }
 
-/// Nodes that are looked for at once for edges; each search takes about 2 s at most.
+/// Nodes and pods that are looked for at once for edges; each search takes a few seconds at most.
 pub(super) const MOST_SEARCHES: usize = 1000;

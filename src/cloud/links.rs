@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, info_span, warn};
 
 use super::asked;
+use crate::backend::Backend;
 use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
 use crate::net::pool::Pool;
@@ -41,10 +42,14 @@ pub(super) struct Shared {
     pub(super) pool: Pool,
     /// Once the pod is stopping: no edge is let in.
     pub(super) stopping: CancellationToken,
+    /// Dials for edges what they may have this pod dial.
+    pub(super) backend: Backend,
     /// Which nodes edges may reach through this pod.
     pub(super) reachable: Arc<[Glob]>,
-    /// Nodes that are looked for at once for edges.
+    /// Nodes and pods that are looked for at once for edges.
     pub(super) searches: Arc<Semaphore>,
+    /// Nodes that have come anew, and for which older links are tried.
+    pub(super) moves: Arc<Semaphore>,
 }
 
 /// Serves links until the pod stops: those that come, and those that are `made` to other pods.
@@ -211,6 +216,7 @@ async fn run(mut link: Link, shared: &Shared) {
     let why = loop {
         match link.next().await {
             Ok(Event::Offer(offer)) => {
+                // Never: what comes to a pod is asked about first.
                 let why = format!("edges may not reach {} through this pod", offer.target());
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
@@ -244,11 +250,14 @@ fn make_way(to: Arc<Outbox>, node: NodeName, shared: &Shared) {
     if shared.siblings.is_none() {
         return;
     }
+    // Beyond so many at once, dead links are noticed by their silence.
+    let Ok(place) = shared.moves.clone().try_acquire_owned() else { return };
     let (span, shared) = (info_span!("moved", %node), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
         for parked in shared.finder.make_way(&to, &node, &shared.ground.table).await {
             seek(parked, &shared);
         }
+        drop(place);
     });
 }
 
@@ -258,6 +267,8 @@ fn seek(parked: Parked, shared: &Shared) {
     shared.ground.drain.spawn(span, async move { route.seek(parked).await });
 }
 
+/// Nodes that may come at once: as many as a pod has. A pod that announces without end gets no more.
+pub(super) const MOST_MOVES: usize = 10_000;
 /// Connections that were not let in yet, and calls that wait to be looked at.
 const MOST_WAITING: usize = 1000;
 /// From the connection to an accepted call.

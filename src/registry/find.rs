@@ -199,7 +199,7 @@ impl Finder {
         links.retain(|link| link.id != to.id && link.sessions() > 0);
         let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
         let silent = links.iter().zip(lives).filter(|(_, lives)| !lives);
-        silent.flat_map(|(link, _)| table.leave(link, Some(node))).collect()
+        silent.flat_map(|(link, _)| table.leave(link, |of, _| of == node)).collect()
     }
 }
 

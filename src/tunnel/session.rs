@@ -18,7 +18,7 @@ use self::end::{Effects, End, LinkId};
 use super::frame::{Category, Code, Refusal, Word};
 use super::outbox::{Outbox, Wish};
 use super::table::Table;
-use crate::names::{NodeName, SessionId};
+use crate::names::{Instance, NodeName, SessionId};
 
 /// What the table, the owner and the links share of one end.
 #[derive(Debug)]
@@ -193,6 +193,11 @@ impl Shared {
             if yields { inner.end.give_up(why) } else { Effects::default() }
         });
         yields
+    }
+
+    /// The process that holds its other end, once that is known.
+    pub(super) fn instance(&self) -> Option<Instance> {
+        self.lock().end.instance()
     }
 
     /// Resets the session from our side.

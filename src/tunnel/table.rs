@@ -154,12 +154,18 @@ impl Table {
         parked
     }
 
-    /// The sessions that were opened here and run on that link, to `node` if one is given, let go of it and say so
-    /// there. Returns them: a new path is to be sought for each.
-    pub fn leave(&self, outbox: &Arc<Outbox>, node: Option<&NodeName>) -> Vec<Parked> {
-        let meant = |session: &Arc<Shared>| node.is_none_or(|node| session.node == *node);
+    /// The sessions that were opened here and run on that link let go of it and say so there, if their node and the
+    /// process of their other end, where that is known, are `meant`. Returns them: a new path is to be sought for each.
+    pub fn leave(
+        &self,
+        outbox: &Arc<Outbox>,
+        meant: impl Fn(&NodeName, Option<Instance>) -> bool,
+    ) -> Vec<Parked> {
         let mut parked = Vec::new();
-        for session in outbox.own().into_iter().filter(meant) {
+        for session in outbox.own() {
+            if !meant(&session.node, session.instance()) {
+                continue;
+            }
             session.leave(outbox);
             parked.extend(session.parked());
         }

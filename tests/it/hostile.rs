@@ -1,5 +1,7 @@
 //! Peers that break the rules: it costs them their session or their link, and nobody else anything.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -12,7 +14,7 @@ use crate::support::call::Call;
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
 use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge, target};
-use crate::support::{hurry, peer, soon, targets, wait_until};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 /// A hostile edge `bad` and an honest one `node1`.
 async fn both(place: &Place, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
@@ -92,6 +94,34 @@ async fn opens_without_end_are_refused_and_take_no_room_from_others() {
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
     drop(bad);
     pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let (bad, _edge) = both(&place, &pod).await;
+    let open = Word::Open { target: "node1:22".parse().unwrap(), limit: 1, epoch: 1, client: String::new() };
+    // So many answers that none more can be sent.
+    for _ in 0..20_000 {
+        bad.say(SessionId::random(), open.clone()).await;
+    }
+    wait_until("it is behind", || pod.link("bad").unwrap().outbox.waiting() > 500).await;
+    hurry();
+    let speaking = beside(async move {
+        loop {
+            bad.say(SessionId::random(), Word::Finish { total: 1 }).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    let answer = pod.ask("bad:22").await;
+    assert_eq!(answer.status, 504, "{answer:?}");
+    let link = pod.link("bad").unwrap().outbox;
+    tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
+    wait_until("it is counted", || pod.pod.metrics.links_ended.counted("unread") == 1).await;
+    pod.forgets_all().await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    speaking.abort();
 }
 
 #[tokio::test]

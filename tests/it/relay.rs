@@ -378,6 +378,27 @@ async fn siblings_without_a_ca_file_are_a_fault_at_start() {
         tunnel::config::cloud::Cloud::read(&text, &tunnel::config::Environment::default()).unwrap();
     let fault = format!("{:#}", tunnel::cloud::Pod::start(settings, None).unwrap_err());
     assert!(fault.contains("mode.cloud.registry.siblings") && fault.contains("nowhere.crt"), "{fault}");
+    assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
+}
+
+#[cfg(feature = "kubernetes")]
+#[tokio::test]
+async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables_name_it() {
+    let place = Place::new();
+    let env = tunnel::config::Environment {
+        pod_ip: Some("127.0.0.1".into()),
+        kubeconfig: Some(place.path().join("kubeconfig")),
+        ..tunnel::config::Environment::default()
+    };
+    let start = |more: &str| {
+        let text = place.cloud(more).replace("ca.crt", "nowhere.crt");
+        let (settings, _) = tunnel::config::cloud::Cloud::read(&text, &env).unwrap();
+        tunnel::cloud::Pod::start(settings, None)
+    };
+    let fault = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
+    assert!(fault.contains("mode.cloud.registry.service") && fault.contains("nowhere.crt"), "{fault}");
+    assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
+    start("[mode.cloud.stream.register]\nservice = \"pods\"").unwrap();
 }
 
 #[tokio::test]

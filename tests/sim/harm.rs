@@ -103,7 +103,7 @@ impl World {
             table.release(&outbox);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
-            self.sought(table.leave(&outbox, None), process);
+            self.sought(table.leave(&outbox, |_, _| true), process);
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
+use super::super::budget::{Budget, Share};
 use super::super::frame::{Code, Refusal};
 use super::super::lane::Lane;
 use super::super::lock;
@@ -53,7 +54,16 @@ impl Outbox {
         if let Some((_, older)) = older {
             older.retire(epoch);
         }
+        // It may have said its last word, or was closed, before it was known here; nobody else takes it off then.
+        if lane.is_over() {
+            self.leave_lane(lane);
+        }
         true
+    }
+
+    /// An empty share of what may wait here for all sessions that pass through: `most` bytes.
+    pub(in super::super) fn room_for_lanes(&self, most: usize) -> Share {
+        self.room.get_or_init(|| Budget::new(most)).share()
     }
 
     /// The lane leads through here no more.
