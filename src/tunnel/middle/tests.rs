@@ -295,6 +295,20 @@ async fn a_credit_stays_behind_the_answer_before_it() {
     assert_eq!(said(&place.client), [resumed(1), credit]);
 }
 
+#[tokio::test]
+async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
+    let place = Place::new();
+    // The edge's side is a pod too, by way of which an older attempt comes back late.
+    let pod = link(3, Peer::Pod);
+    let edge = link(4, Peer::Edge(node()));
+    place.ask(&edge, open(2)).unwrap().pass(&pod);
+    assert!(matches!(&said(&pod)[..], [Word::Open { epoch: 2, .. }]));
+    place.hear(&edge, lost(2));
+    let asked = place.ask(&pod, open(1)).unwrap();
+    assert_eq!(said(&pod), [lost(2)]);
+    drop(asked);
+}
+
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
@@ -375,7 +389,7 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let lane =
         Lane::new(id(), Category::Ssh, node(), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     lane.close();
-    assert!(edge.pass(&lane));
+    assert!(edge.pass(&lane, 1));
     assert_eq!(edge.sessions(), 0);
 }
 
