@@ -228,6 +228,8 @@ async fn run(mut link: Link, shared: &Shared) {
                     make_way(link.outbox.clone(), node, shared);
                 }
             }
+            // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
+            Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
                 // It has another link now, by which it is to be found.
                 shared.registry.remove(&link.outbox);

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 pub use handles::{Answer, Offer, Opening, Parked};
 pub use stream::{Account, Session};
 
-use self::end::{Effects, End, LinkId};
+use self::end::{Effects, End, LinkId, Phase};
 use super::frame::{Category, Code, Refusal, Word};
 use super::outbox::{Outbox, Wish};
 use super::table::Table;
@@ -211,6 +211,11 @@ impl Shared {
             inner.end.recv.discard();
             inner.end.abandon(why)
         });
+    }
+
+    /// Whether it is open, with or without a path: then its far end may wait for what this one has to say.
+    pub(super) fn owes(&self) -> bool {
+        matches!(self.lock().end.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
     }
 
     /// Bytes that have arrived and were not read.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use ended::Ended;
 
@@ -214,6 +214,18 @@ impl Table {
         }
     }
 
+    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
+    /// say, or to say again on another path. Cancel safe.
+    pub async fn delivered(&self) {
+        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
+            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            sessions.iter().any(|session| session.owes())
+        };
+        while self.shards.iter().any(owes) {
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
     /// Resets every session, with a reason for all far ends.
     pub fn reset_all(&self, why: &Refusal) {
         for shard in &self.shards {
@@ -260,6 +272,8 @@ impl Table {
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
+/// Between two looks whether all is delivered.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.
