@@ -133,6 +133,7 @@ impl Lane {
             Some(Word::Lost { epoch: newer }) if newer > epoch => Some(Word::Lost { epoch: newer }),
             _ => None,
         };
+        self.closed.store(lost.is_none(), Relaxed);
         queue.empty();
         queue.ordered.extend(lost);
         queue.sealed = true;
