@@ -131,7 +131,7 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     let (answered, word) = one.word().await;
     assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true));
 
-    for (node, code) in [("other", Code::NotAllowed), ("node3", Code::NotHere), ("node1", Code::NotHere)] {
+    for (node, code) in [("other", Code::NotAllowed), ("node3", Code::NotHere), ("node1", Code::NotAllowed)] {
         let id = SessionId::random();
         say_to(&one, node, id, open_word(1)).await;
         let (answered, word) = one.word().await;
