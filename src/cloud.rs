@@ -162,7 +162,7 @@ impl Pod {
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
         let zone = publishing.zone.clone();
-        let store = publish::store(publishing, pod_ip, &pods, port)?;
+        let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
         let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
         let readiness = Readiness::waiting_for(conditions);
         let nodes = registry.clone();

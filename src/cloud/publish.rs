@@ -1,6 +1,7 @@
 //! From the settings of publishing to the store that serves them.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 
@@ -15,14 +16,14 @@ use crate::registry::publish::Store;
 use crate::registry::publish::configmap::{self, ConfigMap, Lives};
 use crate::registry::publish::etcd::{Etcd, Settings};
 use crate::registry::publish::hosts::Hosts;
+use crate::registry::siblings::Siblings;
 
-/// Where records go; none if nothing is published.
-/// `port` is where all pods take links.
+/// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
 pub(super) fn store(
     registry: Registry,
     pod: Option<IpAddr>,
     pods: &Pods,
-    port: u16,
+    (siblings, port): (Option<Arc<Siblings>>, u16),
 ) -> anyhow::Result<Option<Store>> {
     // That there is an address was checked with the settings.
     let Some(pod) = pod else { return Ok(None) };
@@ -46,13 +47,22 @@ pub(super) fn store(
             let cluster =
                 registry.cluster.as_ref().context("mode.cloud.registry.publish: no cluster is known")?;
             let cluster = kubernetes::reached(cluster);
-            let (endpoints, lives) = (pods.endpoints.clone(), Lives::at_port(port));
+            let endpoints = pods.endpoints.clone();
+            let lives = Lives::new(move |pod| {
+                let siblings = siblings.clone();
+                Box::pin(async move {
+                    match siblings {
+                        Some(siblings) => siblings.answers(pod, port).await,
+                        None => false,
+                    }
+                })
+            });
             let settings = configmap::Settings { cluster, name, pod, endpoints, lives };
             Some(Store::ConfigMap(Box::new(ConfigMap::new(settings))))
         }
         #[cfg(not(feature = "kubernetes"))]
         Publish::ConfigMap(_) => {
-            let _ = (pods, port);
+            let _ = (pods, siblings, port);
             anyhow::bail!("mode.cloud.registry.publish: this program is built without Kubernetes")
         }
     })

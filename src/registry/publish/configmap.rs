@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::ConfigMap as Object;
 use kube::api::PostParams;
@@ -15,7 +14,6 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use super::lines;
-use crate::net::dial::{DialError, dial};
 use crate::registry::addresses::Known;
 use crate::registry::cluster::{Cluster, ClusterError, PATIENCE};
 
@@ -79,16 +77,9 @@ pub enum ConfigMapError {
 }
 
 impl Lives {
-    /// One that takes connections at this port is.
-    pub fn at_port(port: u16) -> Self {
-        Self(Box::new(move |pod| {
-            async move {
-                let answer = dial(&[SocketAddr::new(pod, port)], ANSWER).await;
-                // That we cannot even try says nothing of the pod.
-                matches!(answer, Ok(_) | Err(DialError::Local { .. }))
-            }
-            .boxed()
-        }))
+    /// To be true only of a pod that has answered: one that is not asked, or not reached, is taken for dead.
+    pub fn new(ask: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
+        Self(Box::new(ask))
     }
 }
 
@@ -258,9 +249,6 @@ const PULSE: Duration = Duration::from_secs(10);
 
 /// How long a pod with lines may be missing among the ready ones before it is judged: a new one is not ready at once.
 const ABSENCE: Duration = Duration::from_secs(20);
-
-/// How long a pod may take to answer.
-const ANSWER: Duration = Duration::from_secs(1);
 
 /// Chance added to that absence, so that of many pods one sweeps and the others find it done.
 const SPREAD: Duration = Duration::from_secs(10);

@@ -1,10 +1,11 @@
-//! Finding the pod that is a certain process.
+//! Looking for one certain pod: by its process, or for a sign of life.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
-use super::{Siblings, Unreachable};
+use super::{ALIVE_WITHIN, Siblings, Unreachable};
 use crate::names::Instance;
 use crate::tunnel::Outbox;
 
@@ -31,5 +32,18 @@ impl Siblings {
             }
         }
         Err(trouble)
+    }
+
+    /// Whether the pod at an address, its gRPC port being `port`, answers over a link, made if need be. That something
+    /// takes connections there is no proof: it may be a proxy on our way. Takes 2 s at most. Cancel safe.
+    pub async fn answers(&self, ip: IpAddr, port: u16) -> bool {
+        for pod in self.at(ip, port) {
+            if let Ok(link) = pod.link().await
+                && link.answers_within(ALIVE_WITHIN).await
+            {
+                return true;
+            }
+        }
+        false
     }
 }
