@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
+use tokio::sync::Semaphore;
 use tracing::info_span;
 
 use super::bridge;
 use super::links::Shared;
+use crate::registry::find::{NotFound, Way};
 use crate::tunnel::{Asked, Code, Outbox, Peer, Refusal};
 
-/// Somebody wants to reach a node through this pod.
-pub(super) fn answer(asked: Asked, shared: &Shared) {
+/// Somebody wants to reach a node through this pod. `searches`: places for those that his link may have under way.
+pub(super) fn answer(asked: Asked, shared: &Shared, searches: &Arc<Semaphore>) {
     if asked.from().peer != Peer::Pod {
-        return answer_edge(asked, shared);
+        return answer_edge(asked, shared, searches);
     }
     // At most one hop between pods: what comes from one is answered from our own links only.
     let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
@@ -27,26 +30,38 @@ pub(super) fn answer(asked: Asked, shared: &Shared) {
 }
 
 /// An edge wants to reach a node: if the settings allow it, wherever that is.
-fn answer_edge(asked: Asked, shared: &Shared) {
+fn answer_edge(asked: Asked, shared: &Shared, searches: &Arc<Semaphore>) {
     if !shared.reachable.iter().any(|glob| glob.matches(asked.node())) {
         let why = format!("edges may not reach node {} through this pod", asked.node());
         return asked.refuse(Refusal::new(Code::NotAllowed, why));
     }
+    let (finder, node, instance) = (shared.finder.clone(), asked.node().clone(), asked.instance());
+    let mut finding = Box::pin(async move { finder.find(&node, instance, None).await });
+    // One that is here, or was found before, is no search.
+    if let Some(found) = finding.as_mut().now_or_never() {
+        return lead_on(asked, found, shared);
+    }
+    let Ok(own_place) = searches.clone().try_acquire_owned() else {
+        return asked.refuse(Refusal::new(Code::Busy, "too many nodes are looked for at once on this link"));
+    };
     let Ok(place) = shared.searches.clone().try_acquire_owned() else {
         return asked.refuse(Refusal::new(Code::Busy, "too many nodes are looked for at once on this pod"));
     };
     let (span, shared) = (info_span!("find", node = %asked.node()), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
-        let node = asked.node().clone();
-        match shared.finder.find(&node, asked.instance(), None).await {
-            Ok(way) => lead(asked, &way.outbox, &shared),
-            Err(missing) => {
-                let why = format!("node {node} is not connected{missing}");
-                asked.refuse(Refusal::new(Code::NotHere, why));
-            }
-        }
-        drop(place);
+        lead_on(asked, finding.await, &shared);
+        drop((place, own_place));
     });
+}
+
+fn lead_on(asked: Asked, found: Result<Way, NotFound>, shared: &Shared) {
+    match found {
+        Ok(way) => lead(asked, &way.outbox, shared),
+        Err(missing) => {
+            let why = format!("node {} is not connected{missing}", asked.node());
+            asked.refuse(Refusal::new(Code::NotHere, why));
+        }
+    }
 }
 
 /// Passes it on by a link; if the node there speaks plain, this pod is the session's end.
@@ -65,3 +80,5 @@ fn lead(asked: Asked, link: &Arc<Outbox>, shared: &Shared) {
 
 /// Nodes that are looked for at once for edges; each search takes about 2 s at most.
 pub(super) const MOST_SEARCHES: usize = 1000;
+/// Of these, for one edge.
+pub(super) const MOST_SEARCHES_OF_ONE: usize = 100;

@@ -475,3 +475,30 @@ async fn a_pod_that_links_without_end_has_few_links() {
     wait_within(Duration::from_secs(5), "the oldest are closed", || ended() >= 26).await;
     assert_eq!((ended(), links(&pods[0])), (26, 4));
 }
+
+#[tokio::test]
+async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look() {
+    let place = Place::new();
+    let dns = Dns::start(Says::Nothing).await;
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::from_bits(1))).await;
+    let mut good = peer::link(&place, &pod, "node1", Some(Instance::from_bits(2))).await;
+    let mut other = peer::link(&place, &pod, "node2", Some(Instance::from_bits(3))).await;
+    for n in 0..1500 {
+        say_to(&bad, &format!("away{n}"), SessionId::random(), open_word(1)).await;
+    }
+    let (_, word) = bad.word().await;
+    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::Busy);
+    // What is found at once needs no search; nor is another's held up by that one's.
+    for edge in [&bad, &good] {
+        say_to(edge, "node2", SessionId::random(), open_word(1)).await;
+        let (_, word) = soon("what the other edge was asked for", other.word()).await;
+        assert!(matches!(word, Word::Open { .. }), "{word:?}");
+    }
+    say_to(&good, "away", SessionId::random(), open_word(1)).await;
+    let (_, word) = good.word().await;
+    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::NotHere);
+}
