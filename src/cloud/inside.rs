@@ -4,18 +4,20 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tracing::info_span;
 
+use super::asked::placed;
 use super::links::Shared;
 use crate::names::Instance;
 use crate::registry::siblings::Siblings;
 use crate::tunnel::{Asked, Code, Outbox, Refusal};
 
 /// Dials for an edge, or leads it to the pod that has done so.
-pub(super) fn answer(asked: Asked, shared: &Shared) {
+pub(super) fn answer(asked: Asked, shared: &Shared, searches: &Arc<Semaphore>) {
     if let Some(instance) = asked.instance() {
-        return resume(asked, instance, shared);
+        return resume(asked, instance, shared, searches);
     }
     if shared.stopping.is_cancelled() {
         // So it asks the pod that it links to next.
@@ -27,19 +29,17 @@ pub(super) fn answer(asked: Asked, shared: &Shared) {
 }
 
 /// The session's other end is at another pod.
-fn resume(asked: Asked, instance: Instance, shared: &Shared) {
+fn resume(asked: Asked, instance: Instance, shared: &Shared, searches: &Arc<Semaphore>) {
     let Some(siblings) = shared.siblings.clone() else {
         return asked.refuse(Refusal::new(Code::Unknown, GONE));
     };
-    let Ok(place) = shared.searches.clone().try_acquire_owned() else {
-        return asked.refuse(Refusal::new(Code::NotHere, "too many pods are looked for at once on this pod"));
-    };
+    let Some((asked, places)) = placed(asked, shared, searches) else { return };
     shared.ground.drain.spawn(info_span!("holder", ?instance), async move {
         match holder(&siblings, instance, &asked).await {
             Ok(link) => asked.pass(&link),
             Err(why) => asked.refuse(why),
         }
-        drop(place);
+        drop(places);
     });
 }
 

@@ -213,6 +213,7 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
 async fn run(mut link: Link, shared: &Shared) {
     let links = &shared.ground.metrics.links;
     links.inc();
+    let searches = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
     let why = loop {
         match link.next().await {
             Ok(Event::Offer(offer)) => {
@@ -221,7 +222,7 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => asked::answer(asked, shared),
+            Ok(Event::Asked(asked)) => asked::answer(asked, shared, &searches),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.outbox, &node, found) {

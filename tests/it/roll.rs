@@ -4,6 +4,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
@@ -15,7 +16,7 @@ use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;
 use crate::support::pods;
 use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
-use crate::support::{beside, soon, targets, wait_until};
+use crate::support::{beside, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
@@ -149,4 +150,28 @@ async fn what_an_edge_opened_moves_when_its_pod_stops() {
     assert_eq!(stopped, Drained::Finished);
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
     says(&mut session, "after").await;
+}
+
+#[tokio::test]
+async fn a_session_with_a_plain_node_goes_on_while_the_pod_that_has_it_stops() {
+    let place = Place::new();
+    let mut pods = pods::start(&place, 2);
+    let mut edge = peer::link(&place, &pods[1], "node1", None).await;
+    let accept = async {
+        let asked = edge.hears().await;
+        edge.plainly("connected", &asked.topic, "").await;
+        asked.topic
+    };
+    let (mut client, topic) = tokio::join!(pods[0].open("node1:22"), accept);
+    let stopping = pods.pop().unwrap();
+    let connect = stopping.connect;
+    let stopped = beside(stopping.pod.stop(pending()));
+    // For so long it still takes clients; then it would be gone, but for the session.
+    soon("a closed port", async { while TcpStream::connect(connect).await.is_ok() {} }).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    edge.plainly("tcp-forward", &topic, "still here").await;
+    edge.plainly("closed", &topic, "EOF").await;
+    assert_eq!(rest(&mut client).await, b"still here");
+    drop(client);
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
 }

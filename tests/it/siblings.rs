@@ -512,3 +512,30 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let trouble = siblings.process(Instance::random()).await.unwrap_err();
     assert!(trouble.len() == 1 && trouble[0].to_string().contains("127.0.0.250"), "{trouble:?}");
 }
+
+#[tokio::test]
+async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look() {
+    let place = Place::new();
+    let dns = Dns::start(Says::Nothing).await;
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let mut bad = peer::link(&place, &pod, "bad", Some(Instance::from_bits(1))).await;
+    let mut good = peer::link(&place, &pod, "node1", Some(Instance::from_bits(2))).await;
+    let mut other = peer::link(&place, &pod, "node2", Some(Instance::from_bits(3))).await;
+    for n in 0..1500 {
+        say_to(&bad, &format!("away{n}"), SessionId::random(), open_word(1)).await;
+    }
+    let (_, word) = bad.word().await;
+    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::Busy);
+    // What is found at once needs no search; nor is another's held up by that one's.
+    for edge in [&bad, &good] {
+        say_to(edge, "node2", SessionId::random(), open_word(1)).await;
+        let (_, word) = soon("what the other edge was asked for", other.word()).await;
+        assert!(matches!(word, Word::Open { .. }), "{word:?}");
+    }
+    say_to(&good, "away", SessionId::random(), open_word(1)).await;
+    let (_, word) = good.word().await;
+    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    assert_eq!(refusal.code, Code::NotHere);
+}

@@ -259,3 +259,20 @@ async fn a_pod_that_no_other_would_believe_still_serves_its_edges() {
     let (served, _) = pod(&ours, theirs.issue("s", "cloud.test"), None);
     assert!(!meet_as(&served, &client(Trust::Ca(theirs.ca()), None), "cloud.test").await.unwrap());
 }
+
+#[tokio::test]
+async fn a_certificate_that_is_not_valid_now_is_no_pods() {
+    let ca = Authority::new("ours");
+    let (served, _) = pod(&ca, ca.issue("s", "cloud.test"), None);
+    for (from, to) in [(2000, 2001), (2090, 2091)] {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["cloud.test".to_owned()]).unwrap();
+        (params.not_before, params.not_after) =
+            (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(to, 1, 1));
+        let identity = ca.issue("c", "cloud.test");
+        std::fs::write(&identity.cert, params.signed_by(&key, &ca.issuer).unwrap().pem()).unwrap();
+        std::fs::write(&identity.key, key.serialize_pem()).unwrap();
+        let late = client(Trust::Ca(ca.ca()), Some(identity));
+        assert!(meet_as(&served, &late, "cloud.test").await.is_err());
+    }
+}

@@ -139,7 +139,9 @@ async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     for n in 0..10_000 {
         siblings.tell(&format!("node{n}").parse().unwrap());
         tokio::time::sleep(Duration::from_millis(1)).await;
-        if let Some(until) = dead.failed_until().filter(|until| last != Some(*until)) {
+        if let Some(until) = dead.failed_until()
+            && last != Some(until)
+        {
             let pause = until - tokio::time::Instant::now();
             assert!(failures > 0 || pause <= AGAIN.mul_f64(1.25), "{pause:?} after the first failure");
             (failures, last, longest) = (failures + 1, Some(until), longest.max(pause));
