@@ -159,6 +159,7 @@ impl Pod {
             backend,
             reachable: allow.nodes.into(),
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
+            moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
         let zone = publishing.zone.clone();
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
-use tokio::time::sleep;
+use futures_util::FutureExt as _;
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
 use keeper::Keeper;
@@ -145,9 +146,16 @@ impl Edge {
     pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
         self.readiness.set(RUNNING, Err("stopping".into()));
         info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
-        let drained = self.sessions.finish(self.deadline, at_once).await;
+        let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
+        let drained = self.sessions.finish(self.deadline, at_once.clone()).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
+        }
+        // What targets have said to the end is still on its way.
+        tokio::select! {
+            () = self.table.delivered() => {}
+            () = sleep_until(until) => {}
+            () = at_once => {}
         }
         self.table.reset_all(&Refusal::new(Code::Busy, "the edge is stopping"));
         self.links.begin();

@@ -105,7 +105,16 @@ impl Route {
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
         let mut search = Search::new((&self.ways, self.chance), &node, None, until);
         let found = timeout_at(until, search.once()).await.map_err(|_| late())?;
-        found.map_err(|missing| RouteError::Offline { node: node.clone(), missing })?;
+        if let Err(missing) = found {
+            // Whoever asks while an edge changes pods waits for it, as a session that runs does.
+            let back = missing.moving
+                && timeout_at(until.min(Instant::now() + MOVING), search.next())
+                    .await
+                    .is_ok_and(|found| found.is_ok());
+            if !back {
+                return Err(RouteError::Offline { node, missing });
+            }
+        }
         let opening = self.table.open(node.clone(), target, category, client);
         let opening = opening.map_err(|Full| RouteError::Busy("too many sessions at once on this pod"))?;
         timeout_at(until, ask(&opening, &mut search)).await.map_err(|_| late())??;
@@ -169,3 +178,6 @@ fn short(d: Duration) -> String {
         s => format!("{}h", s / 3600),
     }
 }
+
+/// How long a new session waits for a node that was there a moment ago.
+const MOVING: Duration = Duration::from_secs(3);

@@ -48,6 +48,8 @@ pub(super) struct Shared {
     pub(super) reachable: Arc<[Glob]>,
     /// Nodes and pods that are looked for at once for edges.
     pub(super) searches: Arc<Semaphore>,
+    /// Nodes that have come anew, and for which older links are tried.
+    pub(super) moves: Arc<Semaphore>,
 }
 
 /// Serves links until the pod stops: those that come, and those that are `made` to other pods.
@@ -226,6 +228,8 @@ async fn run(mut link: Link, shared: &Shared) {
                     make_way(link.outbox.clone(), node, shared);
                 }
             }
+            // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
+            Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
                 // It has another link now, by which it is to be found.
                 shared.registry.remove(&link.outbox);
@@ -248,11 +252,14 @@ fn make_way(to: Arc<Outbox>, node: NodeName, shared: &Shared) {
     if shared.siblings.is_none() {
         return;
     }
+    // Beyond so many at once, dead links are noticed by their silence.
+    let Ok(place) = shared.moves.clone().try_acquire_owned() else { return };
     let (span, shared) = (info_span!("moved", %node), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
         for parked in shared.finder.make_way(&to, &node, &shared.ground.table).await {
             seek(parked, &shared);
         }
+        drop(place);
     });
 }
 
@@ -262,6 +269,8 @@ fn seek(parked: Parked, shared: &Shared) {
     shared.ground.drain.spawn(span, async move { route.seek(parked).await });
 }
 
+/// Nodes that may come at once: as many as a pod has. A pod that announces without end gets no more.
+pub(super) const MOST_MOVES: usize = 10_000;
 /// Connections that were not let in yet, and calls that wait to be looked at.
 const MOST_WAITING: usize = 1000;
 /// From the connection to an accepted call.

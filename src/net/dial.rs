@@ -60,7 +60,7 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
                 Err(cause) => DialError::Local { at, cause },
             },
             Ok(Err(cause)) => sorted(at, cause, share),
-            Err(_) => DialError::Timeout { at, patience: share },
+            Err(_) => late(at, share),
         };
         if failed.rank() > told.rank() {
             told = failed;
@@ -82,11 +82,17 @@ impl DialError {
     }
 }
 
+/// In whole milliseconds, as people count.
+fn late(at: SocketAddr, patience: Duration) -> DialError {
+    let millis = (patience + Duration::from_micros(500)).as_millis();
+    DialError::Timeout { at, patience: Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)) }
+}
+
 fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> DialError {
     use io::ErrorKind as Kind;
     match cause.kind() {
         Kind::ConnectionRefused | Kind::ConnectionReset => DialError::Refused(at),
-        Kind::TimedOut => DialError::Timeout { at, patience },
+        Kind::TimedOut => late(at, patience),
         Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
             DialError::Unreachable { at, cause }
         }
@@ -133,7 +139,8 @@ mod tests {
         let refuses = closed().await;
         let brief = Duration::from_millis(100);
         assert!(matches!(dial(&[refuses], SOON).await, Err(DialError::Refused(at)) if at == refuses));
-        assert!(matches!(dial(&[mute], brief).await, Err(DialError::Timeout { at, .. }) if at == mute));
+        let late = dial(&[mute], brief).await.unwrap_err();
+        assert_eq!(late.to_string(), format!("{mute} did not answer within 100ms"));
         assert!(matches!(dial(&[refuses, mute], brief).await, Err(DialError::Refused(at)) if at == refuses));
         assert!(matches!(dial(&[], SOON).await, Err(DialError::NoAddress)));
     }

@@ -81,17 +81,17 @@ impl Siblings {
     /// A link that another pod has made is up.
     pub fn joined(&self, outbox: &Arc<Outbox>) {
         let incoming = Incoming { outbox: outbox.clone(), news: Arc::default() };
-        let before: Vec<_> = {
+        let before = {
             let mut pods = self.lock();
             let same = |old: &&Incoming| outbox.instance.is_some() && old.outbox.instance == outbox.instance;
-            let before = pods.incoming.iter().filter(same).map(|old| old.outbox.clone()).collect();
+            let before: Vec<_> = pods.incoming.iter().filter(same).map(|old| old.outbox.clone()).collect();
             pods.incoming.push(incoming.clone());
             before
         };
-        for old in before {
+        for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // It may have two ways to us, or have lost the one before.
             self.means.ground.drain.spawn(info_span!("old"), async move {
-                if !old.answers_within(ALIVE_WITHIN).await {
+                if newer >= MOST_OF_ONE || !old.answers_within(ALIVE_WITHIN).await {
                     old.close();
                 }
             });
@@ -288,6 +288,8 @@ impl Drop for Question<'_> {
 const MOST_MADE: usize = 16;
 /// Pods whose address is known; beyond it DNS names strangers.
 const MOST_KNOWN: usize = 1000;
+/// Links of one pod that live side by side; the oldest goes.
+const MOST_OF_ONE: usize = 4;
 /// How long an old link has to show that it lives, when its pod has made another.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// How long a pod may take to say whether it has a node.

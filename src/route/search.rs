@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
 use crate::registry::find::{NotFound, Way};
-use crate::tunnel::Outbox;
+use crate::tunnel::{Outbox, Peer};
 
 use super::Chance;
 use super::ways::Ways;
@@ -93,11 +93,18 @@ impl<'a> Search<'a> {
             self.ways.is_wrong(self.node, before);
         }
         let mut paused = before.is_none();
+        // It may go on saying that it has the node, sooner than whoever does: at first the others are believed.
+        let mut not = before.as_ref().map(|before| before.outbox.clone());
+        not.take_if(|link| link.peer != Peer::Pod || link.is_closed());
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
             let arrival = self.ways.arrival(self.node);
-            let looked = timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await;
-            let Ok(found) = looked else { return Err(NotFound::default()) };
+            let (others, not) = (not.is_some(), not.take());
+            let looking = self.ways.find(self.node, self.instance, not.as_deref());
+            let found = tokio::select! {
+                looked = timeout_at(self.until, looking) => looked.map_err(|_| NotFound::default())?,
+                () = arrival.come(), if others => Err(NotFound::default()),
+            };
             match found {
                 Ok(way) => {
                     let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);

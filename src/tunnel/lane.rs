@@ -5,6 +5,7 @@
 //! Open, Opened, Resume and Resumed empty what waits, credits too (`protocol.md` 4 and its Traps 1, 2, 3).
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use bytes::{Bytes, BytesMut};
@@ -23,6 +24,8 @@ pub(super) struct Lane {
     pub(super) category: Category,
     pub(super) node: NodeName,
     queue: Mutex<Queue>,
+    /// It was closed: whoever comes upon it may forget it, without a look at the queue.
+    closed: AtomicBool,
 }
 
 /// More waits than may.
@@ -38,8 +41,8 @@ struct Queue {
     ordered: VecDeque<Word>,
     /// Bytes of data in `ordered`.
     bytes: usize,
-    /// What `ordered` takes: bytes, and an overhead for each frame of data.
-    taken: Share,
+    /// What `ordered` takes: bytes, and an overhead for each frame; of all lanes together, and of those of its link.
+    taken: (Share, Share),
     most: usize,
     /// Nothing more is taken: the last word waits, or was said.
     sealed: bool,
@@ -49,27 +52,27 @@ struct Queue {
 }
 
 impl Lane {
-    /// An empty lane in which at most `most` bytes wait, out of `budget` too.
+    /// An empty lane in which at most `most` bytes wait, out of both budgets too.
     pub(super) fn new(
         id: SessionId,
         category: Category,
         node: NodeName,
         most: usize,
-        budget: Share,
+        budgets: (Share, Share),
     ) -> Arc<Self> {
         let queue = Queue {
             answer: None,
             credit: None,
             ordered: VecDeque::new(),
             bytes: 0,
-            taken: budget,
+            taken: budgets,
             most,
             sealed: false,
             account: 0,
             in_control: false,
             in_turns: false,
         };
-        Arc::new(Self { id, category, node, queue: Mutex::new(queue) })
+        Arc::new(Self { id, category, node, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
     }
 
     /// One more word for the link. What comes behind a last word is dropped.
@@ -90,7 +93,7 @@ impl Lane {
             }
             Word::Credit { .. } => queue.credit = Some(word),
             Word::Data(bytes) => queue.data(bytes)?,
-            Word::Finish { .. } => queue.ordered.push_back(word),
+            Word::Finish { .. } => queue.finish(word)?,
             Word::Reset { .. } | Word::Lost { .. } => {
                 queue.credit = None;
                 queue.sealed = true;
@@ -116,9 +119,29 @@ impl Lane {
 
     /// Nothing more is said.
     pub(super) fn close(&self) {
+        self.closed.store(true, Relaxed);
         let mut queue = lock(&self.queue);
         queue.empty();
         queue.sealed = true;
+    }
+
+    /// The session passes in another lane, for attempt `epoch`. A Lost of a newer attempt is still said: an old Open or
+    /// Resume that comes late ends nothing at the far end of that one, which would stay bound for ever.
+    pub(super) fn retire(&self, epoch: u64) {
+        let mut queue = lock(&self.queue);
+        let lost = match queue.ordered.pop_back() {
+            Some(Word::Lost { epoch: newer }) if newer > epoch => Some(Word::Lost { epoch: newer }),
+            _ => None,
+        };
+        self.closed.store(lost.is_none(), Relaxed);
+        queue.empty();
+        queue.ordered.extend(lost);
+        queue.sealed = true;
+    }
+
+    /// Whether it was closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
     }
 
     /// Whether its last word was said.
@@ -155,20 +178,39 @@ impl Queue {
         self.credit = None;
         self.ordered = VecDeque::new();
         self.bytes = 0;
-        self.taken.set(0);
+        self.give_back(usize::MAX);
+    }
+
+    fn finish(&mut self, word: Word) -> Result<(), Full> {
+        self.grow(OVERHEAD)?;
+        self.ordered.push_back(word);
+        Ok(())
+    }
+
+    fn grow(&mut self, cost: usize) -> Result<(), Full> {
+        if self.taken.0.held() + cost > self.most || !self.taken.0.grow(cost) {
+            return Err(Full);
+        }
+        if !self.taken.1.grow(cost) {
+            self.taken.0.set(self.taken.0.held() - cost);
+            return Err(Full);
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, cost: usize) {
+        let (all, of_link) = &mut self.taken;
+        let left = all.held().saturating_sub(cost);
+        all.set(left);
+        of_link.set(left);
     }
 
     fn data(&mut self, bytes: Bytes) -> Result<(), Full> {
-        let last = match self.ordered.back_mut() {
-            Some(Word::Data(last)) if last.len() + bytes.len() <= MERGED => Some(last),
-            _ => None,
-        };
-        let cost = bytes.len() + if last.is_some() { 0 } else { OVERHEAD };
-        if self.taken.held() + cost > self.most || !self.taken.grow(cost) {
-            return Err(Full);
-        }
+        let merged =
+            matches!(self.ordered.back(), Some(Word::Data(last)) if last.len() + bytes.len() <= MERGED);
+        self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();
-        if let Some(last) = last {
+        if merged && let Some(Word::Data(last)) = self.ordered.back_mut() {
             let mut both = BytesMut::with_capacity(last.len() + bytes.len());
             both.extend_from_slice(last);
             both.extend_from_slice(&bytes);
@@ -181,7 +223,12 @@ impl Queue {
 
     fn take(&mut self, longest: usize) -> Option<Word> {
         let word = self.ordered.pop_front()?;
-        let Word::Data(mut bytes) = word else { return Some(word) };
+        let Word::Data(mut bytes) = word else {
+            if let Word::Finish { .. } = word {
+                self.give_back(OVERHEAD);
+            }
+            return Some(word);
+        };
         let rest = bytes.split_off(longest.min(bytes.len()));
         self.bytes -= bytes.len();
         let mut cost = bytes.len();
@@ -190,7 +237,7 @@ impl Queue {
         } else {
             self.ordered.push_front(Word::Data(rest));
         }
-        self.taken.set(self.taken.held() - cost);
+        self.give_back(cost);
         Some(Word::Data(bytes))
     }
 

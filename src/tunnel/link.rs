@@ -69,6 +69,9 @@ pub enum LinkEnded {
     /// Nothing at all was heard for 15 s.
     #[error("nothing was heard for 15s")]
     Silent,
+    /// The peer speaks and does not read.
+    #[error("the far end has taken nothing for {UNREAD:?}")]
+    Unread,
     /// We closed it: replaced by a newer one, or stopping.
     #[error("closed here")]
     ClosedHere,
@@ -83,6 +86,7 @@ impl LinkEnded {
         match self {
             Self::Closed(_) => "closed",
             Self::Silent => "silent",
+            Self::Unread => "unread",
             Self::ClosedHere => "closed_here",
             Self::BadStream(_) => "bad_stream",
         }
@@ -133,6 +137,7 @@ impl Link {
                 self.hear(message);
                 if self.since_rest >= REST_AFTER {
                     self.since_rest = 0;
+                    self.check_read(Instant::now())?;
                     tokio::task::yield_now().await;
                 }
                 continue;
@@ -175,6 +180,7 @@ impl Link {
         if silent >= self.alive.silence {
             return Err(LinkEnded::Silent);
         }
+        self.check_read(now)?;
         let Voice::Plain(plain) = &self.dialect else {
             if silent >= PING_AFTER && unasked >= PING_AFTER {
                 self.alive.asked = now;
@@ -192,6 +198,13 @@ impl Link {
         }
         self.outbox.rouse();
         Ok(())
+    }
+
+    /// Who speaks our dialect never stops reading. One that does would keep for ever what waits for it: last words, and
+    /// the sessions that they are about. A plain peer may rest as long as one of its targets does.
+    fn check_read(&self, now: Instant) -> Result<(), LinkEnded> {
+        let unread = self.outbox.resumes && self.outbox.unpulled().is_some_and(|since| now - since >= UNREAD);
+        if unread { Err(LinkEnded::Unread) } else { Ok(()) }
     }
 
     fn hear(&mut self, message: StreamMsg) {
@@ -273,6 +286,8 @@ impl Link {
     }
 }
 
+/// How long a link may take nothing of what waits for it: longer than the largest frame takes on the worst line.
+const UNREAD: Duration = Duration::from_secs(60);
 /// The read loop gives way to other tasks after so many bytes.
 const REST_AFTER: usize = 256 * 1024;
 /// What a message counts for in that, beside its bytes.

@@ -23,6 +23,8 @@ pub(super) struct Middle {
     most: usize,
     /// What waits for all of them together.
     queued: Arc<Budget>,
+    /// Most bytes that wait on one link.
+    most_on_link: usize,
 }
 
 /// Which Open or Resume is meant: an answer to an older one counts no more.
@@ -51,9 +53,10 @@ struct Hop {
 }
 
 impl Middle {
-    /// No session passes; at most `most` bytes of each may wait in each direction, and `all` bytes together.
+    /// No session passes; at most `most` bytes of each may wait in each direction, and `all` bytes together. No link
+    /// takes more than a quarter of that, so that one that reads nothing leaves room for others.
     pub(super) fn new(most: usize, all: usize) -> Self {
-        Self { bindings: Mutex::default(), most, queued: Budget::new(all) }
+        Self { bindings: Mutex::default(), most, queued: Budget::new(all), most_on_link: most.max(all / 4) }
     }
 
     /// Sessions that pass, or seek their way.
@@ -189,13 +192,14 @@ impl Middle {
 
     fn hop(&self, attempt: &Attempt, link: &Arc<Outbox>) -> Hop {
         let Attempt { id, category, node, .. } = attempt.clone();
-        let lane = Lane::new(id, category, node, self.most, self.queued.share());
+        let budgets = (self.queued.share(), link.room_for_lanes(self.most_on_link));
+        let lane = Lane::new(id, category, node, self.most, budgets);
         Hop { link: link.clone(), lane }
     }
 
     /// Makes the hop's link know the session; false if that link has ended, of which the other side then hears.
     fn admit(&self, attempt: &Attempt, hop: &Hop) -> bool {
-        let alive = hop.link.pass(&hop.lane);
+        let alive = hop.link.pass(&hop.lane, attempt.epoch);
         if !alive {
             self.link_ended(hop.link.id, [attempt.id]);
         }

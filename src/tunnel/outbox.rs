@@ -11,7 +11,7 @@ mod waiting;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use speaker::Speaker;
 pub(super) use speaker::{Spoken, Wish};
 use waiting::{Next, Waiting};
 
+use super::budget::Budget;
 use super::frame::{Frame, Word};
 use super::lane::Lane;
 use super::lock;
@@ -52,6 +53,8 @@ pub struct Outbox {
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
     members: Mutex<Option<Members>>,
+    /// What may wait here for sessions that only pass through.
+    room: OnceLock<Arc<Budget>>,
     round_trip_micros: AtomicU64,
     made: Instant,
     /// When the peer was last heard, in milliseconds since the link was made.
@@ -92,6 +95,7 @@ impl Outbox {
             closed: CancellationToken::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
+            room: OnceLock::new(),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
             made: Instant::now(),
             heard_millis: AtomicU64::new(0),
@@ -141,6 +145,7 @@ impl Outbox {
         if waiting.closed || !wish.control && wish.data.is_none() {
             return;
         }
+        waiting.sweep();
         if wish.control {
             waiting.control.push_back(speaker.clone());
         }
@@ -160,6 +165,11 @@ impl Outbox {
     /// How long ago the peer was last heard.
     pub fn silence(&self) -> Duration {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
+    }
+
+    /// Since when the peer has taken nothing, though something waits for it.
+    pub(super) fn unpulled(&self) -> Option<Instant> {
+        self.lock().unpulled
     }
 
     /// Asks the peer for a sign of life.

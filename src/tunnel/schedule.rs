@@ -60,6 +60,12 @@ impl<K> Schedule<K> {
         self.clock = self.clock.max(account);
     }
 
+    /// Lets only those wait on for whom `stays` holds.
+    pub fn retain(&mut self, stays: impl Fn(&K) -> bool) {
+        self.small.retain(|turn| stays(&turn.key));
+        self.bulk.retain(|turn| stays(&turn.key));
+    }
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.small.len() + self.bulk.len()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use ended::Ended;
 
@@ -186,6 +186,7 @@ impl Table {
 
     /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
+        self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             lock(&self.ended).forget_before(long_ago);
         }
@@ -210,6 +211,18 @@ impl Table {
                     pool.trim();
                 }
             }
+        }
+    }
+
+    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
+    /// say, or to say again on another path. Cancel safe.
+    pub async fn delivered(&self) {
+        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
+            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            sessions.iter().any(|session| session.owes())
+        };
+        while self.shards.iter().any(owes) {
+            sleep(LOOK_EVERY).await;
         }
     }
 
@@ -259,6 +272,8 @@ impl Table {
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
+/// Between two looks whether all is delivered.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.

@@ -7,10 +7,13 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
-use tunnel::names::Instance;
+use tunnel::names::{Instance, SessionId};
+use tunnel::tunnel::frame::{Code, Refusal, Word};
 
+use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
-use crate::support::programs::{Place, TestPod, at, edge, edge_with};
+use crate::support::peer::ScriptedPod;
+use crate::support::programs::{Place, TestPod, at, edge, edge_with, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
@@ -151,4 +154,68 @@ async fn programs_without_work_stop_at_once() {
     assert_eq!(edge.stop(pending()).await, Drained::Finished);
     assert_eq!(pod.pod.stop(pending()).await, Drained::Finished);
     assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
+    let (place, source) = (Place::new(), targets::source(50_000).await);
+    let mut pod = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut call = pod.call().await;
+    call.answer(Some(Instance::random()));
+    let id = SessionId::random();
+    let open = Word::Open { target: source.into(), limit: 10_000, epoch: 1, client: String::new() };
+    call.say(id, open).await;
+    assert!(matches!(call.word().await.1, Word::Opened { .. }));
+    call.say(id, Word::Finish { total: 1 }).await;
+    let stopped = slow_reader(&mut call, id, async |_| beside(edge.stop(pending()))).await;
+    call.say(id, Word::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }).await;
+    assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    let accepts = async {
+        let (id, Word::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
+        call.say(id, Word::Opened { limit: 10_000, epoch, instance: None }).await;
+        call.say(id, Word::Finish { total: 1 }).await;
+        id
+    };
+    let (mut client, id) = tokio::join!(pod.open("node1:22"), accepts);
+    client.write_all(&targets::pattern(50_000)).await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"");
+    drop(client);
+    let stopped = slow_reader(&mut call, id, async |_| beside(pod.pod.stop(pending()))).await;
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+}
+
+/// Takes 10,000 of 50,000 bytes, and the rest a while after `stop` has begun.
+async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce(()) -> T) -> T {
+    let mut got = Vec::new();
+    while got.len() < 10_000 {
+        if let Word::Data(bytes) = call.word().await.1 {
+            got.extend_from_slice(&bytes);
+        }
+    }
+    let stopped = stop(()).await;
+    // Longer than a stop without work takes; nothing that could be waited for happens meanwhile.
+    tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+    call.say(id, Word::Credit { received: 10_000, limit: 100_000 }).await;
+    loop {
+        match call.word().await.1 {
+            Word::Data(bytes) => got.extend_from_slice(&bytes),
+            Word::Finish { total } => {
+                assert_eq!(total, 50_001);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(got == targets::pattern(50_000));
+    call.say(id, Word::Credit { received: 50_001, limit: 100_000 }).await;
+    stopped
 }

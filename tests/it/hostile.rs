@@ -1,18 +1,21 @@
 //! Peers that break the rules: it costs them their session or their link, and nobody else anything.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::names::{Instance, SessionId};
 use tunnel::tunnel::Code;
 use tunnel::tunnel::codec::{StreamMsg, encode};
-use tunnel::tunnel::frame::Word;
+use tunnel::tunnel::extension::to_message;
+use tunnel::tunnel::frame::{Body, Frame, Word};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
 use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge, target};
-use crate::support::{hurry, peer, soon, targets, wait_until};
+use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// A hostile edge `bad` and an honest one `node1`.
 async fn both(place: &Place, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
@@ -100,6 +103,54 @@ async fn flooded(node: &str, most: usize) {
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
     drop(bad);
     pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let (bad, _edge) = both(&place, &pod).await;
+    let open = Word::Open { target: "node1:22".parse().unwrap(), limit: 1, epoch: 1, client: String::new() };
+    // So many answers that none more can be sent.
+    for _ in 0..20_000 {
+        bad.say(SessionId::random(), open.clone()).await;
+    }
+    wait_until("it is behind", || pod.link("bad").unwrap().outbox.waiting() > 500).await;
+    hurry();
+    let speaking = beside(async move {
+        loop {
+            bad.say(SessionId::random(), Word::Finish { total: 1 }).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    let answer = pod.ask("bad:22").await;
+    assert_eq!(answer.status, 504, "{answer:?}");
+    let link = pod.link("bad").unwrap().outbox;
+    tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
+    wait_until("it is counted", || pod.pod.metrics.links_ended.counted("unread") == 1).await;
+    pod.forgets_all().await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    speaking.abort();
+}
+
+#[tokio::test]
+async fn an_edge_that_says_unasked_that_it_has_moved_keeps_its_place_and_one_link() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let instance = Some(Instance::random());
+    let mut links = Vec::new();
+    for _ in 0..20 {
+        let mut bad = peer::link(&place, &pod, "bad", instance).await;
+        for body in [Body::Drain, Body::Ping(Some(9))] {
+            bad.send(to_message(Frame { node: bad.node.clone(), body })).await;
+        }
+        // The answer comes when both were heard.
+        while soon("a pong", bad.next()).await.is_some_and(|message| message.r#type != "pong") {}
+        assert!(pod.link("bad").is_some());
+        links.push(bad);
+    }
+    let alive = || pod.pod.metrics.links.get();
+    wait_within(Duration::from_secs(5), "the others are closed", || alive() == 1).await;
 }
 
 #[tokio::test]

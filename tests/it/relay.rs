@@ -103,6 +103,7 @@ async fn a_session_follows_its_node_from_pod_to_pod() {
         let begun = Instant::now();
         echoed(&mut client, "somewhere else").await;
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(pods[0].pod.metrics.resumed.get() > 0 && edge.metrics.resumed.get() > 0);
         let mut other = opens(&pods[1], &at("node1", echo)).await;
         echoed(&mut other, "a new one").await;
     }
@@ -427,4 +428,23 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
     front.forgets_all().await;
     last.forgets_all().await;
     wait_until("nothing passes any more", || last.pod.table.passing() == (0, 0)).await;
+}
+
+#[tokio::test]
+async fn who_asks_while_a_node_changes_pods_waits_for_it() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pods = pods::start(&place, 3);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pods[1].has("node1").await;
+    echoed(&mut pods[0].open(&at("node1", echo)).await, "before").await;
+    for to in [2, 1, 0] {
+        line.lead_to(pods[to].pod.grpc);
+        line.reset();
+        let target = at("node1", echo);
+        let [one, two, three] = [&pods[0], &pods[1], &pods[2]].map(|pod| try_open(pod, &target));
+        for opened in <[_; 3]>::from(tokio::join!(one, two, three)) {
+            echoed(&mut opened.unwrap(), "on its way").await;
+        }
+    }
 }

@@ -437,3 +437,78 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let trouble = siblings.process(Instance::random()).await.unwrap_err();
     assert!(trouble.len() == 1 && trouble[0].to_string().contains("127.0.0.250"), "{trouble:?}");
 }
+
+#[tokio::test]
+async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_it() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let (mut wrong, mut right) =
+        (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
+    let answers = async {
+        let lies = async {
+            loop {
+                let message = wrong.next().await.expect("the stream goes on");
+                match from_message(message, &Peer::Pod).unwrap().body {
+                    Body::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
+                    Body::Session(id, _, Word::Open { epoch, .. }) => {
+                        let refusal = Refusal::new(Code::NotHere, "not here");
+                        wrong.say(id, Word::Refused { epoch, refusal }).await;
+                    }
+                    _ => {}
+                }
+            }
+        };
+        let slower = async {
+            loop {
+                let message = right.next().await.expect("the stream goes on");
+                match from_message(message, &Peer::Pod).unwrap().body {
+                    Body::Find(question) => {
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        says(&right, question, true, Duration::ZERO).await;
+                    }
+                    Body::Session(id, _, Word::Open { epoch, .. }) => {
+                        let instance = Some(Instance::from_bits(1));
+                        return right.say(id, Word::Opened { limit: 1000, epoch, instance }).await;
+                    }
+                    _ => {}
+                }
+            }
+        };
+        tokio::select! { () = lies => {}, () = slower => {} }
+    };
+    let begun = Instant::now();
+    let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    // It does not answer pings, so that each announcement would wait for a second.
+    let _silent = peer::link(&place, &pods[0], "node1", Some(Instance::from_bits(1))).await;
+    let mut loud = scripted_pod(&place, &pods[0], 7).await;
+    let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    for _ in 0..15_000 {
+        says(&loud, 0, true, Duration::ZERO).await;
+    }
+    is_heard(&mut loud).await;
+    let more = tokio::runtime::Handle::current().metrics().num_alive_tasks() - before;
+    assert!(more < 11_000, "{more} tasks");
+    drop(loud);
+}
+
+#[tokio::test]
+async fn a_pod_that_links_without_end_has_few_links() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let mut all = Vec::new();
+    for _ in 0..30 {
+        let mut call = scripted_pod(&place, &pods[0], 7).await;
+        // It answers pings, so that none of them is taken for dead.
+        all.push(beside(async move { call.ends().await }));
+    }
+    let ended = || all.iter().filter(|call| call.is_finished()).count();
+    wait_within(Duration::from_secs(5), "the oldest are closed", || ended() >= 26).await;
+    assert_eq!((ended(), links(&pods[0])), (26, 4));
+}

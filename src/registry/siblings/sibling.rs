@@ -242,14 +242,16 @@ impl Sibling {
     fn failed(&self, failures: u32, why: Unreachable) -> Duration {
         tracing::debug!(%why, "no link to another pod");
         self.news.clear();
-        let pause = AGAIN.saturating_mul(1 << failures.min(4)).mul_f64(0.75 + rand::random::<f64>() / 2.0);
+        let pause = AGAIN
+            .saturating_mul(1 << failures.saturating_sub(1).min(3))
+            .mul_f64(0.75 + rand::random::<f64>() / 2.0);
         self.state.send_replace(State::Failed(Instant::now() + pause, why));
         pause
     }
 
     async fn connect(&self, means: &Means) -> Result<Link, Unreachable> {
         let no = |cause: String| self.unreachable(cause);
-        let socket = dial(&[self.at], LOOK_UP).await.map_err(|e| no(e.to_string()))?;
+        let socket = dial(&[self.at], CONNECT).await.map_err(|e| no(e.to_string()))?;
         tune_link(&socket).map_err(|e| no(e.to_string()))?;
         let tls = means.tls.load();
         let connector = TlsConnector::from(tls.config.clone());
@@ -285,10 +287,11 @@ impl Sibling {
 
 /// How long a look-up waits for a link; others are asked at the same time.
 const LOOK_UP: Duration = Duration::from_secs(1);
-/// How long making one may take: on a far line more than a look-up waits, and the next one finds it.
+/// How long making one may take: on a far line, or one that loses a packet, more than a look-up waits, and the next one
+/// finds it.
 const CONNECT: Duration = Duration::from_secs(4);
 /// The first pause after a failure, doubled up to eight times: a dead pod costs nobody a timeout, one that is back is
 /// soon asked again (and, once it has a node, tells so itself).
-const AGAIN: Duration = Duration::from_millis(250);
+pub(super) const AGAIN: Duration = Duration::from_millis(250);
 /// A link that nobody used for so long is dropped.
 const IDLE: Duration = Duration::from_secs(60);

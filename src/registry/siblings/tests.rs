@@ -1,3 +1,4 @@
+use super::sibling::AGAIN;
 use super::*;
 use crate::drain::Drain;
 use crate::names::Instance;
@@ -134,14 +135,16 @@ async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one
 async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
     let Pod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
-    let (mut failures, mut last) = (0, None);
+    let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
     for n in 0..10_000 {
         siblings.tell(&format!("node{n}").parse().unwrap());
         tokio::time::sleep(Duration::from_millis(1)).await;
-        if let Some(until) = dead.failed_until() {
-            failures += u32::from(last != Some(until));
-            last = Some(until);
+        if let Some(until) = dead.failed_until().filter(|until| last != Some(*until)) {
+            let pause = until - tokio::time::Instant::now();
+            assert!(failures > 0 || pause <= AGAIN.mul_f64(1.25), "{pause:?} after the first failure");
+            (failures, last, longest) = (failures + 1, Some(until), longest.max(pause));
         }
     }
     assert!((2..=12).contains(&failures), "{failures} dials in 10 s");
+    assert!((AGAIN * 5..=AGAIN * 10).contains(&longest), "one that is back is found soon: {longest:?}");
 }

@@ -37,8 +37,12 @@ fn link(number: u64, peer: Peer) -> Arc<Outbox> {
 
 impl Place {
     fn new() -> Self {
+        Self::with(1 << 20)
+    }
+
+    fn with(memory: usize) -> Self {
         let windows = Windows { start: 1000, max: 1000 };
-        let limits = Limits { windows, memory: 1 << 20, sessions: 9, grace: Duration::from_secs(60) };
+        let limits = Limits { windows, memory, sessions: 2000, grace: Duration::from_secs(60) };
         let table = Table::new(Instance::from_bits(99), limits, Metrics::cloud("", ""));
         Self { table, client: link(1, Peer::Pod), edge: link(2, Peer::Edge(node())) }
     }
@@ -283,6 +287,39 @@ async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_on
 }
 
 #[tokio::test]
+async fn a_credit_stays_behind_the_answer_before_it() {
+    let place = Place::bound();
+    let credit = Word::Credit { received: 1, limit: 9 };
+    place.hear(&place.edge, resumed(1));
+    place.hear(&place.edge, credit.clone());
+    assert_eq!(said(&place.client), [resumed(1), credit]);
+}
+
+#[tokio::test]
+async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
+    let place = Place::new();
+    // The edge's side is a pod too, by way of which an older attempt comes back late.
+    let pod = link(3, Peer::Pod);
+    let edge = link(4, Peer::Edge(node()));
+    place.ask(&edge, open(2)).unwrap().pass(&pod);
+    assert!(matches!(&said(&pod)[..], [Word::Open { epoch: 2, .. }]));
+    place.hear(&edge, lost(2));
+    let asked = place.ask(&pod, open(1)).unwrap();
+    assert_eq!(said(&pod), [lost(2)]);
+    drop(asked);
+}
+
+#[test]
+fn a_lane_takes_nothing_behind_its_last_word() {
+    let budget = Budget::new(1000);
+    let lane = Lane::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
+    lane.push(lost(1)).unwrap();
+    lane.push(data("late")).unwrap();
+    lane.cut(reset(1));
+    assert_eq!(budget.used(), 0);
+}
+
+#[tokio::test]
 async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_process() {
     let place = Place::new();
     let _offer = place.ask(&place.client, open(1)).unwrap().offer().unwrap();
@@ -290,6 +327,70 @@ async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_proc
     assert!(place.table.is_empty());
     asked.pass(&place.edge);
     assert_eq!(said(&place.edge), [resume(2)]);
+}
+
+#[tokio::test]
+async fn ends_of_stream_without_end_cost_room_as_data_does() {
+    let place = Place::bound();
+    for _ in 0..20_000 {
+        place.hear(&place.client, Word::Finish { total: 1 });
+    }
+    assert_eq!((said(&place.client), said(&place.edge)), (vec![lost(1)], vec![lost(1)]));
+    assert!(place.is_empty());
+    let place = Place::bound();
+    place.hear(&place.client, data("tail"));
+    place.hear(&place.client, Word::Finish { total: 5 });
+    assert_eq!(said(&place.edge), [data("tail"), Word::Finish { total: 5 }]);
+    assert_eq!(place.table.passing(), (1, 0), "nothing waits");
+}
+
+#[tokio::test]
+async fn attempts_without_end_leave_nothing_on_a_link_that_takes_nothing() {
+    let place = Place::bound();
+    for epoch in 2..20_000 {
+        place.ask(&place.client, resume(epoch)).unwrap().pass(&place.edge);
+        place.hear(&place.client, data("x"));
+        assert_eq!(said(&place.client), []);
+    }
+    assert!(place.edge.waiting() <= 2500, "{}", place.edge.waiting());
+    assert_eq!(said(&place.edge), [resume(19_999), data("x")]);
+}
+
+#[tokio::test]
+async fn a_link_that_takes_nothing_leaves_room_for_others() {
+    let place = Place::with(64 << 20);
+    let (bad, hear) = (link(3, Peer::Edge("bad".parse().unwrap())), |id: u128, word| {
+        let id = SessionId::from_bits(id);
+        place.table.hear(&place.client, node(), id, Category::Ssh, word, Instant::now())
+    });
+    let pass = |id, to| match hear(id, open(1)) {
+        Some(Event::Asked(asked)) => asked.pass(to),
+        other => panic!("{other:?}"),
+    };
+    // A thousand sessions, each with as much as its link takes.
+    for id in 100..1100 {
+        pass(id, &bad);
+        let _ = hear(id, Word::Data(vec![1; 70 * 1024].into()));
+    }
+    pass(ID, &place.edge);
+    for _ in 0..64 {
+        let _ = hear(ID, Word::Data(vec![1; 64 * 1024].into()));
+    }
+    let arrived =
+        said(&place.edge).iter().map(|w| if let Word::Data(d) = w { d.len() } else { 0 }).sum::<usize>();
+    assert_eq!(arrived, 4 << 20);
+    place.end(&bad);
+    assert_eq!(place.table.passing(), (1, 0));
+}
+
+#[tokio::test]
+async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
+    let edge = link(2, Peer::Edge(node()));
+    let lane =
+        Lane::new(id(), Category::Ssh, node(), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
+    lane.close();
+    assert!(edge.pass(&lane, 1));
+    assert_eq!(edge.sessions(), 0);
 }
 
 proptest! {

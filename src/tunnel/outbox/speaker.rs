@@ -50,6 +50,14 @@ impl Speaker {
         }
     }
 
+    /// Whether it will say nothing more here, for certain.
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Self::Own(_) => false,
+            Self::Passing(lane) => lane.is_closed(),
+        }
+    }
+
     /// What it says before data, if anything, and whether it has more of that kind to say.
     pub(super) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<Word>, bool) {
         match self {

@@ -23,6 +23,10 @@ pub(super) struct Waiting {
     pub(super) turns: Schedule<Speaker>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
+    /// At so many entries those that nobody misses are thrown out.
+    sweep_at: usize,
+    /// Since when there was something to say that nobody came for.
+    pub(super) unpulled: Option<Instant>,
     puller: Option<Waker>,
 }
 
@@ -45,6 +49,8 @@ impl Waiting {
             control: VecDeque::new(),
             turns: Schedule::new(),
             pace: paced.then(Pace::new),
+            sweep_at: SWEEP,
+            unpulled: None,
             puller: None,
         }
     }
@@ -54,6 +60,7 @@ impl Waiting {
         if self.closed {
             return Poll::Ready(None);
         }
+        self.unpulled = None;
         if let Some(number) = self.pong.take() {
             return Poll::Ready(Some(Next::Frame(Body::Pong(number))));
         }
@@ -80,6 +87,17 @@ impl Waiting {
         Poll::Pending
     }
 
+    /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once
+    /// in a while, when so many have come that a look at all of them costs little for each.
+    pub(super) fn sweep(&mut self) {
+        if self.control.len() + self.turns.len() < self.sweep_at {
+            return;
+        }
+        self.control.retain(|speaker| !speaker.is_closed());
+        self.turns.retain(|speaker| !speaker.is_closed());
+        self.sweep_at = SWEEP.max(2 * (self.control.len() + self.turns.len()));
+    }
+
     fn ping(&mut self, now: Instant) -> Next {
         self.ping = false;
         Next::Frame(Body::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
@@ -90,11 +108,14 @@ impl Waiting {
     }
 
     pub(super) fn wake(&mut self) {
+        self.unpulled.get_or_insert_with(Instant::now);
         if let Some(puller) = self.puller.take() {
             puller.wake();
         }
     }
 }
 
+/// Entries below which a link's list is not worth a look.
+const SWEEP: usize = 1000;
 /// Longest data frame to a plain peer, whose queues count frames.
 const PLAIN_FRAME: usize = 16 * 1024;
