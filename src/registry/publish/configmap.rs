@@ -131,8 +131,10 @@ impl ConfigMap {
                 return Ok(());
             }
             let text = old.as_ref().and_then(|old| old.data.as_ref()?.get(KEY)).map_or("", String::as_str);
-            // Whoever was quicker than we may have been one who is judged: its turn comes again at once.
-            let gone = if tries == 1 { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
+            // Whoever was quicker than we may have been one who is judged: its turn comes again at once. And who leaves
+            // has no time to ask.
+            let judges = create && tries == 1;
+            let gone = if judges { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
             let new = renewed(text, self.settings.pod, records, &gone);
             if old.is_some() && new == text {
                 return Ok(());

@@ -281,6 +281,16 @@ async fn who_was_quicker_than_a_sweep_is_not_swept() {
     assert!(map.due() <= Instant::now(), "it is judged again");
 }
 
+#[tokio::test]
+async fn a_pod_that_leaves_takes_its_lines_along_and_asks_nobody() {
+    let (_told, known) = watch::channel(pods(&[1], &[2]));
+    let (mut map, server) = pod(Some(object("10.0.0.1    a\n10.0.0.2    b\n")), Some(known));
+    map.settings.lives = Lives::new(|_| Box::pin(std::future::pending()));
+    map.gone.insert(ip(2), Instant::now());
+    map.withdraw().await.unwrap();
+    assert_eq!(server.lock().unwrap().hosts(), "10.0.0.2    b\n");
+}
+
 #[tokio::test(start_paused = true)]
 async fn pods_sweep_at_different_times() {
     let mut times = BTreeSet::new();
