@@ -1,4 +1,4 @@
-//! The edge's end of a session: is the target allowed, can it be dialled, then the session's bytes.
+//! The end of a session at its target: is that allowed, can it be dialled, then the session's bytes.
 
 mod dial;
 
@@ -19,7 +19,7 @@ use crate::tunnel::{Category, Code, Offer, Refusal, Session};
 
 pub use dial::{Own, Place};
 
-/// Serves what the far end asks this edge for. Cheap to clone.
+/// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Backend {
     place: Arc<Place>,
@@ -44,7 +44,7 @@ impl Backend {
     async fn serve(&self, offer: Offer) {
         let mut access = Access::begin(FRONT, offer.client().to_owned());
         access.id = Some(offer.id());
-        access.node = Some(self.place.node.clone());
+        access.node.clone_from(&self.place.node);
         access.target = Some(offer.target().clone());
         let begun = Instant::now();
         let dialled = tokio::select! {

@@ -2,6 +2,7 @@
 
 mod asked;
 mod bridge;
+mod inside;
 mod kubernetes;
 mod links;
 mod publish;
@@ -21,6 +22,7 @@ use links::Shared;
 use stop::Stopping;
 
 use crate::admin::{self, Admin, Port, Readiness, Side};
+use crate::backend::{Backend, Own, Place};
 use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
 use crate::drain::Drain;
@@ -30,6 +32,7 @@ use crate::names::Instance;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
 use crate::registry::Registry;
@@ -128,11 +131,21 @@ impl Pod {
         let port = grpc.at().port();
         let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, port, &stopping.links);
         let cluster = pods.siblings.clone();
-        let found =
-            siblings::finder(&publishing, &server, registry.clone(), (&ground, &pool), port, cluster)?;
+        let resolver = Resolver::system().context("DNS")?;
+        let drain = stopping.links.clone();
+        drain.spawn(info_span!("dns"), resolver.clone().watch(drain.clone()));
+        let means = (&ground, &pool, &resolver);
+        let found = siblings::finder(&publishing, &server, registry.clone(), means, port, cluster)?;
         stopping.several = found.several.is_some();
         let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
         let finder = found.finder;
+        let place = Place {
+            node: None,
+            own: Own::of_interfaces(pod_ip.into_iter().collect()),
+            targets: Arc::new(ArcSwap::from_pointee(allow.targets)),
+            resolver,
+        };
+        let backend = Backend::new(place, pool.clone(), metrics.clone(), stopping.clients.clone());
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
         let shared = Shared {
             tokens: tokens.clone(),
@@ -143,12 +156,13 @@ impl Pod {
             ground,
             pool: pool.clone(),
             stopping: stopping.begun.clone(),
+            backend,
             reachable: allow.nodes.into(),
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
         let zone = publishing.zone.clone();
-        let store = publish::store(publishing, pod_ip, &pods)?;
+        let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
         let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
         let readiness = Readiness::waiting_for(conditions);
         let nodes = registry.clone();

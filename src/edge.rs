@@ -3,8 +3,8 @@
 mod keeper;
 
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -84,8 +84,8 @@ impl Edge {
         let pool = Pool::new();
         let resolver = Resolver::system()?;
         let place = Place {
-            node: client.node.clone(),
-            own: addresses(own),
+            node: Some(client.node.clone()),
+            own: Own::of_interfaces(own),
             targets: Arc::new(ArcSwap::from_pointee(targets)),
             resolver: resolver.clone(),
         };
@@ -193,27 +193,6 @@ fn authority(client: &Client) -> String {
     Target { host: client.dns.clone(), port: client.server.port }.to_string()
 }
 
-/// This machine's own addresses: those given, and those of its interfaces, looked up again after a while.
-fn addresses(given: Vec<IpAddr>) -> Own {
-    let known: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
-    Own::new(move || {
-        let mut known = lock(&known);
-        if let Some((at, addresses)) = &*known
-            && at.elapsed() < INTERFACES_KNOWN
-        {
-            return addresses.clone();
-        }
-        let mut all = given.clone();
-        all.extend(if_addrs::get_if_addrs().unwrap_or_default().into_iter().map(|i| i.ip()));
-        *known = Some((Instant::now(), all.clone()));
-        all
-    })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// How long opening a session from here may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Condition of readiness: there is a link.
@@ -228,5 +207,3 @@ const MOST_SESSIONS: usize = 20_000;
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
 const GOODBYE: Duration = Duration::from_secs(3);
-/// How long the list of interfaces is believed.
-const INTERFACES_KNOWN: Duration = Duration::from_secs(10);

@@ -105,7 +105,16 @@ impl Route {
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
         let mut search = Search::new((&self.ways, self.chance), &node, None, until);
         let found = timeout_at(until, search.once()).await.map_err(|_| late())?;
-        found.map_err(|missing| RouteError::Offline { node: node.clone(), missing })?;
+        if let Err(missing) = found {
+            // Whoever asks while an edge changes pods waits for it, as a session that runs does.
+            let back = missing.moving
+                && timeout_at(until.min(Instant::now() + MOVING), search.next())
+                    .await
+                    .is_ok_and(|found| found.is_ok());
+            if !back {
+                return Err(RouteError::Offline { node, missing });
+            }
+        }
         let opening = self.table.open(node.clone(), target, category, client);
         let opening = opening.map_err(|Full| RouteError::Busy("too many sessions at once on this pod"))?;
         timeout_at(until, ask(&opening, &mut search)).await.map_err(|_| late())??;
@@ -116,8 +125,9 @@ impl Route {
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
+        let far = self.ways.call(&node);
         let Some(instance) = parked.instance() else {
-            let why = format!("node {node} did not say which process it is");
+            let why = format!("{far} did not say which process it is");
             return parked.give_up(Refusal::new(Code::Unknown, why));
         };
         let mut search = Search::new((&self.ways, self.chance), &node, Some(instance), until);
@@ -125,15 +135,15 @@ impl Route {
         while parked.seeks() {
             if let Err(missing) = search.next().await {
                 let (code, why) = if missing.another {
-                    (Code::Unknown, format!("node {node} came back as another process"))
+                    (Code::Unknown, format!("{far} came back as another process"))
                 } else {
-                    (Code::GivenUp, format!("node {node} did not come back within {:?}", self.grace))
+                    (Code::GivenUp, format!("{far} did not come back within {:?}", self.grace))
                 };
                 return parked.give_up(Refusal::new(code, why));
             }
             let answered = search.ask(|link| parked.resume(link), parked.answered());
             if timeout_at(until, answered).await.is_err() {
-                let why = format!("node {node} did not resume");
+                let why = format!("{far} did not resume");
                 return parked.give_up(Refusal::new(Code::GivenUp, why));
             }
         }
@@ -168,3 +178,6 @@ fn short(d: Duration) -> String {
         s => format!("{}h", s / 3600),
     }
 }
+
+/// How long a new session waits for a node that was there a moment ago.
+const MOVING: Duration = Duration::from_secs(3);

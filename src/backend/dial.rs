@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -21,14 +21,14 @@ use crate::tunnel::{Code, Refusal};
 #[derive(Clone)]
 pub struct Own(Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>);
 
-/// Where this edge stands, and what it may dial from there.
+/// Where a back end stands, and what it may dial from there.
 #[derive(Debug)]
 pub struct Place {
-    /// Its own name: a target of that name is on this machine.
-    pub node: NodeName,
-    /// Its own addresses, tried after loopback for a target of its own name.
+    /// The node's own name: a target of that name is on this machine. None: this is a pod, which dials for edges.
+    pub node: Option<NodeName>,
+    /// The machine's own addresses, tried after loopback for a target of the node's name.
     pub own: Own,
-    /// What it may dial; swap it when the config changes, for the sessions to come.
+    /// What may be dialled; swap it when the config changes, for the sessions to come.
     pub targets: Arc<ArcSwap<Targets>>,
     /// Who is asked for names.
     pub resolver: Resolver,
@@ -38,6 +38,23 @@ impl Own {
     /// Asks for the addresses each time they are needed; must be quick.
     pub fn new(addresses: impl Fn() -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
         Self(Arc::new(addresses))
+    }
+
+    /// Those of this machine's interfaces, looked up again after a while, and those that are `given`.
+    pub fn of_interfaces(given: Vec<IpAddr>) -> Self {
+        let known: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
+        Self::new(move || {
+            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((at, addresses)) = &*known
+                && at.elapsed() < INTERFACES_KNOWN
+            {
+                return addresses.clone();
+            }
+            let mut all = given.clone();
+            all.extend(if_addrs::get_if_addrs().unwrap_or_default().into_iter().map(|i| i.ip()));
+            *known = Some((Instant::now(), all.clone()));
+            all
+        })
     }
 }
 
@@ -49,7 +66,11 @@ impl Place {
     /// Why not, in words for the client.
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, Refusal> {
         let deadline = Instant::now() + patience;
-        let own = (self.own.0)();
+        let mut own = (self.own.0)();
+        if self.node.is_none() {
+            // There a pod's own log port listens, for those on its machine: whoever means it has to name it.
+            own.retain(|ip| !plain(*ip).is_loopback());
+        }
         let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
         let found = self.addresses(target, &own, ask, deadline).await?;
         dial(&found, deadline.saturating_duration_since(Instant::now())).await.map_err(|why| refusal(&why))
@@ -66,15 +87,20 @@ impl Place {
     where
         L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
     {
+        let targets = self.targets.load_full();
+        // Nothing is asked of the cloud's DNS for an edge that may not dial what comes of it.
+        if self.node.is_none() && !targets.name_port(target.port) {
+            return Err(self.forbidden(target, None));
+        }
         let all = match &target.host {
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) if self.is_here(name) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+                let own = if self.node.is_some() { own } else { &[] };
                 loopback.into_iter().chain(own.iter().copied()).collect()
             }
             Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
         };
-        let targets = self.targets.load_full();
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
@@ -87,17 +113,30 @@ impl Place {
         }
         Err(match (all.first(), &target.host) {
             (None, _) => Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address")),
-            (Some(ip), Host::Name(name)) if !self.is_here(name) => Refusal::new(
-                Code::NotAllowed,
-                format_args!("{target} is {}, which this edge may not dial", plain(*ip)),
-            ),
-            _ => Refusal::new(Code::NotAllowed, format_args!("this edge may not dial {target}")),
+            (Some(ip), Host::Name(name)) if !self.is_here(name) => self.forbidden(target, Some(plain(*ip))),
+            _ => self.forbidden(target, None),
         })
+    }
+
+    /// `found` is what the target's name stands for, if it is a name.
+    fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> Refusal {
+        let why = match (&self.node, found) {
+            (Some(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
+            (Some(_), None) => format!("this edge may not dial {target}"),
+            // What a name stands for within the cloud is no edge's business.
+            (None, found) => {
+                tracing::debug!(%target, ?found, "no entry of mode.cloud.allow.targets holds it");
+                format!(
+                    "edges may not have the cloud dial {target}: its pods' mode.cloud.allow.targets does not hold it"
+                )
+            }
+        };
+        Refusal::new(Code::NotAllowed, why)
     }
 
     /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
     fn is_here(&self, name: &str) -> bool {
-        name.eq_ignore_ascii_case(self.node.as_str()) || name == "localhost"
+        self.node.as_ref().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
     }
 }
 
@@ -134,6 +173,9 @@ fn refusal(why: &DialError) -> Refusal {
 
 /// Addresses of one target that are looked at: a name with more would only use up the patience of the first.
 const ADDRESSES: usize = 16;
+
+/// How long the list of interfaces is believed.
+const INTERFACES_KNOWN: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

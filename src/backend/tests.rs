@@ -42,7 +42,7 @@ impl Pair {
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
         let place = Place {
-            node,
+            node: Some(node),
             own: Own::new(Vec::new),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             resolver: Resolver::system().unwrap(),

@@ -1,20 +1,23 @@
-//! Who wants to reach a node through this pod, and where that leads.
+//! Who wants to reach a node, or the cloud itself, through this pod, and where that leads.
 
 use std::sync::Arc;
 
 use futures_util::FutureExt as _;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tracing::info_span;
 
-use super::bridge;
 use super::links::Shared;
+use super::{bridge, inside};
 use crate::registry::find::{NotFound, Way};
 use crate::tunnel::{Asked, Code, Outbox, Peer, Refusal};
 
 /// Somebody wants to reach a node through this pod. `searches`: places for those that his link may have under way.
 pub(super) fn answer(asked: Asked, shared: &Shared, searches: &Arc<Semaphore>) {
-    if asked.from().peer != Peer::Pod {
-        return answer_edge(asked, shared, searches);
+    match &asked.from().peer {
+        // An edge serves its own node itself, so by that name it means the cloud.
+        Peer::Edge(edge) if edge == asked.node() => return inside::answer(asked, shared, searches),
+        Peer::Edge(_) | Peer::Cloud(_) => return answer_edge(asked, shared, searches),
+        Peer::Pod => {}
     }
     // At most one hop between pods: what comes from one is answered from our own links only.
     let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
@@ -41,17 +44,31 @@ fn answer_edge(asked: Asked, shared: &Shared, searches: &Arc<Semaphore>) {
     if let Some(found) = finding.as_mut().now_or_never() {
         return lead_on(asked, found, shared);
     }
-    let Ok(own_place) = searches.clone().try_acquire_owned() else {
-        return asked.refuse(Refusal::new(Code::Busy, "too many nodes are looked for at once on this link"));
-    };
-    let Ok(place) = shared.searches.clone().try_acquire_owned() else {
-        return asked.refuse(Refusal::new(Code::Busy, "too many nodes are looked for at once on this pod"));
-    };
+    let Some((asked, places)) = placed(asked, shared, searches) else { return };
     let (span, shared) = (info_span!("find", node = %asked.node()), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
         lead_on(asked, finding.await, &shared);
-        drop((place, own_place));
+        drop(places);
     });
+}
+
+/// Places for one search, among all and among those of one link. What finds none is refused: that ends what is to be
+/// opened, and lets what is to be resumed try on.
+pub(super) fn placed(
+    asked: Asked,
+    shared: &Shared,
+    searches: &Arc<Semaphore>,
+) -> Option<(Asked, [OwnedSemaphorePermit; 2])> {
+    let code = if asked.instance().is_some() { Code::NotHere } else { Code::Busy };
+    let Ok(own) = searches.clone().try_acquire_owned() else {
+        asked.refuse(Refusal::new(code, "too many nodes are looked for at once on this link"));
+        return None;
+    };
+    let Ok(place) = shared.searches.clone().try_acquire_owned() else {
+        asked.refuse(Refusal::new(code, "too many nodes are looked for at once on this pod"));
+        return None;
+    };
+    Some((asked, [own, place]))
 }
 
 fn lead_on(asked: Asked, found: Result<Way, NotFound>, shared: &Shared) {
@@ -78,7 +95,7 @@ fn lead(asked: Asked, link: &Arc<Outbox>, shared: &Shared) {
     }
 }
 
-/// Nodes that are looked for at once for edges; each search takes about 2 s at most.
+/// Nodes and pods that are looked for at once for edges; each search takes a few seconds at most.
 pub(super) const MOST_SEARCHES: usize = 1000;
 /// Of these, for one edge.
 pub(super) const MOST_SEARCHES_OF_ONE: usize = 100;

@@ -12,9 +12,9 @@ use crate::registry::{addresses, cluster};
 /// The pods as Kubernetes knows them. All absent if it is not asked.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
-    /// Those that are ready.
+    /// All of them.
     #[cfg(feature = "kubernetes")]
-    pub(super) ready: Option<watch::Receiver<addresses::Ready>>,
+    pub(super) endpoints: Option<watch::Receiver<addresses::Known>>,
     /// Where the others take links.
     pub(super) siblings: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
@@ -26,7 +26,7 @@ pub(super) fn follow(cluster: Option<&Cluster>, pod: Option<IpAddr>, port: u16, 
     let (Some(cluster), Some(pod)) = (cluster, pod) else { return Pods::default() };
     let Some(service) = cluster.service.clone() else { return Pods::default() };
     let followed = addresses::Addresses::new(reached(cluster), service, SocketAddr::new(pod, port));
-    let pods = Pods { ready: Some(followed.ready()), siblings: Some(followed.siblings()) };
+    let pods = Pods { endpoints: Some(followed.endpoints()), siblings: Some(followed.siblings()) };
     drain.spawn(tracing::info_span!("pods"), followed.follow(drain.clone()));
     pods
 }

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, info_span, warn};
 
 use super::asked;
+use crate::backend::Backend;
 use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
 use crate::net::pool::Pool;
@@ -41,9 +42,11 @@ pub(super) struct Shared {
     pub(super) pool: Pool,
     /// Once the pod is stopping: no edge is let in.
     pub(super) stopping: CancellationToken,
+    /// Dials for edges what they may have this pod dial.
+    pub(super) backend: Backend,
     /// Which nodes edges may reach through this pod.
     pub(super) reachable: Arc<[Glob]>,
-    /// Nodes that are looked for at once for edges.
+    /// Nodes and pods that are looked for at once for edges.
     pub(super) searches: Arc<Semaphore>,
     /// Nodes that have come anew, and for which older links are tried.
     pub(super) moves: Arc<Semaphore>,
@@ -214,6 +217,7 @@ async fn run(mut link: Link, shared: &Shared) {
     let why = loop {
         match link.next().await {
             Ok(Event::Offer(offer)) => {
+                // Never: what comes to a pod is asked about first.
                 let why = format!("edges may not reach {} through this pod", offer.target());
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }

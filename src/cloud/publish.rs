@@ -1,6 +1,7 @@
 //! From the settings of publishing to the store that serves them.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 
@@ -12,12 +13,18 @@ use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
 use crate::registry::publish::Store;
 #[cfg(feature = "kubernetes")]
-use crate::registry::publish::configmap::{self, ConfigMap};
+use crate::registry::publish::configmap::{self, ConfigMap, Lives};
 use crate::registry::publish::etcd::{Etcd, Settings};
 use crate::registry::publish::hosts::Hosts;
+use crate::registry::siblings::Siblings;
 
-/// Where records go; none if nothing is published.
-pub(super) fn store(registry: Registry, pod: Option<IpAddr>, pods: &Pods) -> anyhow::Result<Option<Store>> {
+/// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
+pub(super) fn store(
+    registry: Registry,
+    pod: Option<IpAddr>,
+    pods: &Pods,
+    (siblings, port): (Option<Arc<Siblings>>, u16),
+) -> anyhow::Result<Option<Store>> {
     // That there is an address was checked with the settings.
     let Some(pod) = pod else { return Ok(None) };
     Ok(match registry.publish {
@@ -40,12 +47,22 @@ pub(super) fn store(registry: Registry, pod: Option<IpAddr>, pods: &Pods) -> any
             let cluster =
                 registry.cluster.as_ref().context("mode.cloud.registry.publish: no cluster is known")?;
             let cluster = kubernetes::reached(cluster);
-            let settings = configmap::Settings { cluster, name, pod, ready: pods.ready.clone() };
+            let endpoints = pods.endpoints.clone();
+            let lives = Lives::new(move |pod| {
+                let siblings = siblings.clone();
+                Box::pin(async move {
+                    match siblings {
+                        Some(siblings) => siblings.answers(pod, port).await,
+                        None => false,
+                    }
+                })
+            });
+            let settings = configmap::Settings { cluster, name, pod, endpoints, lives };
             Some(Store::ConfigMap(Box::new(ConfigMap::new(settings))))
         }
         #[cfg(not(feature = "kubernetes"))]
         Publish::ConfigMap(_) => {
-            let _ = pods;
+            let _ = (pods, siblings, port);
             anyhow::bail!("mode.cloud.registry.publish: this program is built without Kubernetes")
         }
     })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use tokio::sync::{mpsc, watch};
-use tracing::{info_span, warn};
+use tracing::{error, info_span, warn};
 
 use crate::config::cloud::{Server, registry};
 use crate::names::Host;
@@ -45,7 +45,7 @@ pub(super) fn finder(
     settings: &registry::Registry,
     server: &Server,
     registry: Arc<Registry>,
-    (ground, pool): (&Ground, &Pool),
+    (ground, pool, system): (&Ground, &Pool, &Resolver),
     port: u16,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> anyhow::Result<Found> {
@@ -55,26 +55,35 @@ pub(super) fn finder(
     }
     let tls = match mutual(server, asked.name.as_deref()) {
         Ok(tls) => tls,
-        Err(why) if asked.are_named() => return Err(why.context("mode.cloud.registry.siblings")),
         Err(why) => {
-            warn!("other pods cannot be asked for their nodes: {why:#}");
+            match asked.named {
+                Some(named) if named.must_link => {
+                    let fault =
+                        format!("{} names other pods, and none can be linked to: {REMEDY}", named.key);
+                    return Err(why.context(fault));
+                }
+                Some(named) => error!(
+                    "{} names other pods, and none can be linked to, so that nodes are reached only through the very \
+                     pod that they are linked to: {REMEDY}: {why:#}",
+                    named.key
+                ),
+                None => warn!("other pods cannot be asked for their nodes: {REMEDY}: {why:#}"),
+            }
             return Ok(Found { finder: Finder::alone(registry, own), several: None });
         }
     };
     let drain = &ground.drain;
-    let system = Resolver::system().context("mode.cloud.registry.dns")?;
     let resolver = match asked.dns.as_slice() {
         [] => system.clone(),
         servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
     };
-    drain.spawn(info_span!("dns"), system.clone().watch(drain.clone()));
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
     let service = asked.service.as_ref().and_then(|service| match &service.host {
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
     let named = addresses::Named { list: asked.list.clone(), service, cluster };
-    let addresses = addresses::follow(named, system, drain);
+    let addresses = addresses::follow(named, system.clone(), drain);
     let (siblings, made) = Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
     let dns = Dns::new(resolver, settings.zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
@@ -87,3 +96,7 @@ fn mutual(server: &Server, name: Option<&str>) -> anyhow::Result<Reload<Dialer>>
     let mutual = Mutual { identity, ca: server.ca.clone(), name };
     mutual.load().context("mode.cloud.stream.server.ca, cert and key")
 }
+
+/// What lets pods know each other.
+const REMEDY: &str =
+    "give all pods a cert of one authority, and its certificate as ca, in [mode.cloud.stream.server]";

@@ -151,8 +151,8 @@ impl Keeper {
         carried
     }
 
-    /// Serves a link whose pod is stopping: what we opened moves to the next link as soon as there is one; the rest
-    /// may stay until it is over or the pod goes.
+    /// Serves a link whose pod is stopping: what we opened to nodes moves to the next link as soon as there is one;
+    /// the rest may stay until it is over or the pod goes.
     async fn hand_over(&self, mut link: Link) {
         let outbox = link.outbox.clone();
         let mut moved = false;
@@ -167,7 +167,9 @@ impl Keeper {
                 },
                 () = self.uplinks.newer(outbox.id), if !moved => {
                     moved = true;
-                    for parked in self.ground.table.leave(&outbox, None) {
+                    // What that pod dialled itself ends with it, and no other path leads there as well as this one.
+                    let moves = |_: &_, end: Option<_>| end.is_none() || end != outbox.instance;
+                    for parked in self.ground.table.leave(&outbox, moves) {
                         self.seek(parked);
                     }
                     outbox.drain();

@@ -1,4 +1,4 @@
-//! What an edge may dial.
+//! What an edge may dial, and what a pod dials for edges.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::{PolicyError, network, plain};
 
-/// The addresses and ports that an edge may dial; by default loopback and its own addresses, any port.
+/// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///
 /// A given list stands alone: what it does not hold is forbidden, loopback and own addresses included.
 #[derive(Clone, PartialEq, Eq)]
@@ -29,6 +29,11 @@ enum Place {
 }
 
 impl Targets {
+    /// Whether any address may be dialled at this port.
+    pub fn name_port(&self, port: u16) -> bool {
+        self.0.iter().any(|entry| entry.port.is_none_or(|own| own == port))
+    }
+
     /// May this address be dialled? `own` are the addresses of this machine, as of now.
     ///
     /// Compares unwrapped addresses: dial [`plain`]`(at.ip())`, not the dressed one.

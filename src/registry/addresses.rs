@@ -1,4 +1,4 @@
-//! Which pods there are: the ready endpoints of a Service of Kubernetes.
+//! Which pods there are: the endpoints of a Service of Kubernetes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -17,41 +17,51 @@ use super::cluster::{Cluster, ClusterError};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 
-/// Addresses of the pods that are ready; `None` until they are known.
-pub type Ready = Option<BTreeSet<IpAddr>>;
+/// The pods of a Service; `None` until they are known.
+pub type Known = Option<Endpoints>;
 
-/// Follows the ready endpoints of a Service. While kube-apiserver does not answer, the last ones stand.
+/// Addresses of the pods of a Service, each in one of the two.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Endpoints {
+    /// Clients are led there.
+    pub ready: BTreeSet<IpAddr>,
+    /// Starting, stopping, in trouble, or on a machine that is lost.
+    pub unready: BTreeSet<IpAddr>,
+}
+
+/// Follows the endpoints of a Service. While kube-apiserver does not answer, the last ones stand.
 #[derive(Debug)]
 pub struct Addresses {
     cluster: Cluster,
     service: String,
     /// This pod, and the port on which all pods take links.
     own: SocketAddr,
-    ready: watch::Sender<Ready>,
+    endpoints: watch::Sender<Known>,
     siblings: watch::Sender<Vec<SocketAddr>>,
 }
 
 /// The slices of a Service: each holds some of its endpoints.
 #[derive(Debug, Default)]
 struct Slices {
-    known: BTreeMap<String, BTreeSet<IpAddr>>,
+    known: BTreeMap<String, Endpoints>,
     /// Those that a list that has begun has named so far.
-    listed: Option<BTreeMap<String, BTreeSet<IpAddr>>>,
+    listed: Option<BTreeMap<String, Endpoints>>,
 }
 
 impl Addresses {
     /// Nothing is asked yet. `own` is this pod's address, and the port on which all pods take links.
     pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
-        let (ready, siblings) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
-        Self { cluster, service, own, ready, siblings }
+        let (endpoints, siblings) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
+        Self { cluster, service, own, endpoints, siblings }
     }
 
-    /// The addresses of all pods that are ready, this one among them once it is.
-    pub fn ready(&self) -> watch::Receiver<Ready> {
-        self.ready.subscribe()
+    /// All pods, this one among them.
+    pub fn endpoints(&self) -> watch::Receiver<Known> {
+        self.endpoints.subscribe()
     }
 
-    /// Where the other pods that are ready take links, in order; empty until they are known.
+    /// Where the other pods take links, in order; empty until they are known. Those that are not ready, too: they may
+    /// well have nodes and sessions.
     pub fn siblings(&self) -> watch::Receiver<Vec<SocketAddr>> {
         self.siblings.subscribe()
     }
@@ -95,19 +105,20 @@ impl Addresses {
         let mut events = pin!(watcher(slices, config));
         let mut slices = Slices::default();
         while let Some(event) = events.next().await {
-            let Some(ready) = slices.take(event.map_err(failed)?) else { continue };
+            let Some(endpoints) = slices.take(event.map_err(failed)?) else { continue };
             *backoff = Backoff::new();
             if std::mem::take(told) {
                 info!(service = self.service, "the pods' endpoints are followed again");
             }
-            self.tell(ready);
+            self.tell(endpoints);
         }
         Err(ClusterError::Silent)
     }
 
-    fn tell(&self, ready: BTreeSet<IpAddr>) {
+    fn tell(&self, endpoints: Endpoints) {
         let own = self.own.ip();
-        let others = ready.iter().filter(|ip| **ip != own).map(|ip| SocketAddr::new(*ip, self.own.port()));
+        let all: BTreeSet<_> = endpoints.ready.union(&endpoints.unready).collect();
+        let others = all.into_iter().filter(|ip| **ip != own).map(|ip| SocketAddr::new(*ip, self.own.port()));
         let others: Vec<_> = others.collect();
         self.siblings.send_if_modified(|old| {
             let news = *old != others;
@@ -117,44 +128,57 @@ impl Addresses {
             }
             news
         });
-        self.ready.send_if_modified(|old| {
-            let news = old.as_ref() != Some(&ready);
-            *old = Some(ready);
+        self.endpoints.send_if_modified(|old| {
+            let news = old.as_ref() != Some(&endpoints);
+            *old = Some(endpoints);
             news
         });
     }
 }
 
 impl Slices {
-    /// All addresses that are ready, whenever all slices are known.
-    fn take(&mut self, event: Event<EndpointSlice>) -> Option<BTreeSet<IpAddr>> {
+    /// All endpoints, whenever all slices are known.
+    fn take(&mut self, event: Event<EndpointSlice>) -> Option<Endpoints> {
         match event {
             Event::Init => self.listed = Some(BTreeMap::new()),
             Event::InitApply(slice) => {
-                let (name, ready) = ready(slice);
-                self.listed.get_or_insert_default().insert(name, ready);
+                let (name, endpoints) = endpoints(slice);
+                self.listed.get_or_insert_default().insert(name, endpoints);
             }
             Event::InitDone => self.known = self.listed.take().unwrap_or_default(),
             Event::Apply(slice) => {
-                let (name, ready) = ready(slice);
-                self.known.insert(name, ready);
+                let (name, endpoints) = endpoints(slice);
+                self.known.insert(name, endpoints);
             }
             Event::Delete(slice) => {
-                self.known.remove(&ready(slice).0);
+                self.known.remove(&endpoints(slice).0);
             }
         }
-        self.listed.is_none().then(|| self.known.values().flatten().copied().collect())
+        if self.listed.is_some() {
+            return None;
+        }
+        let mut all = Endpoints::default();
+        for slice in self.known.values() {
+            all.ready.extend(&slice.ready);
+            all.unready.extend(&slice.unready);
+        }
+        // While it moves from one slice to another it may be in both.
+        all.unready.retain(|pod| !all.ready.contains(pod));
+        Some(all)
     }
 }
 
-/// A slice's name, and the addresses in it that are ready. Unknown counts as ready, as Kubernetes wants it.
-fn ready(slice: EndpointSlice) -> (String, BTreeSet<IpAddr>) {
+/// A slice's name, and the pods in it. Unknown counts as ready, as Kubernetes wants it.
+fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
     let ready = |endpoint: &Endpoint| {
         endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
     };
-    let addresses = slice.endpoints.into_iter().filter(ready).flat_map(|endpoint| endpoint.addresses);
-    let addresses = addresses.filter_map(|address| address.parse().ok()).collect();
-    (slice.metadata.name.unwrap_or_default(), addresses)
+    let mut all = Endpoints::default();
+    for endpoint in slice.endpoints {
+        let set = if ready(&endpoint) { &mut all.ready } else { &mut all.unready };
+        set.extend(endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok()));
+    }
+    (slice.metadata.name.unwrap_or_default(), all)
 }
 
 fn failed(cause: watcher::Error) -> ClusterError {
@@ -190,8 +214,9 @@ mod tests {
         slice
     }
 
-    fn set(addresses: &[&str]) -> BTreeSet<IpAddr> {
-        addresses.iter().map(|address| address.parse().unwrap()).collect()
+    fn pods(ready: &[&str], unready: &[&str]) -> Endpoints {
+        let set = |all: &[&str]| all.iter().map(|address| address.parse().unwrap()).collect();
+        Endpoints { ready: set(ready), unready: set(unready) }
     }
 
     #[test]
@@ -202,25 +227,36 @@ mod tests {
         assert_eq!(slices.take(Event::InitApply(one)), None);
         let two = slice("two", &[("fd00::1", Some(true)), ("pod.example.org", Some(true))]);
         assert_eq!(slices.take(Event::InitApply(two)), None);
-        assert_eq!(slices.take(Event::InitDone), Some(set(&["10.0.0.1", "10.0.0.3", "fd00::1"])));
+        assert_eq!(
+            slices.take(Event::InitDone),
+            Some(pods(&["10.0.0.1", "10.0.0.3", "fd00::1"], &["10.0.0.2"]))
+        );
+        let moving = slice("two", &[("fd00::1", Some(true)), ("10.0.0.2", Some(true))]);
+        assert_eq!(
+            slices.take(Event::Apply(moving)),
+            Some(pods(&["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1"], &[])),
+            "it is in two slices for a moment"
+        );
+        let two = slice("two", &[("fd00::1", Some(true))]);
+        assert!(slices.take(Event::Apply(two)).is_some());
         let less = slice("one", &[("10.0.0.3", Some(true))]);
-        assert_eq!(slices.take(Event::Apply(less)), Some(set(&["10.0.0.3", "fd00::1"])));
-        assert_eq!(slices.take(Event::Delete(slice("two", &[]))), Some(set(&["10.0.0.3"])));
+        assert_eq!(slices.take(Event::Apply(less)), Some(pods(&["10.0.0.3", "fd00::1"], &[])));
+        assert_eq!(slices.take(Event::Delete(slice("two", &[]))), Some(pods(&["10.0.0.3"], &[])));
         assert_eq!(slices.take(Event::Init), None, "what was known stands until all is listed anew");
-        assert_eq!(slices.take(Event::InitDone), Some(set(&[])));
+        assert_eq!(slices.take(Event::InitDone), Some(pods(&[], &[])));
     }
 
     #[test]
     fn siblings_are_the_others_on_our_own_port() {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let addresses = Addresses::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
-        let (mut siblings, ready) = (addresses.siblings(), addresses.ready());
-        addresses.tell(set(&["10.0.0.1", "10.0.0.2", "fd00::1"]));
+        let (mut siblings, endpoints) = (addresses.siblings(), addresses.endpoints());
+        addresses.tell(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
         let others: Vec<SocketAddr> =
             vec!["10.0.0.1:9000".parse().unwrap(), "[fd00::1]:9000".parse().unwrap()];
         assert_eq!(*siblings.borrow_and_update(), others);
-        assert_eq!(*ready.borrow(), Some(set(&["10.0.0.1", "10.0.0.2", "fd00::1"])));
-        addresses.tell(set(&["10.0.0.1", "fd00::1"]));
-        assert!(!siblings.has_changed().unwrap(), "our own readiness is no news of others");
+        assert_eq!(*endpoints.borrow(), Some(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"])));
+        addresses.tell(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
+        assert!(!siblings.has_changed().unwrap(), "who is not ready may have nodes all the same");
     }
 }

@@ -46,7 +46,7 @@ impl Cluster {
     /// [`ClusterError::Config`].
     pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
         let told = |cause: &dyn std::error::Error| ClusterError::Config(chain(cause));
-        let config = match &self.kubeconfig {
+        let mut config = match &self.kubeconfig {
             None => Config::incluster().map_err(|cause| told(&cause))?,
             Some(file) => {
                 let file = Kubeconfig::read_from(file).map_err(|cause| told(&cause))?;
@@ -54,6 +54,7 @@ impl Cluster {
                 Config::from_custom_kubeconfig(file, &options).await.map_err(|cause| told(&cause))?
             }
         };
+        (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE), true);
         let client = Client::try_from(config).map_err(|cause| told(&cause))?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
@@ -86,3 +87,35 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 /// Longest wait for one piece of work at kube-apiserver, with all its tries: it takes milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection on which nothing comes for so long is dead: longer than a watch lasts in which nothing happens. Nothing
+/// else ends a list, or the beginning of a watch, at an apiserver that has vanished without a word.
+const SILENCE: Duration = Duration::from_secs(75);
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::Api;
+    use kube::api::ListParams;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_apiserver_that_has_vanished_is_given_up_whatever_it_was_asked() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("kubeconfig");
+        let text = format!(
+            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: a, user: {{}}}}],\n\
+             contexts: [{{name: a, context: {{cluster: a, user: a}}}}],\n\
+             clusters: [{{name: a, cluster: {{server: 'http://{}'}}}}]}}\n",
+            silent.local_addr().unwrap()
+        );
+        std::fs::write(&file, text).unwrap();
+        let cluster = Cluster { kubeconfig: Some(file), namespace: Some("n".to_owned()) };
+        let (client, namespace) = cluster.connect().await.unwrap();
+        let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
+        let answer = tokio::time::timeout(10 * SILENCE, maps.list(&ListParams::default())).await;
+        assert!(answer.expect("it is given up").is_err());
+    }
+}

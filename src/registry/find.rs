@@ -57,6 +57,8 @@ pub struct NotFound {
     pub trouble: Vec<Unreachable>,
     /// It was found, but as another process than the one that is sought.
     pub another: bool,
+    /// It was somewhere a moment ago, and may be on its way to another pod.
+    pub moving: bool,
 }
 
 impl Finder {
@@ -111,6 +113,7 @@ impl Finder {
             Place::Here(linked) => missing.another = !wanted.is_of(linked.instance),
             Place::Nowhere(seen) => missing.seen = seen,
         }
+        missing.moving = missing.seen.is_some_and(|seen| seen < MOVING);
         let Some(others) = &self.others else { return Err(missing) };
         if let Some((pod, instance)) = others.known.of(node)
             && let Some(outbox) = pod.up()
@@ -122,7 +125,8 @@ impl Finder {
             Ok(yes) => Ok(Way { outbox: yes.outbox, instance: yes.instance }),
             Err(said) => {
                 let another = missing.another || said.another;
-                Err(NotFound { seen: missing.seen, another, ..said })
+                let moving = missing.moving || others.known.lost(node).is_some_and(|since| since < MOVING);
+                Err(NotFound { seen: missing.seen, another, moving, ..said })
             }
         }
     }
@@ -195,7 +199,7 @@ impl Finder {
         links.retain(|link| link.id != to.id && link.sessions() > 0);
         let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
         let silent = links.iter().zip(lives).filter(|(_, lives)| !lives);
-        silent.flat_map(|(link, _)| table.leave(link, Some(node))).collect()
+        silent.flat_map(|(link, _)| table.leave(link, |of, _| of == node)).collect()
     }
 }
 
@@ -217,5 +221,7 @@ impl fmt::Display for NotFound {
     }
 }
 
+/// An edge that has lost its link is back within this, if it can be.
+const MOVING: Duration = Duration::from_secs(3);
 /// How long an old link has to show that it lives, when its node has come elsewhere.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);

@@ -3,6 +3,7 @@
 pub mod addresses;
 mod news;
 mod pod;
+mod process;
 mod sibling;
 
 use std::collections::{BTreeMap, HashMap};

@@ -23,6 +23,11 @@ impl Uplinks {
         Arc::new(Self { node, links: Mutex::default(), came: Awaited::default() })
     }
 
+    /// Which node we are. Asked for by that name, the cloud is meant.
+    pub fn node(&self) -> &NodeName {
+        &self.node
+    }
+
     /// A link is up.
     pub fn add(&self, link: Arc<Outbox>) {
         let mut links = self.lock();

@@ -49,6 +49,14 @@ impl Ways {
         }
     }
 
+    /// What people call the far end of a session with that node.
+    pub(super) fn call(&self, node: &NodeName) -> String {
+        match self {
+            Self::Edge(uplinks) if uplinks.node() == node => "the pod that dialled".to_owned(),
+            _ => format!("node {node}"),
+        }
+    }
+
     /// Whether nobody else is ever asked.
     pub(super) fn is_alone(&self) -> bool {
         match self {

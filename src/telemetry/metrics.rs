@@ -43,6 +43,10 @@ pub struct Metrics {
     pub bytes_down: Counter,
     /// Sessions reset before their end, by cause.
     pub resets: Causes,
+    /// Times that a session with an end here went on over another path.
+    pub resumed: Counter,
+    /// Sessions that only pass through this pod; looked at every few seconds.
+    pub passing: Gauge,
     /// Frames dropped because they came from the wrong link, role or attempt, or are not known, by cause.
     pub frames_dropped: Causes,
     /// Client connections closed without a session, by cause (head too slow, not HTTP, too many, ...).
@@ -117,6 +121,8 @@ impl Metrics {
             bytes_up: Counter::default(),
             bytes_down: Counter::default(),
             resets: Causes::default(),
+            resumed: Counter::default(),
+            passing: Gauge::default(),
             frames_dropped: Causes::default(),
             connections_refused: Causes::default(),
             published: Gauge::default(),
@@ -148,6 +154,12 @@ impl Metrics {
         let help = "Bytes from targets towards clients";
         to.register_with_unit("tunnel_down", help, Unit::Bytes, m.bytes_down.clone());
         to.register("tunnel_sessions_reset", "Sessions reset before their end, by cause", m.resets.0.clone());
+        to.register(
+            "tunnel_sessions_resumed",
+            "Times a session went on over another path",
+            m.resumed.clone(),
+        );
+        to.register("tunnel_sessions_passing", "Sessions that only pass through this pod", m.passing.clone());
         to.register("tunnel_frames_dropped", "Frames dropped, by cause", m.frames_dropped.0.clone());
         let help = "Client connections closed without a session, by cause";
         to.register("tunnel_connections_refused", help, m.connections_refused.0.clone());

@@ -125,6 +125,20 @@ impl Lane {
         queue.sealed = true;
     }
 
+    /// The session passes in another lane, for attempt `epoch`. A Lost of a newer attempt is still said: an old Open or
+    /// Resume that comes late ends nothing at the far end of that one, which would stay bound for ever.
+    pub(super) fn retire(&self, epoch: u64) {
+        let mut queue = lock(&self.queue);
+        let lost = match queue.ordered.pop_back() {
+            Some(Word::Lost { epoch: newer }) if newer > epoch => Some(Word::Lost { epoch: newer }),
+            _ => None,
+        };
+        self.closed.store(lost.is_none(), Relaxed);
+        queue.empty();
+        queue.ordered.extend(lost);
+        queue.sealed = true;
+    }
+
     /// Whether it was closed.
     pub(super) fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)

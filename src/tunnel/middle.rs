@@ -199,7 +199,7 @@ impl Middle {
 
     /// Makes the hop's link know the session; false if that link has ended, of which the other side then hears.
     fn admit(&self, attempt: &Attempt, hop: &Hop) -> bool {
-        let alive = hop.link.pass(&hop.lane);
+        let alive = hop.link.pass(&hop.lane, attempt.epoch);
         if !alive {
             self.link_ended(hop.link.id, [attempt.id]);
         }

@@ -2,12 +2,12 @@
 
 pub mod end;
 mod handles;
+mod paths;
 mod speak;
 mod stream;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -15,10 +15,10 @@ pub use handles::{Answer, Offer, Opening, Parked};
 pub use stream::{Account, Session};
 
 use self::end::{Effects, End, LinkId, Phase};
-use super::frame::{Category, Code, Refusal, Word};
+use super::frame::{Category, Refusal, Word};
 use super::outbox::{Outbox, Wish};
 use super::table::Table;
-use crate::names::{NodeName, SessionId};
+use crate::names::{Instance, NodeName, SessionId};
 
 /// What the table, the owner and the links share of one end.
 #[derive(Debug)]
@@ -109,90 +109,9 @@ impl Shared {
         !dropped
     }
 
-    /// Opener: asks over the link of `outbox`, or asks on. Whoever opens a session does not take it up again: that it is
-    /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
-    fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>, again: bool) {
-        let alive = outbox.join(self);
-        let mut here = false;
-        let mut left = None;
-        self.act(|inner| {
-            let before = inner.end.path().filter(|path| *path != outbox.id).and(inner.outbox.clone());
-            let epoch = inner.end.epoch();
-            let meant = again == inner.end.needs_path();
-            let effects = if meant { inner.end.ask(outbox.id) } else { Effects::default() };
-            if !outbox.resumes {
-                inner.end.recv.lift_limit();
-            }
-            here = inner.end.path() == Some(outbox.id);
-            if here {
-                left = before.map(|old| (old, epoch));
-                inner.move_to(outbox);
-            }
-            if alive { effects } else { inner.end.link_ended(outbox.id, None, Instant::now()) }
-        });
-        if let Some((old, epoch)) = left {
-            old.lost(self, epoch);
-        }
-        // It may have gone on elsewhere, or ended, while its seeker waited for this link.
-        if !here {
-            self.part(outbox);
-        }
-    }
-
-    /// Opener: lets go of the link of `outbox`, which may well be alive, to go on over another one.
-    pub(super) fn leave(self: &Arc<Self>, outbox: &Arc<Outbox>) {
-        let mut left = None;
-        self.act(|inner| {
-            if !inner.end.is_opener() || inner.end.path() != Some(outbox.id) {
-                return Effects::default();
-            }
-            left = Some(inner.end.epoch());
-            inner.end.link_ended(outbox.id, None, Instant::now())
-        });
-        if let Some(epoch) = left {
-            outbox.lost(self, epoch);
-        }
-    }
-
-    /// The link has ended; `why` is given if its peer cannot resume.
-    pub(super) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<Refusal>, now: Instant) {
-        self.act(|inner| inner.end.link_ended(link, why, now));
-    }
-
-    /// The right to look for a path, if it needs one and nobody has that right.
-    pub(super) fn parked(self: &Arc<Self>) -> Option<Parked> {
-        let mut inner = self.lock();
-        if inner.seeker.is_some() || !inner.end.is_opener() || !inner.end.needs_path() {
-            return None;
-        }
-        inner.seekers += 1;
-        let seeker = inner.seekers;
-        inner.seeker = Some(seeker);
-        let (now, moved) = (Instant::now(), inner.end.moved());
-        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < LATELY && before == moved;
-        let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
-        inner.lost = Some((times, now, moved));
-        Some(Parked::new(self.clone(), seeker, times))
-    }
-
-    /// Gives up an end that nobody took up again: one that waits for its peer since before `before`.
-    pub(super) fn expire(self: &Arc<Self>, before: Instant, why: &Refusal) {
-        self.act(|inner| match inner.end.parked_since() {
-            Some(since) if since <= before && !inner.end.is_opener() => inner.end.give_up(why.clone()),
-            _ => Effects::default(),
-        });
-    }
-
-    /// The opener has found its peer in another process: an acceptor here is one that it left before it was open. True
-    /// if it was one; it is over, so that the session may pass through here.
-    pub(super) fn yields(self: &Arc<Self>) -> bool {
-        let mut yields = false;
-        self.act(|inner| {
-            yields = !inner.end.is_opener();
-            let why = Refusal::new(Code::Unknown, "its opener went to another process");
-            if yields { inner.end.give_up(why) } else { Effects::default() }
-        });
-        yields
+    /// The process that holds its other end, once that is known.
+    pub(super) fn instance(&self) -> Option<Instance> {
+        self.lock().end.instance()
     }
 
     /// Resets the session from our side.
@@ -292,9 +211,6 @@ impl Inner {
         Some((outbox.clone(), Wish { control, data: data.map(|backlog| (self.account, backlog)) }))
     }
 }
-
-/// A path that is lost so soon after the last one, and before a byte has moved, is lost again.
-const LATELY: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

@@ -154,12 +154,18 @@ impl Table {
         parked
     }
 
-    /// The sessions that were opened here and run on that link, to `node` if one is given, let go of it and say so
-    /// there. Returns them: a new path is to be sought for each.
-    pub fn leave(&self, outbox: &Arc<Outbox>, node: Option<&NodeName>) -> Vec<Parked> {
-        let meant = |session: &Arc<Shared>| node.is_none_or(|node| session.node == *node);
+    /// The sessions that were opened here and run on that link let go of it and say so there, if their node and the
+    /// process of their other end, where that is known, are `meant`. Returns them: a new path is to be sought for each.
+    pub fn leave(
+        &self,
+        outbox: &Arc<Outbox>,
+        meant: impl Fn(&NodeName, Option<Instance>) -> bool,
+    ) -> Vec<Parked> {
         let mut parked = Vec::new();
-        for session in outbox.own().into_iter().filter(meant) {
+        for session in outbox.own() {
+            if !meant(&session.node, session.instance()) {
+                continue;
+            }
             session.leave(outbox);
             parked.extend(session.parked());
         }
@@ -180,6 +186,7 @@ impl Table {
 
     /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
+        self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             lock(&self.ended).forget_before(long_ago);
         }

@@ -13,6 +13,7 @@ mod connect;
 mod drain;
 mod herd;
 mod hostile;
+mod inside;
 mod links;
 mod plain;
 mod refusals;

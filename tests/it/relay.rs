@@ -103,6 +103,7 @@ async fn a_session_follows_its_node_from_pod_to_pod() {
         let begun = Instant::now();
         echoed(&mut client, "somewhere else").await;
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(pods[0].pod.metrics.resumed.get() > 0 && edge.metrics.resumed.get() > 0);
         let mut other = opens(&pods[1], &at("node1", echo)).await;
         echoed(&mut other, "a new one").await;
     }
@@ -377,6 +378,27 @@ async fn siblings_without_a_ca_file_are_a_fault_at_start() {
         tunnel::config::cloud::Cloud::read(&text, &tunnel::config::Environment::default()).unwrap();
     let fault = format!("{:#}", tunnel::cloud::Pod::start(settings, None).unwrap_err());
     assert!(fault.contains("mode.cloud.registry.siblings") && fault.contains("nowhere.crt"), "{fault}");
+    assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
+}
+
+#[cfg(feature = "kubernetes")]
+#[tokio::test]
+async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables_name_it() {
+    let place = Place::new();
+    let env = tunnel::config::Environment {
+        pod_ip: Some("127.0.0.1".into()),
+        kubeconfig: Some(place.path().join("kubeconfig")),
+        ..tunnel::config::Environment::default()
+    };
+    let start = |more: &str| {
+        let text = place.cloud(more).replace("ca.crt", "nowhere.crt");
+        let (settings, _) = tunnel::config::cloud::Cloud::read(&text, &env).unwrap();
+        tunnel::cloud::Pod::start(settings, None)
+    };
+    let fault = format!("{:#}", start("[mode.cloud.registry]\nservice = \"pods\"").unwrap_err());
+    assert!(fault.contains("mode.cloud.registry.service") && fault.contains("nowhere.crt"), "{fault}");
+    assert!(fault.contains("a cert of one authority"), "what to do about it: {fault}");
+    start("[mode.cloud.stream.register]\nservice = \"pods\"").unwrap();
 }
 
 #[tokio::test]
@@ -406,4 +428,23 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
     front.forgets_all().await;
     last.forgets_all().await;
     wait_until("nothing passes any more", || last.pod.table.passing() == (0, 0)).await;
+}
+
+#[tokio::test]
+async fn who_asks_while_a_node_changes_pods_waits_for_it() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pods = pods::start(&place, 3);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pods[1].has("node1").await;
+    echoed(&mut pods[0].open(&at("node1", echo)).await, "before").await;
+    for to in [2, 1, 0] {
+        line.lead_to(pods[to].pod.grpc);
+        line.reset();
+        let target = at("node1", echo);
+        let [one, two, three] = [&pods[0], &pods[1], &pods[2]].map(|pod| try_open(pod, &target));
+        for opened in <[_; 3]>::from(tokio::join!(one, two, three)) {
+            echoed(&mut opened.unwrap(), "on its way").await;
+        }
+    }
 }

@@ -4,14 +4,21 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::Instant;
+use tunnel::drain::Drain;
 use tunnel::names::{Instance, NodeName, SessionId};
-use tunnel::net::tls::Identity;
+use tunnel::net::pool::Pool;
+use tunnel::net::tls::{Identity, Mutual};
+use tunnel::registry::Registry;
+use tunnel::registry::siblings::Siblings;
+use tunnel::telemetry::Metrics;
 use tunnel::tunnel::codec::StreamMsg;
 use tunnel::tunnel::extension::{from_message, to_message};
 use tunnel::tunnel::frame::{Body, Category, Frame, Word};
+use tunnel::tunnel::grpc::Ground;
 use tunnel::tunnel::hello::Caller;
-use tunnel::tunnel::{Code, Found, Peer, Refusal};
+use tunnel::tunnel::{Code, Found, Limits, Peer, Refusal, Table, Windows};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, is_reset};
@@ -131,7 +138,8 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     let (answered, word) = one.word().await;
     assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true));
 
-    for (node, code) in [("other", Code::NotAllowed), ("node3", Code::NotHere), ("node1", Code::NotHere)] {
+    // By its own name it means the cloud, which dials nothing here.
+    for (node, code) in [("other", Code::NotAllowed), ("node3", Code::NotHere), ("node1", Code::NotAllowed)] {
         let id = SessionId::random();
         say_to(&one, node, id, open_word(1)).await;
         let (answered, word) = one.word().await;
@@ -474,6 +482,35 @@ async fn a_pod_that_links_without_end_has_few_links() {
     let ended = || all.iter().filter(|call| call.is_finished()).count();
     wait_within(Duration::from_secs(5), "the oldest are closed", || ended() >= 26).await;
     assert_eq!((ended(), links(&pods[0])), (26, 4));
+}
+
+#[tokio::test]
+async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_takes_connections_does_not() {
+    let place = Place::new();
+    let pod = pods::start(&place, 1).remove(0);
+    let (at, port) = (pod.pod.grpc.ip(), pod.pod.grpc.port());
+    let metrics = Metrics::cloud("", "");
+    let windows = Windows { start: 1000, max: 1000 };
+    let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
+    let table = Table::new(Instance::random(), limits, metrics.clone());
+    let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
+    let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
+    // What looks like a pod and is a proxy that takes everything.
+    let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
+    let (_tell, list) = watch::channel(vec![pod.pod.grpc, proxy.local_addr().unwrap()]);
+    let (siblings, mut made) = Siblings::new(list, Registry::new(metrics), tls, Pool::new(), ground);
+    beside(async move {
+        while let Some(mut link) = made.recv().await {
+            beside(async move { while link.next().await.is_ok() {} });
+        }
+    });
+    assert!(siblings.answers(at, port).await);
+    assert!(!siblings.answers([127, 0, 0, 250].into(), port).await);
+    let link = siblings.process(pod.pod.table.instance()).await.unwrap();
+    assert_eq!(link.instance, Some(pod.pod.table.instance()));
+    let trouble = siblings.process(Instance::random()).await.unwrap_err();
+    assert!(trouble.len() == 1 && trouble[0].to_string().contains("127.0.0.250"), "{trouble:?}");
 }
 
 #[tokio::test]

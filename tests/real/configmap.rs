@@ -10,7 +10,7 @@ use serde_json::json;
 use tunnel::drain::Drain;
 use tunnel::registry::addresses::Addresses;
 use tunnel::registry::cluster::Cluster;
-use tunnel::registry::publish::configmap::{ConfigMap, Settings};
+use tunnel::registry::publish::configmap::{ConfigMap, Lives, Settings};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::process::PATIENCE;
@@ -114,18 +114,19 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
     kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", true), ("10.0.0.3", false)]);
     let own = "10.0.0.1:9000".parse().unwrap();
     let addresses = Addresses::new(cluster(&kubernetes), SERVICE.to_owned(), own);
-    let (siblings, ready) = (addresses.siblings(), addresses.ready());
+    let (siblings, endpoints) = (addresses.siblings(), addresses.endpoints());
     let drain = Drain::new();
     kubernetes.run(async { drain.spawn(tracing::Span::none(), addresses.follow(drain.clone())) });
     let are = |others: &[&str]| {
         let others: Vec<SocketAddr> = others.iter().map(|at| at.parse().unwrap()).collect();
         wait_until(&format!("siblings are {others:?}"), PATIENCE, || *siblings.borrow() == others);
     };
-    are(&["10.0.0.2:9000"]);
-    assert!(ready.borrow().as_ref().unwrap().contains(&own.ip()));
+    are(&["10.0.0.2:9000", "10.0.0.3:9000"]);
+    let known = endpoints.borrow().clone().unwrap();
+    assert!(known.ready.contains(&own.ip()) && known.unready.contains(&"10.0.0.3".parse().unwrap()));
     kubernetes.endpoints("two", &[("10.0.0.4", true)]);
-    are(&["10.0.0.2:9000", "10.0.0.4:9000"]);
-    kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", false), ("10.0.0.3", true)]);
+    are(&["10.0.0.2:9000", "10.0.0.3:9000", "10.0.0.4:9000"]);
+    kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.3", true)]);
     are(&["10.0.0.3:9000", "10.0.0.4:9000"]);
     kubernetes.stop();
     kubernetes.restart();
@@ -137,7 +138,8 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
 }
 
 fn pod_at(kubernetes: &Kubernetes, pod: IpAddr, name: &str) -> ConfigMap {
-    ConfigMap::new(Settings { cluster: cluster(kubernetes), name: name.to_owned(), pod, ready: None })
+    let (cluster, lives) = (cluster(kubernetes), Lives::new(|_| Box::pin(std::future::ready(false))));
+    ConfigMap::new(Settings { cluster, name: name.to_owned(), pod, endpoints: None, lives })
 }
 
 fn cluster(kubernetes: &Kubernetes) -> Cluster {

@@ -33,7 +33,8 @@ impl World {
         let mut plan = self.plan.clone();
         if !plan.healed && plan.about == About::Pods {
             // What comes in fast and goes out slowly waits in between.
-            plan.rate = [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(4)];
+            plan.rate =
+                [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(if plan.slow { 2 } else { 4 })];
         }
         self.lines.push(Line::new(self.links, at, outboxes, &plan));
     }
@@ -102,7 +103,7 @@ impl World {
             table.release(&outbox);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
-            self.sought(table.leave(&outbox, None), process);
+            self.sought(table.leave(&outbox, |_, _| true), process);
         }
     }
 

@@ -14,6 +14,7 @@ use tunnel::tunnel::{Code, Refusal, Session};
 use super::chance::{MOST, content};
 use super::ledger::Who;
 use super::owner::Place;
+use super::plan::Plan;
 
 /// One end, shared by its reader and its writer.
 struct Held {
@@ -85,9 +86,10 @@ impl Held {
 
     async fn write(self: Rc<Self>) {
         let (dice, ledger) = (&self.place.dice, &self.place.ledger);
-        let (most, calm) = (self.place.plan.borrow().most, self.place.plan.borrow().is_calm());
+        let Plan { most, bulk, .. } = *self.place.plan.borrow();
+        let calm = self.place.plan.borrow().is_calm();
         let types = if calm { self.number.is_multiple_of(2) } else { dice.one_in(3) };
-        let total = match (types, calm) {
+        let total = match (types, calm || bulk) {
             (true, _) => dice.between(0, 900),
             (false, true) => dice.between(most / 2, most),
             (false, false) => dice.magnitude(most),

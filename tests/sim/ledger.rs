@@ -63,7 +63,6 @@ impl Ledger {
         inner.began = Some(Instant::now());
     }
 
-    /// The first fault ends the run.
     pub(crate) fn fault(&self, why: impl Into<String>) {
         self.0.borrow_mut().fault.get_or_insert(why.into());
     }
@@ -161,11 +160,12 @@ impl Ledger {
 
     /// The opener was told `why`; it must be what the acceptor said, unless links `came_and_went`.
     pub(crate) fn was_refused(&self, session: usize, why: &str, came_and_went: bool) {
+        let died = self.0.borrow().died.clone();
         self.with(session, |pair| match &pair.refused {
             Some(said) if said == why || came_and_went => None,
             None if pair.killed => None,
-            // Accepted and let go before the opener heard of it.
-            None if pair.ends.values().any(|end| end.early) => {
+            // Accepted and let go, by its owner or with its process, before the opener heard of it.
+            None if pair.is_let_go(&died) => {
                 pair.killed = true;
                 None
             }

@@ -59,6 +59,10 @@ pub(crate) struct Plan {
     pub(crate) latency: Duration,
     /// Bytes a second.
     pub(crate) rate: u64,
+    /// Whether all who write much write about as much as there may be.
+    pub(crate) bulk: bool,
+    /// Whether all lines are slow.
+    pub(crate) slow: bool,
     /// Whether harm is over, where there are many pods.
     pub(crate) healed: bool,
     /// How eagerly tasks, pulls, deliveries and the clock are chosen.
@@ -80,7 +84,7 @@ impl Plan {
         let harsh = matches!(about, About::Cuts | About::Drops | About::Pods);
         // Owners who are faithful, or who are not.
         let drops = about == About::Drops || many && dice.one_in(3);
-        Self {
+        let mut plan = Self {
             about,
             pods: if many { dice.between(2, 4) } else { 1 },
             edges: if many { dice.between(1, 4) } else { 1 },
@@ -107,9 +111,37 @@ impl Plan {
             codec: dice.one_in(2),
             latency: dice.time(Duration::from_millis(if about == About::Grace { 600 } else { 80 })),
             rate: [if calm { 1_000_000 } else { 20_000 }, 300_000, 2_500_000, 100_000_000][dice.below(4)],
+            bulk: false,
+            slow: false,
             healed: false,
             weights: std::array::from_fn(|_| [1, 3, 12][dice.below(3)]),
+        };
+        if about == About::Cuts && dice.one_in(6) {
+            plan.spend(dice);
         }
+        if many && dice.one_in(5) {
+            plan.clog(dice);
+        }
+        plan
+    }
+
+    /// One side has no memory left for what it sends, while all of it is sent: only an answer lets it write on.
+    fn spend(&mut self, dice: &Dice) {
+        let memory = [300 << 10, 8 << 20];
+        self.memory = if dice.one_in(2) { memory } else { [memory[1], memory[0]] };
+        self.windows = [Windows { start: 256 << 10, max: 1 << 20 }; 2];
+        (self.sessions, self.most, self.bulk) = (dice.between(2, 8), 700_000, true);
+        (self.cuts, self.losses, self.rests) = (2_000, 0, 0);
+        (self.rate, self.latency) = (100_000_000, Duration::from_millis(dice.between(10, 80) as u64));
+    }
+
+    /// Lines are slow and readers too, so that answers and credits wait for one another.
+    fn clog(&mut self, dice: &Dice) {
+        (self.pods, self.edges, self.sessions) = (2, dice.between(1, 2), dice.between(20, 40));
+        self.windows = [Windows { start: 4_096, max: 4_096 }; 2];
+        (self.memory, self.most, self.bulk) = ([8 << 20; 2], 60_000, true);
+        (self.slow, self.rests, self.losses, self.cuts) = (true, 2, 40, 300);
+        (self.chaos, self.steps) = (Duration::from_secs(16), 9_600);
     }
 
     /// Whether keystrokes and bulk are what it is about.

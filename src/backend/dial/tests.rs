@@ -4,7 +4,12 @@ use tokio::net::TcpListener;
 fn at(node: &str, own: &'static [&'static str], targets: Targets) -> Place {
     let own = Own::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
     let resolver = Resolver::system().unwrap();
-    Place { node: node.parse().unwrap(), own, targets: Arc::new(ArcSwap::from_pointee(targets)), resolver }
+    Place {
+        node: Some(node.parse().unwrap()),
+        own,
+        targets: Arc::new(ArcSwap::from_pointee(targets)),
+        resolver,
+    }
 }
 
 fn place(allowed: &[&str]) -> Place {
@@ -49,6 +54,31 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
         (nothing.code, nothing.reason.as_str()),
         (Code::TargetUnreachable, "web.local:443 has no address")
     );
+}
+
+#[tokio::test]
+async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
+    let pod = |allowed: &[&str]| Place { node: None, ..place(allowed) };
+    let listed = pod(&["10.1.0.0/16:443", "own:22"]);
+    let mixed = ["192.0.2.1", "10.1.2.3"];
+    assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
+    assert_eq!(found(&listed, "10.9.9.9:22", &["10.9.9.9"], &[]).await.unwrap(), ["10.9.9.9:22"]);
+    for (target, names) in
+        [("web.local:443", &["192.0.2.1"][..]), ("10.2.0.1:443", &[]), ("localhost:443", &["10.1.2.3"])]
+    {
+        let refused = found(&listed, target, &[], names).await.unwrap_err();
+        let says = format!("edges may not have the cloud dial {target}");
+        assert!(refused.reason.starts_with(&says), "{refused}");
+        assert!(refused.reason.contains("mode.cloud.allow.targets"), "{refused}");
+        assert!(!refused.reason.contains("192.0.2.1"), "{refused}");
+        assert_eq!(refused.code, Code::NotAllowed);
+    }
+    let deadline = Instant::now() + Duration::from_secs(1);
+    for (place, target) in [(pod(&[]), "web.local:443"), (listed, "web.local:80")] {
+        let unasked = async |_| unreachable!("DNS is not asked for what cannot be dialled");
+        let refused = place.addresses(&target.parse().unwrap(), &[], unasked, deadline).await.unwrap_err();
+        assert_eq!(refused.code, Code::NotAllowed);
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use toml::de::DeValue;
 use super::super::fold::{Report, Table};
 use super::super::value::{self, Wrong};
 use super::super::{Concern, Environment};
+use super::siblings::Named;
 use crate::names::NodeName;
 
 /// The cluster of Kubernetes that this pod asks.
@@ -47,7 +48,7 @@ pub(super) fn superedge(stream: &mut Table<'_>, report: &mut Report) -> SuperEdg
     SuperEdge { configmap, service }
 }
 
-/// The ConfigMap to publish in, if any, and the cluster if it is asked for anything. `publish` tells whether the file
+/// The ConfigMap to publish in, if any, the cluster if it is asked for anything, and what names its Service. `publish` tells whether the file
 /// says to publish there; `None`: it says nothing, and SuperEdge's tables count.
 pub(super) fn read(
     table: &mut Table<'_>,
@@ -55,7 +56,7 @@ pub(super) fn read(
     publish: Option<bool>,
     env: &Environment,
     report: &mut Report,
-) -> (Option<String>, Option<Cluster>) {
+) -> (Option<String>, Option<Cluster>, Option<Named>) {
     let configmap = table.read("configmap", name, report).flatten();
     let service = table.read("service", name, report).flatten();
     let mut superedge = superedge;
@@ -77,15 +78,24 @@ pub(super) fn read(
                 format!("{why}: nothing is published in a ConfigMap, and a Service tells of no other pods");
             report.warn(format!("mode.cloud.stream.{name}"), Concern::NotServed, text);
         }
-        return (None, None);
+        return (None, None, None);
     }
     let publish = publish.unwrap_or(superedge.configmap.is_some());
     let map = publish.then(|| configmap.or(superedge.configmap).unwrap_or_else(|| CONFIGMAP.to_owned()));
+    let ours = service.as_ref().map(|_| Named { key: "mode.cloud.registry.service", must_link: true });
+    let named = ours.or(superedge.service.as_ref().map(|(table, _)| Named {
+        key: if *table == "register" {
+            "mode.cloud.stream.register.service"
+        } else {
+            "mode.cloud.stream.dns.service"
+        },
+        must_link: false,
+    }));
     let service = service.or(superedge.service.map(|(_, name)| name));
     let asked = map.is_some() || service.is_some();
     let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
     let cluster = asked.then(|| Cluster { kubeconfig: env.kubeconfig.clone(), namespace, service });
-    (map, cluster)
+    (map, cluster, named)
 }
 
 /// Why there is no Kubernetes to ask, and what to do.

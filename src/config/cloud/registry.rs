@@ -82,7 +82,7 @@ pub(super) fn read(
     let etcd = etcd(&mut table, kind == Kind::Etcd, report);
     let mut siblings = siblings::read(&mut table, report);
     let in_map = said.map(|kind| kind == Kind::ConfigMap);
-    let (configmap, cluster) = cluster::read(&mut table, superedge, in_map, env, report);
+    let (configmap, cluster, named) = cluster::read(&mut table, superedge, in_map, env, report);
     let publish = match kind {
         Kind::None | Kind::ConfigMap => configmap.map_or(Publish::None, Publish::ConfigMap),
         Kind::Hosts => hosts.map_or_else(
@@ -103,6 +103,7 @@ pub(super) fn read(
     }
     table.finish(report);
     // Whoever publishes, or shares a zone, does not do so for one pod alone.
+    siblings.named = siblings.named.or(named);
     siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
     Registry { zone, publish, siblings, cluster }
 }

@@ -11,6 +11,8 @@ use crate::names::{Host, NodeName, Target};
 pub struct Siblings {
     /// Whether anything says that there are other pods. If not, neither DNS nor siblings are asked.
     pub several: bool,
+    /// What names other pods, if anything does.
+    pub named: Option<Named>,
     /// DNS servers that know which pod a node is linked to; none: the system's.
     pub dns: Vec<SocketAddr>,
     /// Other pods' gRPC ports. Our own may be among them.
@@ -21,11 +23,13 @@ pub struct Siblings {
     pub name: Option<String>,
 }
 
-impl Siblings {
-    /// Whether other pods were named, so that it must be possible to link to them.
-    pub fn are_named(&self) -> bool {
-        !self.list.is_empty() || self.service.is_some()
-    }
+/// A key that names other pods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Named {
+    /// The whole of it.
+    pub key: &'static str,
+    /// Whether there must be links to them. SuperEdge's tables are of a program that has none, and may be as they were.
+    pub must_link: bool,
 }
 
 pub(super) fn read(table: &mut Table<'_>, report: &mut Report) -> Siblings {
@@ -33,8 +37,13 @@ pub(super) fn read(table: &mut Table<'_>, report: &mut Report) -> Siblings {
     let list = table.list("siblings", at, report).unwrap_or_default();
     let service = table.read("siblings_service", service, report);
     let name = table.read("name", name, report);
-    let several = table.has("dns") || !list.is_empty() || service.is_some();
-    Siblings { several, dns, list, service, name }
+    let key = match (list.is_empty(), &service) {
+        (false, _) => Some("mode.cloud.registry.siblings"),
+        (true, Some(_)) => Some("mode.cloud.registry.siblings_service"),
+        (true, None) => None,
+    };
+    let named = key.map(|key| Named { key, must_link: true });
+    Siblings { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
 }
 
 /// The address of a port elsewhere.

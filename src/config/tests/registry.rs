@@ -4,7 +4,7 @@ use super::*;
 #[cfg(feature = "kubernetes")]
 use crate::config::cloud::cluster::Cluster;
 use crate::config::cloud::registry::{Endpoint, Etcd, Publish, Registry};
-use crate::config::cloud::siblings::Siblings;
+use crate::config::cloud::siblings::{Named, Siblings};
 
 fn read(lines: &str) -> Result<(Registry, Vec<Warning>), Faults> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
@@ -57,6 +57,7 @@ fn other_pods_are_named_in_several_ways_and_asked_only_if_something_says_that_th
     );
     let expected = Siblings {
         several: true,
+        named: Some(Named { key: "mode.cloud.registry.siblings", must_link: true }),
         dns: vec!["10.96.0.10:53".parse().unwrap()],
         list: ["10.0.0.7:9000", "[fd00::1]:9000"].map(|at| at.parse().unwrap()).into(),
         service: Some("pods.test:9000".parse().unwrap()),
@@ -64,16 +65,16 @@ fn other_pods_are_named_in_several_ways_and_asked_only_if_something_says_that_th
     };
     assert_eq!(all, expected);
     for (lines, several, named) in [
-        ("", false, false),
-        ("siblings = []\nname = \"a\"", false, false),
-        ("dns = []", true, false),
-        ("zone = \"nodes\"", true, false),
-        ("publish = \"hosts\"\nhosts = \"h\"", true, false),
-        ("siblings = [\"10.0.0.7:9000\"]", true, true),
-        ("siblings_service = \"pods:9000\"", true, true),
+        ("", false, None),
+        ("siblings = []\nname = \"a\"", false, None),
+        ("dns = []", true, None),
+        ("zone = \"nodes\"", true, None),
+        ("publish = \"hosts\"\nhosts = \"h\"", true, None),
+        ("siblings = [\"10.0.0.7:9000\"]", true, Some("mode.cloud.registry.siblings")),
+        ("siblings_service = \"pods:9000\"", true, Some("mode.cloud.registry.siblings_service")),
     ] {
         let siblings = siblings(lines);
-        assert_eq!((siblings.several, siblings.are_named()), (several, named), "{lines}");
+        assert_eq!((siblings.several, siblings.named.map(|named| named.key)), (several, named), "{lines}");
     }
 }
 
@@ -157,6 +158,20 @@ fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
         assert_eq!(warnings, [], "{text}");
         assert_eq!((cloud.registry.publish, &cloud.registry.cluster), (publish, &expected), "{text}");
         assert_eq!(cloud.registry.siblings.several, expected.is_some(), "{text}");
+    }
+    let ours = "[mode.cloud.registry]\nservice = \"pods\"\n";
+    for (text, key, must_link) in [
+        (NODES.to_owned(), "mode.cloud.stream.dns.service", false),
+        (format!("{NODES}{newer}"), "mode.cloud.stream.register.service", false),
+        (format!("{NODES}{newer}{ours}"), "mode.cloud.registry.service", true),
+        (
+            format!("{NODES}{ours}siblings_service = \"pods:9000\""),
+            "mode.cloud.registry.siblings_service",
+            true,
+        ),
+    ] {
+        let named = inside(&text, None).unwrap().0.registry.siblings.named;
+        assert_eq!(named, Some(Named { key, must_link }), "{text}");
     }
     let (cloud, _) = inside(NODES, Some("/etc/kubeconfig")).unwrap();
     assert_eq!(cloud.registry.cluster.unwrap().kubeconfig, Some("/etc/kubeconfig".into()));

@@ -2,18 +2,30 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::names::{Instance, NodeName};
 use crate::registry::siblings::Pod;
 
 /// Nodes at other pods. Bounded by [`MOST`].
 #[derive(Debug, Default)]
-pub(super) struct Known(Mutex<HashMap<NodeName, (Pod, Option<Instance>)>>);
+pub(super) struct Known(Mutex<HashMap<NodeName, At>>);
+
+/// Where a node is said to be.
+#[derive(Debug)]
+struct At {
+    pod: Pod,
+    instance: Option<Instance>,
+    /// Since when nobody has it, though it was there: it may be on its way.
+    lost: Option<Instant>,
+}
 
 impl Known {
     /// The pod that was last said to have the node, and the node's process.
     pub(super) fn of(&self, node: &NodeName) -> Option<(Pod, Option<Instance>)> {
-        self.lock().get(node).cloned()
+        self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
     }
 
     /// A pod has said that it has the node.
@@ -27,13 +39,18 @@ impl Known {
                 keep
             });
         }
-        nodes.insert(node.clone(), (pod, instance));
+        nodes.insert(node.clone(), At { pod, instance, lost: None });
+    }
+
+    /// Nobody has the node. Since when that is so, if it was known to be somewhere.
+    pub(super) fn lost(&self, node: &NodeName) -> Option<Duration> {
+        self.lock().get_mut(node).map(|at| at.lost.get_or_insert_with(Instant::now).elapsed())
     }
 
     /// The node is not at that pod.
     pub(super) fn forget(&self, node: &NodeName, pod: &Pod) {
         let mut nodes = self.lock();
-        if nodes.get(node).is_some_and(|(known, _)| known.is(pod)) {
+        if nodes.get(node).is_some_and(|at| at.pod.is(pod)) {
             nodes.remove(node);
         }
     }
@@ -43,7 +60,7 @@ impl Known {
         self.lock().remove(node);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, (Pod, Option<Instance>)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, At>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

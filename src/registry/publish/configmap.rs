@@ -1,9 +1,11 @@
 //! Records in a ConfigMap of Kubernetes that several pods, and people, share; the form is that of SuperEdge's.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, join_all};
 use k8s_openapi::api::core::v1::ConfigMap as Object;
 use kube::api::PostParams;
 use kube::{Api, Error};
@@ -12,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use super::lines;
-use crate::registry::addresses::Ready;
+use crate::registry::addresses::Known;
 use crate::registry::cluster::{Cluster, ClusterError, PATIENCE};
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of the rest, only lines of dead pods go.
@@ -20,7 +22,7 @@ use crate::registry::cluster::{Cluster, ClusterError, PATIENCE};
 pub struct ConfigMap {
     settings: Settings,
     api: Option<Api<Object>>,
-    /// Pods that have lines and are not ready, and when their lines are to go.
+    /// Pods that have lines and are not ready, and when they are to be judged.
     gone: HashMap<IpAddr, Instant>,
 }
 
@@ -33,9 +35,14 @@ pub struct Settings {
     pub name: String,
     /// The published address.
     pub pod: IpAddr,
-    /// Which pods are ready; `None`: nobody tells, and lines of dead pods stay.
-    pub ready: Option<watch::Receiver<Ready>>,
+    /// Which pods there are; `None`: nobody tells, and lines of dead pods stay.
+    pub endpoints: Option<watch::Receiver<Known>>,
+    /// Asked of pods that are not ready.
+    pub lives: Lives,
 }
+
+/// Finds out whether a pod is alive.
+pub struct Lives(Box<dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync>);
 
 /// Why the ConfigMap could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +74,19 @@ pub enum ConfigMapError {
         /// Its name.
         name: String,
     },
+}
+
+impl Lives {
+    /// To be true only of a pod that has answered: one that is not asked, or not reached, is taken for dead.
+    pub fn new(ask: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static) -> Self {
+        Self(Box::new(ask))
+    }
+}
+
+impl fmt::Debug for Lives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lives")
+    }
 }
 
 impl ConfigMap {
@@ -111,7 +131,8 @@ impl ConfigMap {
                 return Ok(());
             }
             let text = old.as_ref().and_then(|old| old.data.as_ref()?.get(KEY)).map_or("", String::as_str);
-            let gone = self.overdue(text, Instant::now());
+            // Whoever was quicker than we may have been one who is judged: its turn comes again at once.
+            let gone = if tries == 1 { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
             let new = renewed(text, self.settings.pod, records, &gone);
             if old.is_some() && new == text {
                 return Ok(());
@@ -140,23 +161,37 @@ impl ConfigMap {
         Err(ConfigMapError::Contended { name: self.settings.name.clone() })
     }
 
-    /// Pods whose lines are to go now. Nobody is judged unless we are ready ourselves: it may be the wrong Service.
-    fn overdue(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
-        let Settings { pod, ready, .. } = &self.settings;
-        let ready = ready.as_ref().and_then(|ready| ready.borrow().clone());
-        let Some(ready) = ready.filter(|ready| ready.contains(pod)) else {
+    /// Pods whose lines are to go now: for a while they have been no endpoint of the Service at all, or one that is not
+    /// ready; then it must not answer either. One that is alive would only add its lines again.
+    async fn dead(&mut self, text: &str, now: Instant) -> BTreeSet<IpAddr> {
+        let known = self.settings.endpoints.as_ref().and_then(|known| known.borrow().clone());
+        let (pod, text) = (self.settings.pod, text.as_bytes());
+        // Nobody is judged unless we are an endpoint ourselves: it may be the wrong Service.
+        let Some(known) = known.filter(|known| known.ready.contains(&pod) || known.unready.contains(&pod))
+        else {
             self.gone.clear();
             return BTreeSet::new();
         };
-        let mut absent = lines::pods(text.as_bytes());
+        let mut absent = lines::pods(text);
         // No pod has a loopback address: such a line is somebody else's.
-        absent.retain(|ip| !ready.contains(ip) && ip != pod && !ip.is_loopback());
+        absent.retain(|ip| !known.ready.contains(ip) && *ip != pod && !ip.is_loopback());
         self.gone.retain(|ip, _| absent.contains(ip));
+        let later = || now + ABSENCE + SPREAD.mul_f64(rand::random());
         for ip in absent {
-            let sweep = now + ABSENCE + SPREAD.mul_f64(rand::random());
-            self.gone.entry(ip).or_insert(sweep);
+            self.gone.entry(ip).or_insert_with(later);
         }
-        self.gone.iter().filter(|(_, sweep)| **sweep <= now).map(|(ip, _)| *ip).collect()
+        let overdue = self.gone.iter().filter(|(_, judged)| **judged <= now).map(|(ip, _)| *ip);
+        let (doubtful, mut dead): (BTreeSet<_>, BTreeSet<_>) =
+            overdue.partition(|ip| known.unready.contains(ip));
+        let lives = join_all(doubtful.iter().map(|ip| (self.settings.lives.0)(*ip))).await;
+        for (ip, lives) in doubtful.into_iter().zip(lives) {
+            if lives {
+                self.gone.insert(ip, later());
+            } else {
+                dead.insert(ip);
+            }
+        }
+        dead
     }
 
     /// The object with another text. Whatever else it holds stays.
@@ -212,10 +247,10 @@ const MOST_TRIES: u32 = 50;
 /// How often we look whether our lines still stand, and who else has some.
 const PULSE: Duration = Duration::from_secs(10);
 
-/// How long a pod with lines may be missing among the ready ones: a new one is not ready at once.
+/// How long a pod with lines may be missing among the ready ones before it is judged: a new one is not ready at once.
 const ABSENCE: Duration = Duration::from_secs(20);
 
-/// Chance added to that, so that of many pods one sweeps and the others find it done.
+/// Chance added to that absence, so that of many pods one sweeps and the others find it done.
 const SPREAD: Duration = Duration::from_secs(10);
 
 /// How long changes are gathered: each write sends the whole text.

@@ -14,9 +14,9 @@ pub(super) fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Ve
             _ => foreign.extend_from_slice(line),
         }
     }
-    if ours.len() == wanted.len()
-        && ours.iter().all(|line| str::from_utf8(line).is_ok_and(|l| wanted.contains(l)))
-    {
+    // Each of them once: what somebody has doubled is written anew.
+    let stand: BTreeSet<&[u8]> = ours.iter().copied().collect();
+    if ours.len() == wanted.len() && wanted.iter().all(|line| stand.contains(line.as_bytes())) {
         return text.to_vec();
     }
     let mut new: Vec<u8> = wanted.into_iter().collect::<String>().into_bytes();
@@ -93,6 +93,12 @@ mod tests {
     fn lines_of_ours_stay_where_another_pod_has_put_them() {
         let text = b"10.0.0.2    b\n10.0.0.1    a\n";
         assert_eq!(merged(text, ip(1), &names(&["a"])), text);
+    }
+
+    #[test]
+    fn a_line_that_somebody_has_doubled_does_not_stand_for_another() {
+        let text = b"10.0.0.1    a\n10.0.0.1    a\n";
+        assert_eq!(merged(text, ip(1), &names(&["a", "b"])), b"10.0.0.1    a\n10.0.0.1    b\n");
     }
 
     #[test]

@@ -287,6 +287,39 @@ async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_on
 }
 
 #[tokio::test]
+async fn a_credit_stays_behind_the_answer_before_it() {
+    let place = Place::bound();
+    let credit = Word::Credit { received: 1, limit: 9 };
+    place.hear(&place.edge, resumed(1));
+    place.hear(&place.edge, credit.clone());
+    assert_eq!(said(&place.client), [resumed(1), credit]);
+}
+
+#[tokio::test]
+async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
+    let place = Place::new();
+    // The edge's side is a pod too, by way of which an older attempt comes back late.
+    let pod = link(3, Peer::Pod);
+    let edge = link(4, Peer::Edge(node()));
+    place.ask(&edge, open(2)).unwrap().pass(&pod);
+    assert!(matches!(&said(&pod)[..], [Word::Open { epoch: 2, .. }]));
+    place.hear(&edge, lost(2));
+    let asked = place.ask(&pod, open(1)).unwrap();
+    assert_eq!(said(&pod), [lost(2)]);
+    drop(asked);
+}
+
+#[test]
+fn a_lane_takes_nothing_behind_its_last_word() {
+    let budget = Budget::new(1000);
+    let lane = Lane::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
+    lane.push(lost(1)).unwrap();
+    lane.push(data("late")).unwrap();
+    lane.cut(reset(1));
+    assert_eq!(budget.used(), 0);
+}
+
+#[tokio::test]
 async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_process() {
     let place = Place::new();
     let _offer = place.ask(&place.client, open(1)).unwrap().offer().unwrap();
@@ -356,7 +389,7 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let lane =
         Lane::new(id(), Category::Ssh, node(), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     lane.close();
-    assert!(edge.pass(&lane));
+    assert!(edge.pass(&lane, 1));
     assert_eq!(edge.sessions(), 0);
 }
 

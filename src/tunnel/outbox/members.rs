@@ -43,16 +43,16 @@ impl Outbox {
         }
     }
 
-    /// Makes the lane known as one that leads through here; an older one of its session says no more. False if the
-    /// link has ended.
-    pub(in super::super) fn pass(&self, lane: &Arc<Lane>) -> bool {
+    /// Makes the lane known as one that leads through here, for attempt `epoch`; an older one of its session says no
+    /// more, unless it is that a newer attempt was lost. False if the link has ended.
+    pub(in super::super) fn pass(&self, lane: &Arc<Lane>, epoch: u64) -> bool {
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
         known.came += 1;
         let older = known.passing.insert(lane.id, (known.came, lane.clone()));
         drop(members);
         if let Some((_, older)) = older {
-            older.close();
+            older.retire(epoch);
         }
         // It may have said its last word, or was closed, before it was known here; nobody else takes it off then.
         if lane.is_over() {

@@ -174,7 +174,7 @@ impl Parked {
 
     /// The process that holds its other end.
     pub fn instance(&self) -> Option<Instance> {
-        self.shared.lock().end.instance()
+        self.shared.instance()
     }
 
     /// Whether `instance` is the process that holds its other end.

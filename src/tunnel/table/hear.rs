@@ -34,9 +34,13 @@ impl Table {
         }
         let Some(shared) = known else { return self.hear_other(outbox, node, id, category, word) };
         let parks = matches!(word, Word::Lost { .. });
+        let resumes = matches!(word, Word::Resume { .. } | Word::Resumed { .. });
         if !shared.hear(outbox, word, now) {
             self.metrics.frames_dropped.count("out_of_place");
             return None;
+        }
+        if resumes {
+            self.metrics.resumed.inc();
         }
         if parks { shared.parked().map(Event::Parked) } else { None }
     }

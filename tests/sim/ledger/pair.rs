@@ -68,6 +68,12 @@ impl Pair {
         }
     }
 
+    /// Whether an acceptor is gone before its time.
+    pub(super) fn is_let_go(&self, died: &[usize]) -> bool {
+        let dead = |who: Who| died.iter().any(|process| acceptor(*process) == who);
+        self.ends.iter().any(|(who, end)| end.early || end.accepted && dead(*who))
+    }
+
     /// Whether it was carried in full, or need not be.
     pub(super) fn is_whole(&self) -> bool {
         let done = |who: Who| self.ends.get(&who).is_some_and(|end| end.ended && end.dropped);

@@ -8,6 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::registry::addresses::Endpoints;
 
 /// An apiserver that holds one ConfigMap.
 #[derive(Default)]
@@ -83,8 +84,17 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
+fn pods(ready: &[u8], unready: &[u8]) -> Known {
+    let set = |all: &[u8]| all.iter().map(|last| ip(*last)).collect();
+    Some(Endpoints { ready: set(ready), unready: set(unready) })
+}
+
+fn nobody_lives() -> Lives {
+    Lives::new(|_| Box::pin(std::future::ready(false)))
+}
+
 /// The pod 10.0.0.1 at an apiserver that holds this.
-fn pod(object: Option<Value>, ready: Option<watch::Receiver<Ready>>) -> (ConfigMap, Arc<Mutex<Server>>) {
+fn pod(object: Option<Value>, endpoints: Option<watch::Receiver<Known>>) -> (ConfigMap, Arc<Mutex<Server>>) {
     let mut server = Server { object, ..Server::default() };
     server.stamp();
     let server = Arc::new(Mutex::new(server));
@@ -100,7 +110,8 @@ fn pod(object: Option<Value>, ready: Option<watch::Receiver<Ready>>) -> (ConfigM
         }
     });
     let cluster = Cluster { kubeconfig: None, namespace: None };
-    let settings = Settings { cluster, name: "tunnel-nodes".to_owned(), pod: ip(1), ready };
+    let settings =
+        Settings { cluster, name: "tunnel-nodes".to_owned(), pod: ip(1), endpoints, lives: nobody_lives() };
     let mut map = ConfigMap::new(settings);
     map.api = Some(Api::namespaced(Client::new(service, "edge-system"), "edge-system"));
     (map, server)
@@ -173,7 +184,13 @@ async fn a_role_that_lacks_a_verb_is_told_with_what_it_needs() {
 #[tokio::test(start_paused = true)]
 async fn an_apiserver_that_says_nothing_is_given_up() {
     let cluster = Cluster { kubeconfig: None, namespace: None };
-    let settings = Settings { cluster, name: "tunnel-nodes".to_owned(), pod: ip(1), ready: None };
+    let settings = Settings {
+        cluster,
+        name: "tunnel-nodes".to_owned(),
+        pod: ip(1),
+        endpoints: None,
+        lives: nobody_lives(),
+    };
     let mut map = ConfigMap::new(settings);
     let silent = tower::service_fn(|_: Request<Body>| {
         std::future::pending::<Result<Response<Body>, tower::BoxError>>()
@@ -194,23 +211,22 @@ async fn one_who_writes_without_a_pause_is_told() {
 #[tokio::test(start_paused = true)]
 async fn lines_of_a_pod_that_stays_away_go_and_those_of_one_that_comes_back_stay() {
     let text = "10.0.0.2    b\n10.0.0.3    c\n127.0.0.1    localhost\n192.0.2.1 by-hand\n";
-    let ready = |last: &[u8]| Some(last.iter().map(|last| ip(*last)).collect::<BTreeSet<_>>());
     let (told, known) = watch::channel(None);
     let (mut map, server) = pod(Some(object(text)), Some(known));
     let hosts = || server.lock().unwrap().hosts();
     let (wait, none) = (ABSENCE + SPREAD, BTreeSet::new());
 
-    for unfit in [None, ready(&[]), ready(&[9])] {
+    for unfit in [None, pods(&[], &[]), pods(&[9], &[8])] {
         told.send_replace(unfit);
         map.write(&none).await.unwrap();
         tokio::time::advance(wait).await;
         map.write(&none).await.unwrap();
-        assert_eq!(hosts(), text, "nobody is judged unless we are among the ready ones ourselves");
+        assert_eq!(hosts(), text, "nobody is judged unless we are among the pods ourselves");
     }
-    told.send_replace(ready(&[1, 2]));
+    told.send_replace(pods(&[1, 2], &[3]));
     map.write(&none).await.unwrap();
     tokio::time::advance(ABSENCE / 2).await;
-    told.send_replace(ready(&[1, 3]));
+    told.send_replace(pods(&[1, 3], &[2]));
     map.write(&none).await.unwrap();
     assert!(map.due() <= Instant::now() + PULSE);
     tokio::time::advance(ABSENCE - Duration::from_millis(1)).await;
@@ -224,10 +240,52 @@ async fn lines_of_a_pod_that_stays_away_go_and_those_of_one_that_comes_back_stay
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_is_not_ready_keeps_its_lines_while_it_answers() {
+    let text = "10.0.0.2    b\n10.0.0.3    c\n";
+    // We are not ready either, as it would be if probes could not reach anybody.
+    let (told, known) = watch::channel(pods(&[], &[1, 2]));
+    let (mut map, server) = pod(Some(object(text)), Some(known));
+    let living = Arc::new(Mutex::new(BTreeSet::from([ip(2), ip(3)])));
+    let (asked, wait) = (living.clone(), ABSENCE + SPREAD);
+    map.settings.lives = Lives::new(move |pod| {
+        let lives = asked.lock().unwrap().contains(&pod);
+        Box::pin(std::future::ready(lives))
+    });
+    let hosts = || server.lock().unwrap().hosts();
+    map.write(&names(&[])).await.unwrap();
+    for _ in 0..3 {
+        tokio::time::advance(wait).await;
+        map.write(&names(&[])).await.unwrap();
+        assert_eq!(
+            hosts(),
+            "10.0.0.2    b\n",
+            "who is no endpoint is none of ours, whoever has its address now"
+        );
+        assert!(map.due() > Instant::now());
+    }
+    living.lock().unwrap().clear();
+    tokio::time::advance(wait).await;
+    map.write(&names(&[])).await.unwrap();
+    assert_eq!(hosts(), "", "a lost machine's pod is an endpoint for long");
+    told.send_replace(None);
+}
+
+#[tokio::test]
+async fn who_was_quicker_than_a_sweep_is_not_swept() {
+    let (_told, known) = watch::channel(pods(&[1], &[]));
+    let (mut map, server) = pod(Some(object("10.0.0.2    b\n")), Some(known));
+    map.gone.insert(ip(2), Instant::now());
+    server.lock().unwrap().others.push_back(object("10.0.0.2    back\n"));
+    map.write(&names(&["a"])).await.unwrap();
+    assert_eq!(server.lock().unwrap().hosts(), "10.0.0.1    a\n10.0.0.2    back\n");
+    assert!(map.due() <= Instant::now(), "it is judged again");
+}
+
+#[tokio::test(start_paused = true)]
 async fn pods_sweep_at_different_times() {
     let mut times = BTreeSet::new();
     for _ in 0..8 {
-        let (_told, known) = watch::channel(Some(BTreeSet::from([ip(1)])));
+        let (_told, known) = watch::channel(pods(&[1], &[]));
         let (mut map, _server) = pod(Some(object("10.0.0.2    b\n")), Some(known));
         map.write(&BTreeSet::new()).await.unwrap();
         times.insert(map.gone[&ip(2)]);

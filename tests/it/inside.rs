@@ -1,0 +1,184 @@
+//! What edges ask of the cloud itself: targets that a pod dials for them.
+
+use std::future::pending;
+use std::net::SocketAddr;
+
+use tunnel::drain::Drained;
+use tunnel::edge::Edge;
+use tunnel::net::Duplex as _;
+use tunnel::route::Request;
+use tunnel::tunnel::{Category, Code, Session};
+
+use crate::support::line::Line;
+use crate::support::pods::{self, Separate};
+use crate::support::programs::{Place, TestPod, edge, edge_forgets_all, start_edge, target};
+use crate::support::{beside, soon, targets, wait_until};
+
+/// A session from an edge to a target in the cloud, or the words that refuse it.
+async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
+    wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
+    let client = "a program on the edge".into();
+    let node = node.parse().unwrap();
+    let request = Request { node, target: target(to), category: Category::HttpProxy, client };
+    edge.route.open(request).await.map_err(|e| e.to_string())
+}
+
+async fn says(session: &mut Session, text: &str) {
+    let mut bytes = bytes::Bytes::copy_from_slice(text.as_bytes());
+    std::future::poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+    let mut back = Vec::new();
+    while back.len() < text.len() {
+        let more = soon("the echo", std::future::poll_fn(|cx| session.poll_take(cx))).await.unwrap();
+        assert!(!more.is_empty(), "the end after {back:?}");
+        back.extend_from_slice(&more);
+    }
+    assert_eq!(back, text.as_bytes());
+}
+
+/// Waits for the session's end, and gives its cause.
+async fn ends(session: &mut Session) -> Code {
+    while soon("the end", std::future::poll_fn(|cx| session.poll_take(cx))).await.is_ok() {}
+    session.account().ended.unwrap().code
+}
+
+/// What a pod's config says of targets.
+fn allow(entries: &str) -> String {
+    format!("[mode.cloud.allow]\ntargets = [{entries}]\n")
+}
+
+/// As many pods as there are addresses, each lets edges have it dial loopback.
+fn texts(place: &Place, all: &[SocketAddr]) -> Vec<String> {
+    let text = |at: &SocketAddr| pods::config(place, *at, &pods::siblings(all));
+    all.iter().map(|at| format!("{}\n{}", text(at), allow("\"127.0.0.0/8:*\""))).collect()
+}
+
+#[tokio::test]
+async fn a_pod_dials_nothing_for_edges_unless_it_is_told_to() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::with(&place, "[mode.cloud.allow]\nnodes = [\"*\"]\n");
+    let asker = edge(&place, &pod, "asker").await;
+    for to in [format!("127.0.0.1:{}", echo.port()), format!("localhost:{}", echo.port()), "asker:22".into()]
+    {
+        let refused = inside(&asker, "asker", &to).await.unwrap_err();
+        assert!(refused.contains(&format!("edges may not have the cloud dial {to}")), "{refused}");
+        assert!(refused.contains("mode.cloud.allow.targets"), "{refused}");
+    }
+    assert_eq!(pod.pod.metrics.sessions.ended("backend", "not_allowed"), 3);
+    pod.forgets_all().await;
+    edge_forgets_all(&asker).await;
+}
+
+#[tokio::test]
+async fn an_edge_reaches_what_a_pod_may_dial_by_address_and_by_name_and_nothing_else() {
+    let (place, echo, other) = (Place::new(), targets::echo().await, targets::echo().await);
+    let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"own:*\"", echo.port(), other.port());
+    let pod = TestPod::with(&place, &allow(&entry));
+    let asker = edge(&place, &pod, "asker").await;
+    for host in ["127.0.0.1", "localhost", "web.localhost"] {
+        let mut session = inside(&asker, "asker", &format!("{host}:{}", echo.port())).await.unwrap();
+        says(&mut session, "to the cloud and back").await;
+        assert_eq!(pod.pod.metrics.sessions.now("backend"), 1);
+        drop(session);
+        wait_until("its end", || pod.pod.metrics.sessions.now("backend") == 0).await;
+    }
+    for host in ["127.0.0.1", "localhost", "web.localhost"] {
+        let refused = inside(&asker, "asker", &format!("{host}:{}", other.port())).await.unwrap_err();
+        assert!(refused.contains("edges may not have the cloud dial"), "{host}: {refused}");
+    }
+    let spare = targets::nothing().await.port();
+    let refused = inside(&asker, "asker", &format!("127.0.0.1:{spare}")).await.unwrap_err();
+    assert!(refused.contains("edges may not have the cloud dial"), "own is not loopback: {refused}");
+    pod.forgets_all().await;
+    edge_forgets_all(&asker).await;
+}
+
+#[tokio::test]
+async fn what_a_pod_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_pods() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(3);
+    let pods: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
+    let line = Line::to(pods[0].pod.grpc).await;
+    let asker = start_edge(&place.edge("asker", line.at, ""));
+    pods[0].has("asker").await;
+    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    says(&mut session, "at the first").await;
+    for pod in [&pods[1], &pods[2], &pods[0], &pods[1]] {
+        line.lead_to(pod.pod.grpc);
+        line.reset();
+        pod.has("asker").await;
+        says(&mut session, "through another, or back").await;
+    }
+    assert_eq!(pods[0].pod.metrics.sessions.now("backend"), 1);
+    drop(session);
+    edge_forgets_all(&asker).await;
+    for pod in &pods {
+        pod.forgets_all().await;
+        assert_eq!(pod.pod.metrics.sessions.now("backend"), 0);
+        wait_until("nothing passes", || pod.pod.table.passing() == (0, 0)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(2);
+    let texts = texts(&place, &all);
+    let mut first = Separate::start(texts[0].clone()).await;
+    let second = TestPod::from_text(&texts[1]);
+    let line = Line::to(first.pod.pod.grpc).await;
+    let asker = start_edge(&place.edge("asker", line.at, "[mode.edge.session]\ngrace = \"30s\"\n"));
+    first.pod.has("asker").await;
+    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    says(&mut session, "before").await;
+    line.lead_to(second.pod.grpc);
+    first.kill();
+    second.has("asker").await;
+    // As long as its pod does not answer it may come back; another process in its place is proof that it does not.
+    let again = TestPod::from_text(&texts[0]);
+    assert_eq!(ends(&mut session).await, Code::Unknown);
+    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    says(&mut session, "after").await;
+    line.lead_to(again.pod.grpc);
+    line.reset();
+    says(&mut session, "and again").await;
+}
+
+#[tokio::test]
+async fn what_a_lone_pod_dialled_ends_at_once_when_another_process_takes_its_place() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
+    let mut first = Separate::start(text.clone()).await;
+    let line = Line::to(first.pod.pod.grpc).await;
+    let asker = start_edge(&place.edge("asker", line.at, ""));
+    first.pod.has("asker").await;
+    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    says(&mut session, "before").await;
+    let second = TestPod::from_text(&text);
+    line.lead_to(second.pod.grpc);
+    first.kill();
+    assert_eq!(ends(&mut session).await, Code::Unknown);
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_carries_on_what_it_dialled_for_an_edge_that_has_moved() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(2);
+    let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
+    let (second, first) = (both.remove(1), both.remove(0));
+    let line = Line::to(first.pod.grpc).await;
+    let asker = start_edge(&place.edge("asker", line.at, ""));
+    first.has("asker").await;
+    let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    line.lead_to(second.pod.grpc);
+    let (metrics, stopped) = (first.pod.metrics.clone(), beside(first.pod.stop(pending())));
+    second.has("asker").await;
+    wait_until("the edge has both links", || asker.metrics.links.get() == 2).await;
+    says(&mut session, "over the old link").await;
+    let mut newer = inside(&asker, "asker", &echo.to_string()).await.unwrap();
+    says(&mut newer, "by the other pod").await;
+    assert_eq!((metrics.sessions.now("backend"), second.pod.metrics.sessions.now("backend")), (1, 1));
+    drop(session);
+    assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
+    wait_until("the old link is gone", || asker.metrics.links.get() == 1).await;
+    says(&mut newer, "still").await;
+}
