@@ -105,6 +105,11 @@ impl Registry {
         self.awaited.tell(node);
     }
 
+    /// There is a link to another pod: whoever waits for a node that is not found looks again.
+    pub fn told_of_a_pod(&self) {
+        self.awaited.tell_all();
+    }
+
     /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
     pub async fn wait(&self, node: &NodeName, not: Option<&Outbox>, until: Instant) -> Option<Linked> {
         loop {

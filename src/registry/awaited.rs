@@ -36,6 +36,14 @@ impl Awaited {
         }
     }
 
+    /// Any of them may have come.
+    pub(super) fn tell_all(&self) {
+        let waiting: Vec<_> = self.lock().values().cloned().collect();
+        for waiting in waiting {
+            waiting.send_replace(());
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Arc<watch::Sender<()>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

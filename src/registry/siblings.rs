@@ -88,6 +88,7 @@ impl Siblings {
             pods.incoming.push(incoming.clone());
             before
         };
+        self.means.registry.told_of_a_pod();
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // It may have two ways to us, or have lost the one before.
             self.means.ground.drain.spawn(info_span!("old"), async move {

@@ -64,6 +64,11 @@ impl Middle {
         lock(&self.bindings).len()
     }
 
+    /// Whether the session is one of them.
+    pub(super) fn knows(&self, id: SessionId) -> bool {
+        lock(&self.bindings).contains_key(&id)
+    }
+
     /// Bytes that wait in all lanes, with what their frames cost.
     pub(super) fn queued(&self) -> usize {
         self.queued.used()

@@ -212,6 +212,7 @@ impl Sibling {
         }
         tracing::info!(at = %self.at, instance = ?outbox.instance, "linked to another pod");
         self.state.send_replace(State::Up(outbox.clone()));
+        means.registry.told_of_a_pod();
         if !self.news.is_empty() {
             self.news.tell(&outbox, &means.registry, own).await;
         }

@@ -1,3 +1,5 @@
+use futures_util::FutureExt as _;
+
 use super::sibling::AGAIN;
 use super::*;
 use crate::drain::Drain;
@@ -149,4 +151,14 @@ async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     }
     assert!((2..=12).contains(&failures), "{failures} dials in 10 s");
     assert!((AGAIN * 5..=AGAIN * 10).contains(&longest), "one that is back is found soon: {longest:?}");
+}
+
+#[tokio::test]
+async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
+    let (siblings, _tell, _made) = siblings(&[]);
+    let registry = siblings.means.registry.clone();
+    let arrival = registry.arrival(&"node1".parse().unwrap());
+    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), true);
+    siblings.joined(&link);
+    assert!(arrival.come().now_or_never().is_some());
 }

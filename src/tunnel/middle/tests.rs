@@ -384,6 +384,30 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
 }
 
 #[tokio::test]
+async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask() {
+    let place = Place::new();
+    let ask = |from: &Arc<Outbox>, id: u128, word: Word| {
+        let id = SessionId::from_bits(id);
+        place.table.hear(from, node(), id, Category::Ssh, word, Instant::now())
+    };
+    let others = [link(5, Peer::Pod), link(6, Peer::Pod)];
+    let mut first = None;
+    for id in 0..3000 {
+        if let Some(Event::Asked(asked)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
+            asked.pass(&place.edge);
+            let _ = said(&place.edge);
+            first.get_or_insert(id);
+        }
+    }
+    assert_eq!(place.table.passing().0, 2000);
+    let refused = said(&others[1]);
+    assert!(refused.iter().all(|w| matches!(w, Word::Refused { refusal, .. } if refusal.code == Code::Busy)));
+    assert_eq!(refused.len(), 1000);
+    // One that passes already goes on another way.
+    assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(Event::Asked(_))));
+}
+
+#[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Peer::Edge(node()));
     let lane =

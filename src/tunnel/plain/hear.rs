@@ -29,6 +29,8 @@ impl Plain {
         match (known, message.r#type.as_str()) {
             (None, "connecting") => self.asked(category, message, now),
             (None, "closed") => Meaning::Unknown("unknown_session"),
+            // Repeated, a thousand of them would take gigabytes.
+            (None, _) if message.topic.len() > LONGEST_TOPIC => Meaning::Unknown("bad_session_id"),
             (None, _) => self.answer("closed", category, message.topic, GONE.into()),
             (Some(id), _) => self.hear_known(id, message, now),
         }
@@ -99,7 +101,7 @@ fn refusal(text: &Bytes) -> Refusal {
 }
 
 /// A plain peer's topic may be any text up to this many bytes.
-const LONGEST_TOPIC: usize = 256;
+pub(super) const LONGEST_TOPIC: usize = 256;
 /// Answers that may wait for one link.
 const MOST_WAITING: usize = 1000;
 /// Sessions of one plain link: a peer that asks for more than anyone needs is not let grow us.

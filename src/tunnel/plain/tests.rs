@@ -1,5 +1,6 @@
 //! Conversations with a plain peer, written by hand from SuperEdge's reference 2.2 and 2.7.
 
+use super::hear::LONGEST_TOPIC;
 use super::*;
 
 fn plain() -> Plain {
@@ -140,4 +141,15 @@ async fn heartbeats_and_nonsense() {
     assert_eq!(answer(&mut plain, &meaning), "closed");
     let foreign = StreamMsg { node: "other".into(), category: "ssh".into(), ..StreamMsg::default() };
     assert_eq!(plain.hear(foreign, Instant::now()), Meaning::Unknown("wrong_node"));
+}
+
+#[tokio::test]
+async fn what_is_said_of_a_topic_that_nobody_could_have_is_not_repeated() {
+    let mut plain = plain();
+    let long = "x".repeat(LONGEST_TOPIC + 1);
+    for kind in ["tcp-forward", "connected", "connecting"] {
+        let meaning = hear(&mut plain, kind, &long, "");
+        let said = plain.next_message().map_or(0, |message| message.topic.len());
+        assert!(said <= LONGEST_TOPIC, "{kind}: {meaning:?} and {said} bytes");
+    }
 }

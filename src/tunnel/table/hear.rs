@@ -94,8 +94,16 @@ impl Table {
 
     fn asked(self: &Arc<Self>, attempt: Attempt, word: Word) -> Option<Event> {
         let from = &attempt.from;
-        if from.is_behind() || from.sessions() >= self.limits.sessions {
-            let refusal = Refusal::new(Code::Busy, "too many sessions on this link at once");
+        let most = self.limits.sessions;
+        let too_many = if from.is_behind() || from.sessions() >= most {
+            Some("too many sessions on this link at once")
+        } else if self.middle.len() >= most && !self.middle.knows(attempt.id) {
+            Some("too many sessions through this pod at once")
+        } else {
+            None
+        };
+        if let Some(why) = too_many {
+            let refusal = Refusal::new(Code::Busy, why);
             from.reply(attempt.id, attempt.category, &attempt.node, refused(&word, refusal));
             return None;
         }
