@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
@@ -112,6 +113,7 @@ impl Edge {
             readiness: readiness.clone(),
             uplinks: uplinks.clone(),
             route: route.clone(),
+            freed: Notify::new(),
             client,
         };
         if let Some(log) = &log {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use rand::seq::SliceRandom as _;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
@@ -49,6 +50,8 @@ pub(super) struct Keeper {
     pub(super) readiness: Readiness,
     pub(super) uplinks: Arc<Uplinks>,
     pub(super) route: Route,
+    /// Told when the link to a pod that was stopping has ended.
+    pub(super) freed: Notify,
 }
 
 impl Keeper {
@@ -62,6 +65,11 @@ impl Keeper {
             tokio::select! {
                 () = links.draining() => return,
                 () = sleep(pause) => {}
+                () = self.freed.notified() => {
+                    // The pod is gone for good, so what takes its place is there, or about to be.
+                    backoff = Backoff::new();
+                    continue;
+                }
             }
             match self.connect().await {
                 Ok(link) => {
@@ -138,6 +146,7 @@ impl Keeper {
                     info!("the pod is stopping: linking to another one");
                     let keeper = self.clone();
                     let span = info_span!("old link", pod = ?link.outbox.instance);
+                    carried |= link.outbox.sessions() > 0;
                     self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
                     return carried;
                 }
@@ -182,6 +191,7 @@ impl Keeper {
             }
         };
         self.ended(&link, &why);
+        self.freed.notify_one();
     }
 
     /// Does what a link asks for. Whether that is a session.

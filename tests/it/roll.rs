@@ -175,3 +175,22 @@ async fn a_session_with_a_plain_node_goes_on_while_the_pod_that_has_it_stops() {
     drop(client);
     assert_eq!(soon("the pod's end", stopped).await.unwrap(), Drained::Finished);
 }
+
+#[tokio::test]
+async fn an_edge_is_back_soon_after_its_only_pod_has_taken_its_time_to_stop() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let at_pod = pods::addresses(1)[0];
+    let text = format!("{}[mode.cloud.session]\ndrain = \"5s\"\n", pods::config(&place, at_pod, ""));
+    let pod = TestPod::from_text(&text);
+    let edge = start_edge(&place.edge("node1", at_pod, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    // The session stays until the deadline. Meanwhile the edge is refused again and again.
+    assert_eq!(pod.pod.stop(pending()).await, Drained::Cut(1));
+    assert!(edge.metrics.reconnects.get() > 3);
+    let begun = Instant::now();
+    let pod = TestPod::from_text(&text);
+    pod.has("node1").await;
+    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+}
