@@ -28,7 +28,17 @@ use crate::telemetry::metrics::{self, Metrics};
 
 /// What this process waits for before it is ready, and whether it has it. Cheap to clone; clones share the truth.
 #[derive(Debug, Clone)]
-pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, Result<(), String>>>>);
+pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, State>>>);
+
+/// How one condition stands.
+#[derive(Debug)]
+enum State {
+    Met,
+    /// Nobody should be sent here.
+    Unmet(String),
+    /// Something does not work, but nobody is served better elsewhere.
+    Troubled(String),
+}
 
 /// Everything the admin ports show. Cheap to clone.
 #[derive(Clone)]
@@ -66,26 +76,38 @@ pub enum Port {
 impl Readiness {
     /// Not ready until each of these conditions has been set to `Ok`.
     pub fn waiting_for(conditions: &[&'static str]) -> Self {
-        let all = conditions.iter().map(|name| (*name, Err("not yet".to_owned()))).collect();
+        let all = conditions.iter().map(|name| (*name, State::Unmet("not yet".to_owned()))).collect();
         Self(Arc::new(Mutex::new(all)))
     }
 
     /// Says how a condition stands; why it is not met is told to whoever asks.
     pub fn set(&self, condition: &'static str, state: Result<(), String>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(condition, state);
+        self.insert(condition, state.map_or_else(State::Unmet, |()| State::Met));
     }
 
-    /// Whether all is met.
+    /// Says how something stands without which this process serves as well as others do: shown, and no reason to send
+    /// nobody here.
+    pub fn note(&self, what: &'static str, state: Result<(), String>) {
+        self.insert(what, state.map_or_else(State::Troubled, |()| State::Met));
+    }
+
+    /// Whether all is met. One line for each trouble.
     ///
     /// # Errors
     ///
-    /// One line for each condition that is not.
-    pub fn check(&self) -> Result<(), String> {
+    /// One line for each condition that is not met, and for each trouble.
+    pub fn check(&self) -> Result<String, String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let unmet =
-            all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.as_ref().err()?)));
-        let unmet: String = unmet.collect();
-        if unmet.is_empty() { Ok(()) } else { Err(unmet) }
+        let lines = all.iter().filter_map(|(name, state)| match state {
+            State::Met => None,
+            State::Unmet(why) | State::Troubled(why) => Some(format!("{name}: {why}\n")),
+        });
+        let lines: String = lines.collect();
+        if all.values().any(|state| matches!(state, State::Unmet(_))) { Err(lines) } else { Ok(lines) }
+    }
+
+    fn insert(&self, condition: &'static str, state: State) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(condition, state);
     }
 }
 
@@ -122,7 +144,7 @@ impl Admin {
             ("/metrics", _, _) => text(StatusCode::OK, self.metrics.encode(), metrics::CONTENT_TYPE),
             ("/livez", _, _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _, _) => match self.readiness.check() {
-                Ok(()) => plain_text(StatusCode::OK, "ok\n"),
+                Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}")),
                 Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, reasons),
             },
             ("/cloud/healthz", Port::Log, Side::Cloud(_)) if !get => only("GET", READ_ONLY),

@@ -163,8 +163,7 @@ impl Pod {
         };
         let zone = publishing.zone.clone();
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
-        let conditions: &[_] = if store.is_some() { &[publish::CONDITION] } else { &[] };
-        let readiness = Readiness::waiting_for(conditions);
+        let readiness = Readiness::waiting_for(&[]);
         let nodes = registry.clone();
         let admin = Admin {
             side: Side::Cloud(Arc::new(move || nodes.nodes())),
@@ -203,7 +202,7 @@ impl Pod {
                 store,
                 zone,
                 metrics: pod.metrics.clone(),
-                tell: Box::new(move |state| readiness.set(publish::CONDITION, state)),
+                tell: Box::new(move |state| readiness.note(publish::NAME, state)),
             };
             let drain = &pod.stopping.publisher;
             drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));

@@ -67,6 +67,15 @@ async fn readiness_tells_the_truth_and_why() {
     admin.readiness.set("link", Ok(()));
     admin.readiness.set("drain", Ok(()));
     assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
+    admin.readiness.note("publisher", Err("etcd is away".into()));
+    let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
+    assert_eq!((status, body.as_str()), (200, "ok\npublisher: etcd is away\n"));
+    admin.readiness.set("link", Err("gone".into()));
+    let (status, body) = ask(&admin, Port::Log, "GET /readyz").await;
+    assert_eq!((status, body.as_str()), (503, "link: gone\npublisher: etcd is away\n"));
+    admin.readiness.set("link", Ok(()));
+    admin.readiness.note("publisher", Ok(()));
+    assert_eq!(ask(&admin, Port::Metrics, "GET /readyz").await, (200, "ok\n".into()));
     assert_eq!(ask(&admin, Port::Metrics, "DELETE /readyz").await.0, 405);
 }
 

@@ -69,4 +69,4 @@ pub(super) fn store(
 }
 
 /// Its name in `/readyz`.
-pub(super) const CONDITION: &str = "publisher";
+pub(super) const NAME: &str = "publisher";

@@ -95,10 +95,10 @@ fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts
     first.process.kill();
     kubernetes.endpoints("tunnel-cloud-x", &[("10.0.0.1", false), ("10.0.0.2", true)]);
     kubernetes.stop();
-    second.is_unready("publisher: ConfigMap tunnel-nodes: kube-apiserver");
+    second.is_troubled("publisher: ConfigMap tunnel-nodes: kube-apiserver");
     second.has("node1");
     kubernetes.restart();
-    second.ready();
+    second.is_well();
     wait_until("the dead pod's line is swept", Duration::from_secs(60), || {
         second.process.lives();
         lines(&kubernetes) == set(&["10.0.0.2    node1"])

@@ -118,12 +118,13 @@ impl Running {
         });
     }
 
-    /// Waits until an HTTP path on its admin port answers anything but 200, with a body that contains a text.
-    pub(crate) fn refuses(&mut self, port: u16, path: &str, text: &str) {
-        let what = format!("{} refuses {path} with {text:?}", self.name);
+    /// Waits until an HTTP path on its admin port answers 200 with this body and nothing else.
+    pub(crate) fn answers_only(&mut self, port: u16, path: &str, body: &str) {
+        let what = format!("{} answers 200 with only {body:?} at {path}", self.name);
+        let end = format!("\r\n\r\n{body}");
         wait_until(&what, PATIENCE, || {
             self.lives();
-            ask(port, "GET", path, "").is_some_and(|answer| !is_ok(&answer) && answer.contains(text))
+            ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && answer.ends_with(&end))
         });
     }
 

@@ -67,7 +67,7 @@ fn records_of_a_killed_pod_go_with_its_lease_and_those_of_a_living_one_outlast_m
 }
 
 #[test]
-fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_makes_the_pod_unready_but_cuts_nothing() {
+fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_is_told_and_disturbs_nothing() {
     let Some((mut etcd, _dns, place)) = etcd_and_dns(false) else { return };
     if !have(&["curl"]) {
         return;
@@ -99,10 +99,10 @@ fn an_etcd_with_users_is_logged_in_to_and_a_broken_one_makes_the_pod_unready_but
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     cloud.publishes(1);
     etcd.process.kill();
-    cloud.is_unready("publisher: etcd at");
+    cloud.is_troubled("publisher: etcd at");
     cloud.has("node1");
     etcd.restart(&place);
-    cloud.ready();
+    cloud.is_well();
     cloud.publishes(1);
     // The token is over again.
     pass(Duration::from_secs(3), || {});

@@ -176,9 +176,14 @@ auth = "none"
         self.process.answers(self.log_port, "/readyz", "");
     }
 
-    /// Waits until it is not, and says this of the reason.
-    pub(crate) fn is_unready(&mut self, why: &str) {
-        self.process.refuses(self.log_port, "/readyz", why);
+    /// Waits until it is ready all the same, and tells of this trouble.
+    pub(crate) fn is_troubled(&mut self, why: &str) {
+        self.process.answers(self.log_port, "/readyz", why);
+    }
+
+    /// Waits until it is ready and has no trouble.
+    pub(crate) fn is_well(&mut self) {
+        self.process.answers_only(self.log_port, "/readyz", "ok\n");
     }
 
     /// Waits until its metrics tell of so many records.
