@@ -20,7 +20,7 @@ use crate::backend::Backend;
 use crate::config::edge::Client;
 use crate::drain::Drain;
 use crate::names::{Host, Target};
-use crate::net::backoff::Backoff;
+use crate::net::backoff::{Backoff, LONGEST};
 use crate::net::dial::dial;
 use crate::net::listen::tune_link;
 use crate::net::pool::Pool;
@@ -84,7 +84,7 @@ impl Keeper {
                         self.readiness.set(LINK, Err(text.clone()));
                     }
                     if said != text {
-                        warn!(error = %text, "cannot link to the cloud; trying again, at most every {:?}", backoff.ceiling());
+                        warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {LONGEST:?}");
                         said = text;
                     }
                     if why.downcast_ref().is_some_and(DialError::is_name_taken) {

@@ -43,10 +43,10 @@ impl Backoff {
     }
 
     /// The longest that the next pause can be.
-    pub fn ceiling(&self) -> Duration {
+    fn ceiling(&self) -> Duration {
         match self.tries {
             0 => AT_FIRST,
-            n => LEAST.saturating_mul(1_u32.checked_shl(n - 1).unwrap_or(u32::MAX)).min(MOST),
+            n => LEAST.saturating_mul(1_u32.checked_shl(n - 1).unwrap_or(u32::MAX)).min(LONGEST),
         }
     }
 }
@@ -58,7 +58,7 @@ const AT_FIRST: Duration = Duration::from_millis(50);
 const LEAST: Duration = Duration::from_millis(100);
 
 /// Ceiling of all pauses: a pod that is back is found within half a minute, and a dead one costs nobody anything.
-const MOST: Duration = Duration::from_secs(30);
+pub const LONGEST: Duration = Duration::from_secs(30);
 
 /// A link that lived so long was no mere flash.
 const WORTH_IT: Duration = Duration::from_secs(10);
@@ -94,7 +94,7 @@ mod tests {
         fn no_pause_is_longer_than_its_ceiling(tries in 0..200_u32, chance: f64) {
             let mut backoff = Backoff { tries };
             let ceiling = backoff.ceiling();
-            prop_assert!(backoff.pause(chance) <= ceiling && ceiling <= MOST);
+            prop_assert!(backoff.pause(chance) <= ceiling && ceiling <= LONGEST);
             prop_assert!(backoff.ceiling() >= ceiling);
         }
 

@@ -6,33 +6,17 @@ use std::net::SocketAddr;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::Duplex as _;
-use tunnel::route::Request;
-use tunnel::tunnel::{Category, Code, Session};
+use tunnel::tunnel::{Code, Session};
 
 use crate::support::line::Line;
 use crate::support::pods::{self, Separate};
 use crate::support::programs::{Place, TestPod, edge, edge_forgets_all, start_edge, target};
+use crate::support::sessions::{asked, says};
 use crate::support::{beside, soon, targets, wait_until};
 
 /// A session from an edge to a target in the cloud, or the words that refuse it.
 async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
-    wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
-    let client = "a program on the edge".into();
-    let node = node.parse().unwrap();
-    let request = Request { node, target: target(to), category: Category::HttpProxy, client };
-    edge.route.open(request).await.map_err(|e| e.to_string())
-}
-
-async fn says(session: &mut Session, text: &str) {
-    let mut bytes = bytes::Bytes::copy_from_slice(text.as_bytes());
-    std::future::poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
-    let mut back = Vec::new();
-    while back.len() < text.len() {
-        let more = soon("the echo", std::future::poll_fn(|cx| session.poll_take(cx))).await.unwrap();
-        assert!(!more.is_empty(), "the end after {back:?}");
-        back.extend_from_slice(&more);
-    }
-    assert_eq!(back, text.as_bytes());
+    asked(edge, node.parse().unwrap(), target(to)).await
 }
 
 /// Waits for the session's end, and gives its cause.

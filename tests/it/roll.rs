@@ -8,14 +8,13 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::net::Duplex as _;
-use tunnel::route::Request;
-use tunnel::tunnel::{Category, Code, Session};
+use tunnel::tunnel::{Code, Session};
 
 use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;
 use crate::support::pods;
-use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
+use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge, target};
+use crate::support::sessions::{asked, says};
 use crate::support::{beside, peer, soon, targets, wait_until};
 
 #[tokio::test]
@@ -74,24 +73,9 @@ async fn a_pod_that_stops_serves_its_own_clients_over_the_old_link_and_new_ones_
 }
 
 /// A session from an edge to a target at another node, or the words that refuse it.
-async fn between(edge: &Edge, target: &str) -> Result<Session, String> {
-    let target: tunnel::names::Target = target.parse().unwrap();
-    let node = target.host.to_string().parse().unwrap();
-    let client = "a program on the edge".into();
-    let request = Request { node, target, category: Category::HttpProxy, client };
-    edge.route.open(request).await.map_err(|e| e.to_string())
-}
-
-async fn says(session: &mut Session, text: &str) {
-    let mut bytes = bytes::Bytes::copy_from_slice(text.as_bytes());
-    std::future::poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
-    let mut back = Vec::new();
-    while back.len() < text.len() {
-        let more = soon("the echo", std::future::poll_fn(|cx| session.poll_take(cx))).await.unwrap();
-        assert!(!more.is_empty(), "the end after {back:?}");
-        back.extend_from_slice(&more);
-    }
-    assert_eq!(back, text.as_bytes());
+async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
+    let target = target(to);
+    asked(edge, target.host.to_string().parse().unwrap(), target).await
 }
 
 #[tokio::test]

@@ -539,3 +539,17 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
     let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotHere);
 }
+
+#[tokio::test]
+async fn a_pod_that_has_gone_is_not_named_as_one_that_does_not_answer() {
+    let place = Place::new();
+    let pod = pods::start(&place, 1).remove(0);
+    let mut gone = scripted_pod(&place, &pod, 7).await;
+    says(&gone, 0, true, Duration::ZERO).await;
+    is_heard(&mut gone).await;
+    drop(gone);
+    wait_until("its link has ended", || links(&pod) == 0).await;
+    let answer = pod.ask("node1:22").await;
+    assert_eq!(answer.status, 502, "{answer:?}");
+    assert!(!answer.body.contains("does not answer"), "{answer:?}");
+}

@@ -22,16 +22,7 @@ fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
     let dns = Dns::of_hosts(&place, &coredns, &hosts);
     dns.answers("other.nodes.test", "127.0.0.9");
     let lines = format!("publish = \"hosts\"\nhosts = \"{}\"\n", hosts.display());
-    let mut cloud = cloud(&place, &lines);
-    let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
-    edge.process.terminate();
-    edge.process.ends(PATIENCE);
-    dns.answers("node1.nodes.test", "");
-    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
-    cloud.process.terminate();
-    assert!(cloud.process.ends(PATIENCE).success());
+    comes_and_goes(&place, &dns, &lines);
     assert_eq!(std::fs::read_to_string(&hosts).unwrap(), "127.0.0.9 other.nodes.test\n");
 }
 
@@ -40,16 +31,7 @@ fn a_node_name_resolves_through_etcd_while_its_edge_is_linked() {
     let Some((etcd, dns, place)) = etcd_and_dns(false) else { return };
     let lines =
         format!("publish = \"etcd\"\netcd = [\"http://127.0.0.1:{}\", \"{}\"]\n", free_port(), etcd.url);
-    let mut cloud = cloud(&place, &lines);
-    let mut edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
-    edge.process.terminate();
-    edge.process.ends(PATIENCE);
-    dns.answers("node1.nodes.test", "");
-    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
-    dns.answers("node1.nodes.test", POD_IP);
-    cloud.process.terminate();
-    assert!(cloud.process.ends(PATIENCE).success());
+    comes_and_goes(&place, &dns, &lines);
     assert_eq!(dns.ask("node1.nodes.test"), "", "withdrawn before the exit");
 }
 
@@ -125,6 +107,20 @@ fn an_etcd_with_tls_wants_our_certificate_and_shows_its_own() {
     let cloud = cloud(&place, &lines);
     let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
     dns.answers("node1.nodes.test", POD_IP);
+}
+
+/// A node's name resolves while its edge is linked, to a pod with these settings, which stops in the end.
+fn comes_and_goes(place: &Place, dns: &Dns, registry: &str) {
+    let mut cloud = cloud(place, registry);
+    let mut edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+    edge.process.terminate();
+    edge.process.ends(PATIENCE);
+    dns.answers("node1.nodes.test", "");
+    let _edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
+    dns.answers("node1.nodes.test", POD_IP);
+    cloud.process.terminate();
+    assert!(cloud.process.ends(PATIENCE).success());
 }
 
 /// Lets time pass where nothing else tells that it has.

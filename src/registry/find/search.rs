@@ -176,10 +176,10 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Asks those that were not asked before.
+    /// Asks those that were not asked before, and can be.
     fn ask(&mut self, pods: Vec<Pod>) {
         for pod in pods {
-            if self.asked.iter().any(|asked| asked.is(&pod)) {
+            if pod.is_gone() || self.asked.iter().any(|asked| asked.is(&pod)) {
                 continue;
             }
             self.asked.push(pod.clone());

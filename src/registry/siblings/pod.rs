@@ -49,6 +49,11 @@ impl Pod {
         }
     }
 
+    /// Whether it can never be asked again: it was known by its own link only, and that has ended.
+    pub fn is_gone(&self) -> bool {
+        matches!(&self.0, Which::Incoming(outbox) if outbox.is_closed())
+    }
+
     /// Whether both are the same.
     pub fn is(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {

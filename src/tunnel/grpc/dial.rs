@@ -28,7 +28,7 @@ pub enum DialError {
     #[error("the connection broke before the cloud answered: {0}")]
     Broken(String),
     /// The cloud does not want us. The usual causes are a wrong token or node name.
-    #[error("the cloud refused: {message} ({code:?})")]
+    #[error("the cloud refused: {message} ({code:?}){}", remedy(*code))]
     Refused {
         /// gRPC's code.
         code: Code,
@@ -178,6 +178,16 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
     request.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
     request.headers_mut().insert(http::header::TE, HeaderValue::from_static("trailers"));
     Ok(request)
+}
+
+/// What to do about a refusal, where that is known.
+fn remedy(code: Code) -> &'static str {
+    match code {
+        Code::Unauthenticated => {
+            ": compare the token here with this node's line, or else the default line, in the cloud's token file"
+        }
+        _ => "",
+    }
 }
 
 /// What an edge takes; its memory is scarcer.

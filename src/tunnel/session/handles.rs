@@ -177,11 +177,6 @@ impl Parked {
         self.shared.instance()
     }
 
-    /// Whether `instance` is the process that holds its other end.
-    pub fn belongs_to(&self, instance: Option<Instance>) -> bool {
-        instance.is_some() && self.instance() == instance
-    }
-
     /// Whether it still needs a path. Once it does not, the next loss is another's to mend.
     pub fn seeks(&self) -> bool {
         let mut inner = self.shared.lock();

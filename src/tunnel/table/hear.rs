@@ -58,7 +58,8 @@ impl Table {
             Peer::Edge(edge) => Some(edge),
             Peer::Cloud(_) | Peer::Pod => None,
         };
-        let elsewhere = outbox.peer != Peer::Cloud(node.clone());
+        // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
+        let elsewhere = !matches!(outbox.peer, Peer::Cloud(_));
         match &mut word {
             Word::Open { epoch, client, .. } if elsewhere => {
                 let mut category = category;

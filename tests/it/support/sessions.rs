@@ -1,0 +1,33 @@
+//! Sessions that a test holds itself, without a socket.
+
+use std::future::poll_fn;
+
+use bytes::Bytes;
+use tunnel::edge::Edge;
+use tunnel::names::{NodeName, Target};
+use tunnel::net::Duplex as _;
+use tunnel::route::Request;
+use tunnel::tunnel::{Category, Session};
+
+use super::{soon, wait_until};
+
+/// A session that a program on an edge asks for, or the words that refuse it.
+pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result<Session, String> {
+    wait_until("the edge has a link", || edge.metrics.links.get() > 0).await;
+    let client = "a program on the edge".into();
+    let request = Request { node, target, category: Category::HttpProxy, client };
+    edge.route.open(request).await.map_err(|e| e.to_string())
+}
+
+/// Says something to what repeats it, and hears it again.
+pub(crate) async fn says(session: &mut Session, text: &str) {
+    let mut bytes = Bytes::copy_from_slice(text.as_bytes());
+    poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+    let mut back = Vec::new();
+    while back.len() < text.len() {
+        let more = soon("the echo", poll_fn(|cx| session.poll_take(cx))).await.unwrap();
+        assert!(!more.is_empty(), "the end after {back:?}");
+        back.extend_from_slice(&more);
+    }
+    assert_eq!(back, text.as_bytes());
+}
