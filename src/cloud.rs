@@ -35,6 +35,7 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
+use crate::policy::zone::Zone;
 use crate::registry::Registry;
 use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
@@ -161,7 +162,10 @@ impl Pod {
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
-        let zone = publishing.zone.clone();
+        let vouching = tokens.clone();
+        let patterns = publishing.publish_names.clone();
+        let vouched = move |node: &_| vouching.load().names(node);
+        let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
         let readiness = Readiness::waiting_for(&[]);
         let nodes = registry.clone();
