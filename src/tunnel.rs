@@ -12,6 +12,7 @@ pub mod link;
 mod middle;
 pub mod outbox;
 pub mod pace;
+mod pieces;
 pub mod plain;
 pub mod recv;
 pub mod schedule;

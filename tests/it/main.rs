@@ -15,6 +15,7 @@ mod herd;
 mod hostile;
 mod inside;
 mod links;
+mod memory;
 mod plain;
 mod refusals;
 mod relay;
