@@ -12,7 +12,7 @@ use super::*;
 use crate::names::{Instance, Target};
 use crate::net::Duplex;
 use crate::net::resolver::Resolver;
-use crate::policy::targets::Targets;
+use crate::policy::targets::{Listening, Targets};
 use crate::tunnel::frame::Body;
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::Windows;
@@ -45,6 +45,7 @@ impl Pair {
             node: Some(node),
             own: Own::new(Vec::new),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
+            listening: Listening::default(),
             resolver: Resolver::system().unwrap(),
         };
         let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());

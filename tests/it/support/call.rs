@@ -73,7 +73,7 @@ impl Call {
 
     /// The message that says something about a session in the extended dialect.
     pub(crate) fn message(&self, id: SessionId, word: Word) -> StreamMsg {
-        to_message(Frame { node: self.node.clone(), body: Body::Session(id, Category::Ssh, word) })
+        message(&self.node, id, word)
     }
 
     /// Says one of SuperEdge's words about a session.
@@ -83,14 +83,7 @@ impl Call {
 
     /// One of SuperEdge's messages about a session.
     pub(crate) fn plain(&self, kind: &str, topic: &str, data: Bytes) -> StreamMsg {
-        StreamMsg {
-            node: self.node.to_string(),
-            category: "ssh".into(),
-            r#type: kind.into(),
-            topic: topic.into(),
-            data,
-            addr: String::new(),
-        }
+        plain(&self.node, kind, topic, data)
     }
 
     /// The next message, whatever it is; none once the stream has ended.
@@ -151,6 +144,23 @@ impl Call {
         if message.category == "stream" && message.r#type == "heartbeat" && message.data.len() == 8 {
             self.send(StreamMsg { r#type: "pong".into(), ..message }).await;
         }
+    }
+}
+
+/// The message that says something about a session in the extended dialect.
+pub(crate) fn message(node: &NodeName, id: SessionId, word: Word) -> StreamMsg {
+    to_message(Frame { node: node.clone(), body: Body::Session(id, Category::Ssh, word) })
+}
+
+/// One of SuperEdge's messages about a session.
+pub(crate) fn plain(node: &NodeName, kind: &str, topic: &str, data: Bytes) -> StreamMsg {
+    StreamMsg {
+        node: node.to_string(),
+        category: "ssh".into(),
+        r#type: kind.into(),
+        topic: topic.into(),
+        data,
+        addr: String::new(),
     }
 }
 
