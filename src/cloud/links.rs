@@ -233,6 +233,8 @@ async fn run(mut link: Link, shared: &Shared) {
                     make_way(link.outbox.clone(), node, shared);
                 }
             }
+            // Only an edge is told.
+            Ok(Event::Conflict(_)) => {}
             // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
