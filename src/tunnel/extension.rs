@@ -11,6 +11,7 @@ use super::frame::{Body, Category, Code, Found, Frame, Refusal, Word};
 use super::opener::Opener;
 use super::outbox::Peer;
 use crate::names::{Instance, NodeName, SessionId};
+use crate::telemetry::said;
 
 /// A message that is no frame. It is counted and dropped; the link goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -145,7 +146,7 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
             target: message.addr.parse().map_err(|_| NotAFrame::BadField)?,
             limit: c.limit,
             epoch: c.epoch,
-            client: Refusal::new(Code::Over, &c.client).reason,
+            client: said(&c.client),
             opener: c.opener.parse().ok(),
         },
         "connected" => {

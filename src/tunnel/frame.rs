@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::opener::Opener;
 use crate::names::{Instance, NodeName, SessionId, Target};
+use crate::telemetry::said;
 
 /// One message on a link. `protocol.md` calls the table of them section 2.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,14 +171,7 @@ pub enum Code {
 impl Refusal {
     /// A refusal whose reason is made printable and cut to 200 bytes.
     pub fn new(code: Code, reason: impl fmt::Display) -> Self {
-        let mut text: String =
-            reason.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let mut end = text.len().min(REASON_BYTES);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        Self { code, reason: text }
+        Self { code, reason: said(&reason.to_string()) }
     }
 }
 
@@ -237,6 +231,3 @@ impl Category {
             .find(|c| c.name() == name)
     }
 }
-
-/// Longest reason on the wire, in bytes: a sentence, not a flood.
-const REASON_BYTES: usize = 200;

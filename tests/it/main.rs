@@ -6,6 +6,7 @@
 mod certificates;
 
 mod support;
+mod words;
 
 mod admin;
 mod config;
