@@ -230,6 +230,7 @@ impl Pod {
         if let Some(users) = users {
             drain.spawn(info_span!("users"), users.watch(drain.clone()));
         }
+        drain.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(drain.clone().begun()));
         drain.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool.clone(), drain.clone()));
     }
 }

@@ -142,6 +142,7 @@ impl Edge {
         links.spawn(info_span!("token"), keeper.token.clone().watch(links.clone()));
         links.spawn(info_span!("tls"), keeper.tls.clone().watch(links.clone()));
         links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
+        links.spawn(info_span!("refusals"), edge.metrics.refusals.clone().sum_up(links.clone().begun()));
         links.spawn(info_span!("upkeep"), table.upkeep(pool, links.clone()));
         let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
         links.spawn(span, Arc::new(keeper).keep());

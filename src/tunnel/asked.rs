@@ -79,17 +79,17 @@ impl Asked {
     /// Takes it as the session's acceptor; none if it cannot be one: a session to resume is not here, and a new one may
     /// be too many.
     pub fn offer(mut self) -> Option<Offer> {
-        let Attempt { id, category, node, epoch, from } = self.attempt.clone();
+        let Attempt { id, category, node, epoch, from, .. } = self.attempt.clone();
         let word = self.word.take();
         if !self.is_wanted() {
             return None;
         }
-        let Some(Word::Open { target, limit, client, .. }) = word else {
+        let Some(Word::Open { target, limit, client, opener, .. }) = word else {
             self.table.middle.end(&self.attempt, Some(unknown(epoch)));
             return None;
         };
         self.table.middle.end(&self.attempt, None);
-        match self.table.offered(&from, (id, category, node), (target, client), (limit, epoch))? {
+        match self.table.offered(&from, (id, category, node), (target, client, opener), (limit, epoch))? {
             Event::Offer(offer) => Some(offer),
             _ => None,
         }

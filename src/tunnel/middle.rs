@@ -11,7 +11,8 @@ use super::budget::Budget;
 use super::frame::{Category, Word};
 use super::lane::{Full, Lane};
 use super::lock;
-use super::outbox::Outbox;
+use super::opener::Opener;
+use super::outbox::{Outbox, Peer};
 use super::session::end::LinkId;
 use crate::names::{NodeName, SessionId};
 
@@ -35,11 +36,26 @@ pub(super) struct Attempt {
     pub(super) node: NodeName,
     pub(super) epoch: u64,
     pub(super) from: Arc<Outbox>,
+    /// Who opened the session, where that is known.
+    pub(super) opener: Option<Opener>,
+}
+
+/// What an Open or Resume is to the session's binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// The newest: it has the binding now.
+    Newest,
+    /// Late: there was a newer one.
+    Old,
+    /// Somebody else opened the session.
+    Foreign,
 }
 
 #[derive(Debug)]
 struct Binding {
     epoch: u64,
+    /// Who opened the session, once that is known.
+    by: Option<Opener>,
     opener: Hop,
     /// None while its way is sought.
     acceptor: Option<Hop>,
@@ -74,14 +90,19 @@ impl Middle {
         self.queued.used()
     }
 
-    /// An Open or Resume came. False if it is not the newest of its session.
-    pub(super) fn asked(&self, attempt: &Attempt) -> bool {
+    /// An Open or Resume came, and takes the binding if it is the newest of the session's opener.
+    pub(super) fn asked(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
-        if bindings.get(&attempt.id).is_some_and(|known| known.epoch >= attempt.epoch) {
-            return false;
+        let known = bindings.get(&attempt.id);
+        if known.is_some_and(|known| known.is_foreign(attempt)) {
+            return Claim::Foreign;
         }
-        let binding = Binding { epoch: attempt.epoch, opener: opener.clone(), acceptor: None };
+        if known.is_some_and(|known| known.epoch >= attempt.epoch) {
+            return Claim::Old;
+        }
+        let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
+        let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None };
         let before = bindings.insert(attempt.id, binding);
         drop(bindings);
         if let Some(before) = before {
@@ -92,7 +113,7 @@ impl Middle {
             }
         }
         self.admit(attempt, &opener);
-        true
+        Claim::Newest
     }
 
     /// Binds the session to the link behind which its acceptor is, and says the word there.
@@ -220,6 +241,15 @@ impl Binding {
     /// Whether it still seeks the way of this attempt.
     fn is(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id && self.acceptor.is_none()
+    }
+
+    /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge
+    /// that accepted it.
+    fn is_foreign(&self, attempt: &Attempt) -> bool {
+        let accepted = |hop: &Hop| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
+        let unknown = self.by.is_none();
+        !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
+            || unknown && self.acceptor.as_ref().is_some_and(accepted)
     }
 }
 

@@ -102,7 +102,7 @@ async fn flooded(node: &str, most: usize) {
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
     let (mut bad, _edge) = both(&place, &pod).await;
     let target = "node1:22".parse().unwrap();
-    let open = Word::Open { target, limit: 1, epoch: 1, client: String::new() };
+    let open = Word::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
     // It does not read the answers meanwhile.
     for _ in 0..20_000 {
         let message = bad.message(SessionId::random(), open.clone());
@@ -128,7 +128,13 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     let (place, echo) = (Place::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let (bad, _edge) = both(&place, &pod).await;
-    let open = Word::Open { target: "node1:22".parse().unwrap(), limit: 1, epoch: 1, client: String::new() };
+    let open = Word::Open {
+        target: "node1:22".parse().unwrap(),
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
     // So many answers that none more can be sent.
     for _ in 0..20_000 {
         bad.say(SessionId::random(), open.clone()).await;
@@ -178,7 +184,7 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
     let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
     let mut call = bad.call().await;
     call.answer(Some(Instance::random()));
-    let open = Word::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new() };
+    let open = Word::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
     for _ in 0..500 {
         call.say(SessionId::random(), open.clone()).await;
     }
@@ -355,7 +361,11 @@ async fn the_default_policy_is_this_machine_and_nothing_else() {
 /// Opens a session at an edge. Why it refuses, if it does.
 async fn open(call: &mut Call, text: &str) -> Option<Code> {
     let id = SessionId::random();
-    call.say(id, Word::Open { target: target(text), limit: 1, epoch: 1, client: String::new() }).await;
+    call.say(
+        id,
+        Word::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
+    )
+    .await;
     match call.word().await.1 {
         Word::Opened { .. } => None,
         Word::Refused { refusal, .. } => Some(refusal.code),

@@ -117,7 +117,13 @@ async fn say_to(edge: &Call, node: &str, id: SessionId, word: Word) {
 }
 
 fn open_word(epoch: u64) -> Word {
-    Word::Open { target: "127.0.0.1:22".parse().unwrap(), limit: 1000, epoch, client: "root".into() }
+    Word::Open {
+        target: "127.0.0.1:22".parse().unwrap(),
+        limit: 1000,
+        epoch,
+        client: "root".into(),
+        opener: None,
+    }
 }
 
 #[tokio::test]
@@ -302,7 +308,7 @@ async fn asked(call: &mut Call) -> u64 {
 }
 
 async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
-    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)) };
+    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)), age: None };
     call.send(to_message(Frame { node: call.node.clone(), body: Body::Found(found) })).await;
 }
 
@@ -314,6 +320,7 @@ async fn announces(call: &mut Call, instance: u128) {
         here: true,
         heard: Duration::ZERO,
         instance: Some(Instance::from_bits(instance)),
+        age: None,
     };
     call.send(to_message(Frame { node: node.clone(), body: Body::Found(found) })).await;
     is_heard(call).await;
@@ -390,8 +397,13 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
     announces(&mut right, 1).await;
     let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), opens(&mut right));
     // The impostor's name is the same, and it is louder.
-    let found =
-        Found { question: 0, here: true, heard: Duration::ZERO, instance: Some(Instance::from_bits(99)) };
+    let found = Found {
+        question: 0,
+        here: true,
+        heard: Duration::ZERO,
+        instance: Some(Instance::from_bits(99)),
+        age: None,
+    };
     let node = impostor.node.clone();
     impostor.send(to_message(Frame { node, body: Body::Found(found) })).await;
     // The path is lost. Only the pod that has the right process is asked to resume.
