@@ -16,6 +16,7 @@ mod herd;
 mod hostile;
 mod inside;
 mod links;
+mod opener;
 mod plain;
 mod refusals;
 mod relay;
