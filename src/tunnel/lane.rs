@@ -9,12 +9,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::budget::Share;
 use super::frame::{Category, Word};
 use super::lock;
 use super::outbox::{Spoken, Wish};
+use super::pieces::joined;
 use super::schedule::Turn;
 use crate::names::{NodeName, SessionId};
 
@@ -212,10 +213,7 @@ impl Queue {
         self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();
         if merged && let Some(Word::Data(last)) = self.ordered.back_mut() {
-            let mut both = BytesMut::with_capacity(last.len() + bytes.len());
-            both.extend_from_slice(last);
-            both.extend_from_slice(&bytes);
-            *last = both.freeze();
+            *last = joined(std::mem::take(last), &bytes);
         } else {
             self.ordered.push_back(Word::Data(bytes));
         }

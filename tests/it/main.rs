@@ -16,6 +16,7 @@ mod herd;
 mod hostile;
 mod inside;
 mod links;
+mod memory;
 mod opener;
 mod plain;
 mod refusals;
