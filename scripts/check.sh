@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What can be known without running the program: format, lints, documents, the arrows between modules, shell scripts.
+# What can be known without running the program: format, lints, documents, dependencies, the arrows
+# between modules, shell scripts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/step.sh
@@ -22,6 +23,7 @@ alone() {
 step 'shellcheck' shell
 step 'layers' alone layers
 step 'documents' alone docs
+step 'dependencies' scripts/deps.sh
 step 'cargo fmt' cargo fmt --all --check
 step 'cargo clippy' cargo clippy --quiet --workspace --all-targets -- -D warnings
 step 'cargo clippy, all features' cargo clippy --quiet --all-targets --features kubernetes -- -D warnings
