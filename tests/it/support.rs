@@ -7,6 +7,7 @@ pub(crate) mod peer;
 pub(crate) mod pods;
 pub(crate) mod programs;
 pub(crate) mod sessions;
+pub(crate) mod sibling;
 pub(crate) mod targets;
 
 use std::time::Duration;

@@ -67,13 +67,13 @@ impl Table {
                 if let Some(edge) = edge {
                     (category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
-                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
+                let attempt = Attempt::new(outbox, (id, category, node), *epoch);
                 self.asked(attempt, word)
             }
             Word::Resume { epoch, instance: Some(instance), .. }
                 if elsewhere && *instance != self.instance =>
             {
-                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
+                let attempt = Attempt::new(outbox, (id, category, node), *epoch);
                 self.asked(attempt, word)
             }
             Word::Open { .. } => {
