@@ -10,6 +10,7 @@ pub mod hello;
 mod lane;
 pub mod link;
 mod middle;
+pub mod opener;
 pub mod outbox;
 pub mod pace;
 pub mod plain;
@@ -23,7 +24,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use asked::Asked;
 pub use frame::{Category, Code, Found, Refusal};
+pub use hello::Dialect;
 pub use link::{Link, LinkEnded};
+pub use opener::Opener;
 pub use outbox::{Outbox, Peer};
 pub use recv::Windows;
 pub use session::{Account, Answer, Offer, Opening, Parked, Session};

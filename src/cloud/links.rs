@@ -152,7 +152,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let refused = &shared.ground.metrics.calls_refused;
     if !shared.tokens.load().prove(&hello.node, &hello.token) {
         refused.count("token");
-        warn!("refused: invalid token");
+        if shared.ground.metrics.refusals.may_tell("token", call.from.ip()) {
+            warn!("refused: invalid token");
+        }
         return call.refuse(Dismissal::Token);
     }
     if shared.stopping.is_cancelled() {
@@ -161,7 +163,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     }
     if let Err(taken) = shared.registry.admit(&hello.node, hello.instance).await {
         refused.count("name_taken");
-        error!(%taken, "refused");
+        if shared.ground.metrics.refusals.may_tell("name_taken", call.from.ip()) {
+            error!(%taken, "refused");
+        }
         return call.refuse(Dismissal::NameTaken(taken.to_string()));
     }
     let from = call.from;
@@ -230,6 +234,8 @@ async fn run(mut link: Link, shared: &Shared) {
                     make_way(link.outbox.clone(), node, shared);
                 }
             }
+            // Only an edge is told.
+            Ok(Event::Conflict(_)) => {}
             // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {

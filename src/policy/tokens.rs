@@ -32,6 +32,11 @@ impl Tokens {
         equal && !expected.is_empty()
     }
 
+    /// Whether a node has a line of its own.
+    pub fn names(&self, node: &NodeName) -> bool {
+        self.0.contains_key(&node.as_str().to_ascii_lowercase())
+    }
+
     /// How many lines count.
     pub fn len(&self) -> usize {
         self.0.len()

@@ -192,13 +192,7 @@ impl Finder {
     /// Answers another pod's question, from our own links only.
     pub fn answer(&self, to: &Arc<Outbox>, node: &NodeName, question: u64) {
         let linked = self.registry.here(node).filter(|linked| !linked.outbox.is_closed());
-        let found = Found {
-            question,
-            here: linked.is_some(),
-            heard: linked.as_ref().map_or(Duration::ZERO, |linked| linked.outbox.silence()),
-            // A plain node cannot resume; this pod is the end of its sessions.
-            instance: linked.map(|linked| linked.instance.unwrap_or(self.own)),
-        };
+        let found = linked.map_or_else(|| Found::away(question), |linked| linked.found(question, self.own));
         // One that does not read its answers gets none.
         to.found(node, found);
         if let Some(others) = &self.others {

@@ -118,12 +118,12 @@ impl Asked {
         if self.table.middle.stand(&self.attempt) != Stand::Sought {
             return None;
         }
-        let Some(Word::Open { target, limit, client, .. }) = word else {
+        let Some(Word::Open { target, limit, client, opener, .. }) = word else {
             self.table.middle.end(&self.attempt, Some(unknown(epoch)));
             return None;
         };
         self.table.middle.end(&self.attempt, None);
-        match self.table.offered(&from, (id, category, node), (target, client), (limit, epoch))? {
+        match self.table.offered(&from, (id, category, node), (target, client, opener), (limit, epoch))? {
             Event::Offer(offer) => Some(offer),
             _ => None,
         }

@@ -242,6 +242,7 @@ impl Link {
             Body::Find(question) => self.events.push_back(Event::Find(node, question)),
             Body::Found(found) => self.events.push_back(Event::Found(node, found)),
             Body::Drain => self.events.push_back(Event::Drain),
+            Body::Conflict(why) => self.events.push_back(Event::Conflict(why)),
         }
     }
 

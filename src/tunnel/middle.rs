@@ -9,14 +9,15 @@ mod attempt;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-pub(super) use attempt::{Attempt, Stand};
+pub(super) use attempt::{Attempt, Claim, Stand};
 use attempt::{Seeker, is_not_here};
 
 use super::budget::Budget;
 use super::frame::Word;
 use super::lane::{Full, Lane};
 use super::lock;
-use super::outbox::Outbox;
+use super::opener::Opener;
+use super::outbox::{Outbox, Peer};
 use super::session::end::LinkId;
 use crate::names::SessionId;
 
@@ -35,6 +36,8 @@ pub(super) struct Middle {
 #[derive(Debug)]
 struct Binding {
     epoch: u64,
+    /// Who opened the session, once that is known.
+    by: Option<Opener>,
     opener: Hop,
     /// None while its way is sought.
     acceptor: Option<Hop>,
@@ -71,15 +74,20 @@ impl Middle {
         self.queued.used()
     }
 
-    /// An Open or Resume came. False if it is not the newest of its session.
-    pub(super) fn asked(&self, attempt: &Attempt) -> bool {
+    /// An Open or Resume came, and takes the binding if it is the newest of the session's opener.
+    pub(super) fn asked(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
-        if bindings.get(&attempt.id).is_some_and(|known| known.epoch >= attempt.epoch) {
-            return false;
+        let known = bindings.get(&attempt.id);
+        if known.is_some_and(|known| known.is_foreign(attempt)) {
+            return Claim::Foreign;
         }
+        if known.is_some_and(|known| known.epoch >= attempt.epoch) {
+            return Claim::Old;
+        }
+        let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
         let seeker = Some(Seeker(attempt.changed.clone()));
-        let binding = Binding { epoch: attempt.epoch, opener: opener.clone(), acceptor: None, seeker };
+        let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None, seeker };
         let before = bindings.insert(attempt.id, binding);
         drop(bindings);
         if let Some(before) = before {
@@ -90,7 +98,7 @@ impl Middle {
             }
         }
         self.admit(attempt, &opener);
-        true
+        Claim::Newest
     }
 
     /// Binds the session to the link behind which its acceptor is, and says the word there. If its way is `sought` on,
@@ -243,6 +251,15 @@ impl Binding {
     /// Whether this attempt has made it.
     fn is_of(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id
+    }
+
+    /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge
+    /// that accepted it.
+    fn is_foreign(&self, attempt: &Attempt) -> bool {
+        let accepted = |hop: &Hop| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
+        let unknown = self.by.is_none();
+        !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
+            || unknown && self.acceptor.as_ref().is_some_and(accepted)
     }
 }
 

@@ -20,13 +20,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use members::Members;
-pub(super) use say::unknown;
+pub(super) use say::{UNKNOWN, unknown};
 use speaker::Speaker;
 pub(super) use speaker::{Spoken, Wish};
 use waiting::{Next, Waiting};
 
 use super::budget::Budget;
 use super::frame::{Frame, Word};
+use super::hello::Dialect;
 use super::lane::Lane;
 use super::lock;
 use super::schedule::{SMALL, Schedule, Turn};
@@ -43,8 +44,10 @@ pub struct Outbox {
     pub peer: Peer,
     /// The process at its other end, if that speaks extended.
     pub instance: Option<Instance>,
-    /// Whether the peer can take sessions up again on another link.
+    /// Whether the peer can take sessions up again on another link: it speaks extended.
     pub resumes: bool,
+    /// What both ends speak.
+    pub dialect: Dialect,
     /// Told when a reader of a plain link's session has taken something.
     pub(super) read: Notify,
     /// Told at each answer to a ping.
@@ -83,13 +86,15 @@ impl Peer {
 }
 
 impl Outbox {
-    /// The sending side of a new link to `peer`. A link whose peer `resumes` is paced.
-    pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, resumes: bool) -> Arc<Self> {
+    /// The sending side of a new link to `peer`. One that speaks extended is paced.
+    pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
+        let resumes = dialect != Dialect::Plain;
         Arc::new(Self {
             id,
             peer,
             instance,
             resumes,
+            dialect,
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
@@ -165,6 +170,11 @@ impl Outbox {
     /// How long ago the peer was last heard.
     pub fn silence(&self) -> Duration {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
+    }
+
+    /// How long ago the link was made.
+    pub fn age(&self) -> Duration {
+        self.made.elapsed()
     }
 
     /// Since when the peer has taken nothing, though something waits for it.

@@ -80,7 +80,7 @@ impl Plain {
             }
             Body::Session(id, category, word) => self.say_word(id, category, word, now),
             // Never said on a plain link: its outbox takes no signals.
-            Body::Find(_) | Body::Found(_) | Body::Drain => None,
+            Body::Find(_) | Body::Found(_) | Body::Drain | Body::Conflict(_) => None,
         }
     }
 

@@ -69,6 +69,8 @@ pub enum Event {
     Found(NodeName, Found),
     /// The pod wants its edge to attach elsewhere; or the edge says that it has.
     Drain,
+    /// The pod tells its edge that another machine has its name.
+    Conflict(String),
 }
 
 /// There are as many sessions as there may be, or no memory is left to promise.

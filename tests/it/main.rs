@@ -6,6 +6,7 @@
 mod certificates;
 
 mod support;
+mod words;
 
 mod admin;
 mod config;
@@ -16,6 +17,7 @@ mod herd;
 mod hostile;
 mod inside;
 mod links;
+mod opener;
 mod plain;
 mod refusals;
 mod relay;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::super::frame::{Category, Code, Word};
+use super::super::opener::Opener;
 use super::super::outbox::Outbox;
 use crate::names::{NodeName, SessionId};
 
@@ -16,8 +17,21 @@ pub(in super::super) struct Attempt {
     pub(in super::super) node: NodeName,
     pub(in super::super) epoch: u64,
     pub(in super::super) from: Arc<Outbox>,
+    /// Who opened the session, where that is known.
+    pub(in super::super) opener: Option<Opener>,
     /// Told whenever its binding has changed, for whoever seeks its way.
     pub(in super::super) changed: Arc<Notify>,
+}
+
+/// What an Open or Resume is to the session's binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Claim {
+    /// The newest: it has the binding now.
+    Newest,
+    /// Late: there was a newer one.
+    Old,
+    /// Somebody else opened the session.
+    Foreign,
 }
 
 /// How an attempt stands.
@@ -39,9 +53,9 @@ impl Attempt {
     pub(in super::super) fn new(
         from: &Arc<Outbox>,
         (id, category, node): (SessionId, Category, NodeName),
-        epoch: u64,
+        (epoch, opener): (u64, Option<Opener>),
     ) -> Self {
-        Self { id, category, node, epoch, from: from.clone(), changed: Arc::default() }
+        Self { id, category, node, epoch, from: from.clone(), opener, changed: Arc::default() }
     }
 }
 

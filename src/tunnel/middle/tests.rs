@@ -12,6 +12,7 @@ use super::*;
 use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
 use crate::tunnel::frame::{Body, Category, Code, Refusal};
+use crate::tunnel::hello::Dialect;
 use crate::tunnel::outbox::Peer;
 use crate::tunnel::recv::Windows;
 use crate::tunnel::table::{Event, Limits, Table};
@@ -33,7 +34,7 @@ fn node() -> NodeName {
 }
 
 fn link(number: u64, peer: Peer) -> Arc<Outbox> {
-    Outbox::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), true)
+    Outbox::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), Dialect::NEWEST)
 }
 
 impl Place {
@@ -94,11 +95,11 @@ fn said(link: &Outbox) -> Vec<Word> {
 }
 
 fn open(epoch: u64) -> Word {
-    Word::Open { target: "edge1:22".parse().unwrap(), limit: 1, epoch, client: "c".into() }
+    Word::Open { target: "edge1:22".parse().unwrap(), limit: 1, epoch, client: "c".into(), opener: None }
 }
 
 fn resume(epoch: u64) -> Word {
-    Word::Resume { received: 0, limit: 9, epoch, instance: Some(Instance::from_bits(2)) }
+    Word::Resume { received: 0, limit: 9, epoch, instance: Some(Instance::from_bits(2)), opener: None }
 }
 
 fn resumed(epoch: u64) -> Word {
@@ -115,6 +116,74 @@ fn reset(epoch: u64) -> Word {
 
 fn lost(epoch: u64) -> Word {
     Word::Lost { epoch }
+}
+
+/// Whether the pod that said it does not know the session of that attempt.
+fn is_unknown(said: &[Word], epoch: u64) -> bool {
+    match said {
+        [Word::Reset { epoch: of, refusal } | Word::Refused { epoch: of, refusal }] => {
+            (*of, refusal.code) == (epoch, Code::Unknown)
+        }
+        _ => false,
+    }
+}
+
+fn opened_by(mut word: Word, who: &str) -> Word {
+    *word.opener().unwrap() = Some(who.parse().unwrap());
+    word
+}
+
+#[tokio::test]
+async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
+    let (pod, stranger) = (link(3, Peer::Pod), link(4, Peer::Edge("stranger".parse().unwrap())));
+    let mut opener = link(5, Peer::Edge("opener".parse().unwrap()));
+    let place = Place::new();
+    place.ask(&opener, open(1)).unwrap().pass(&place.edge);
+    // Whatever an edge says, its pod says who it is.
+    let mut passed = said(&place.edge);
+    assert_eq!(passed.pop().and_then(|mut word| word.opener()?.take()), "node/opener".parse().ok());
+    let goes_on = |opener: &Arc<Outbox>| {
+        place.hear(opener, data("up"));
+        place.hear(&place.edge, data("down"));
+        assert_eq!((said(&place.edge), said(opener)), (vec![data("up")], vec![data("down")]));
+    };
+    for (from, word) in [
+        (&stranger, resume(7)),
+        (&stranger, opened_by(resume(7), "node/opener")),
+        (&stranger, open(7)),
+        (&place.edge, resume(7)),
+        (&pod, opened_by(resume(7), "node/stranger")),
+        (&pod, opened_by(resume(7), "pod/00000000000000000000000000000003")),
+    ] {
+        assert!(place.ask(from, word.clone()).is_none());
+        let answer = said(from);
+        assert!(is_unknown(&answer, 7), "{word:?} from {:?}: {answer:?}", from.peer);
+        goes_on(&opener);
+    }
+    // Itself may, over another link or through another pod, be that as old as it likes.
+    for (from, word) in [
+        (link(6, Peer::Edge("opener".parse().unwrap())), resume(8)),
+        (pod.clone(), opened_by(resume(9), "node/opener")),
+        (pod, resume(10)),
+    ] {
+        place.ask(&from, word).unwrap().pass(&place.edge);
+        assert!(matches!(&said(&place.edge)[..], [Word::Resume { .. }]));
+        opener = from;
+        goes_on(&opener);
+    }
+    // It is not forgotten for that.
+    assert!(place.ask(&stranger, resume(11)).is_none());
+    assert!(is_unknown(&said(&stranger), 11));
+}
+
+#[tokio::test]
+async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
+    // Opened through a pod that is too old to say by whom.
+    let place = Place::bound();
+    assert!(place.ask(&place.edge, resume(2)).is_none());
+    assert!(is_unknown(&said(&place.edge), 2));
+    place.hear(&place.client, data("up"));
+    assert_eq!((said(&place.edge), said(&place.client)), (vec![data("up")], vec![]));
 }
 
 #[tokio::test]
@@ -214,7 +283,7 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
 #[tokio::test]
 async fn there_is_one_hop_between_pods_and_no_way_back() {
     let place = Place::new();
-    let back = Outbox::new(LinkId(5), Peer::Edge(node()), place.client.instance, true);
+    let back = Outbox::new(LinkId(5), Peer::Edge(node()), place.client.instance, Dialect::NEWEST);
     for to in [link(3, Peer::Pod), place.client.clone(), back] {
         place.ask(&place.client, open(1)).unwrap().pass(&to);
         assert!(

@@ -8,13 +8,13 @@ use super::end::End;
 use super::end::LinkId;
 use crate::names::{Instance, SessionId};
 use crate::telemetry::Metrics;
-use crate::tunnel::Peer;
 use crate::tunnel::budget::Budget;
 use crate::tunnel::frame::{Category, Code, Refusal, Word};
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::{RecvHalf, Windows};
 use crate::tunnel::send::SendHalf;
 use crate::tunnel::table::{Limits, Table};
+use crate::tunnel::{Dialect, Peer};
 
 fn table() -> Arc<Table> {
     let limits = Limits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
@@ -22,7 +22,7 @@ fn table() -> Arc<Table> {
 }
 
 fn link(id: u64) -> Arc<Outbox> {
-    Outbox::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, true)
+    Outbox::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
 }
 
 fn opener(table: &Arc<Table>) -> Arc<Shared> {

@@ -21,7 +21,13 @@ pub(crate) async fn say_to(edge: &Call, node: &str, id: SessionId, word: Word) {
 
 /// Asks to open a session.
 pub(crate) fn open_word(epoch: u64) -> Word {
-    Word::Open { target: "127.0.0.1:22".parse().unwrap(), limit: 1000, epoch, client: "root".into() }
+    Word::Open {
+        target: "127.0.0.1:22".parse().unwrap(),
+        limit: 1000,
+        epoch,
+        client: "root".into(),
+        opener: None,
+    }
 }
 
 /// Another pod that is the test, linked to that one.
@@ -62,7 +68,7 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
 
 /// Says whether the node is here.
 pub(crate) async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
-    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)) };
+    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)), age: None };
     call.send(to_message(Frame { node: call.node.clone(), body: Body::Found(found) })).await;
 }
 
@@ -74,6 +80,7 @@ pub(crate) async fn announces(call: &mut Call, instance: u128) {
         here: true,
         heard: Duration::ZERO,
         instance: Some(Instance::from_bits(instance)),
+        age: None,
     };
     call.send(to_message(Frame { node: node.clone(), body: Body::Found(found) })).await;
     is_heard(call).await;
