@@ -1,7 +1,7 @@
 //! Sessions that only pass through this pod: which two links each of them is bound to.
 //!
 //! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding goes
-//! only together with a word that tells both ends, or by one of higher epoch (`protocol.md` 4). Words go into
+//! only together with a word that tells both ends, or by one of higher epoch (docs/protocol.md#relaying). Words go into
 //! [`Lane`]s after the lock is given back; as each binding has its own lanes, what comes late is never said.
 
 mod attempt;

@@ -17,6 +17,7 @@ mod herd;
 mod hostile;
 mod inside;
 mod links;
+mod memory;
 mod opener;
 mod plain;
 mod refusals;

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::super::budget::{Budget, Share};
-use super::super::frame::{Code, Refusal};
 use super::super::lane::Lane;
 use super::super::lock;
 use super::super::session::Shared;
@@ -73,6 +72,18 @@ impl Outbox {
         self.room.get_or_init(|| Budget::new(most)).share()
     }
 
+    /// An empty share of what may wait here for readers of a plain peer's sessions, which [`Table`] bounds in all.
+    ///
+    /// [`Table`]: super::super::table::Table
+    pub(in super::super) fn room_unread(&self, most: usize) -> Share {
+        self.unread.get_or_init(|| Budget::new(most)).share()
+    }
+
+    /// Whether sessions of this plain link have more unread than its share, while half of all is spent.
+    pub(in super::super) fn has_more_than_its_share(&self, all: &Budget) -> bool {
+        self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
+    }
+
     /// The lane leads through here no more.
     pub(in super::super) fn leave_lane(&self, lane: &Arc<Lane>) {
         if let Some(members) = lock(&self.members).as_mut()
@@ -123,14 +134,6 @@ impl Outbox {
         let session =
             lock(&self.members).as_ref().and_then(|m| m.own.get(&id)).and_then(|(_, s)| s.upgrade());
         session.map_or(0, |s| s.queued())
-    }
-
-    /// Resets the session with most unread bytes.
-    pub(in super::super) fn reset_fullest(&self) {
-        if let Some(session) = self.own().into_iter().max_by_key(|s| s.queued()) {
-            session
-                .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
-        }
     }
 }
 

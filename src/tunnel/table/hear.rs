@@ -159,7 +159,8 @@ impl Table {
             return None;
         };
         if !outbox.resumes {
-            recv.lift_limit();
+            let (in_all, of_link) = self.room_unread(outbox);
+            recv.lift_limit(in_all, of_link);
         }
         let end = End::acceptor(outbox.id, epoch, limit, send, recv);
         let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
