@@ -2,7 +2,8 @@
 //!
 //! A lane belongs to one binding and one direction: a session that is bound anew gets new lanes, so what a late thread
 //! still puts into an old one is never said. Data, Finish, Reset and Lost stay in order; the other words overtake them.
-//! Open, Opened, Resume and Resumed empty what waits, credits too (`protocol.md` 4 and its Traps 1, 2, 3).
+//! Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying; docs/protocol.md#traps,
+//! 1 to 3).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

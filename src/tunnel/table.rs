@@ -178,10 +178,10 @@ impl Table {
         parked
     }
 
-    /// What passes through that link goes another way: both ends of each session hear so.
-    pub fn release(&self, outbox: &Outbox) {
-        for id in outbox.passing() {
-            self.middle.lose(id, None);
+    /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
+    pub fn release(&self, outbox: &Outbox, meant: impl Fn(&NodeName) -> bool) {
+        for lane in outbox.passing().into_iter().filter(|lane| meant(&lane.node)) {
+            self.middle.lose(lane.id, None);
         }
     }
 

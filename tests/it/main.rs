@@ -12,6 +12,7 @@ mod admin;
 mod config;
 mod connect;
 mod drain;
+mod finding;
 mod herd;
 mod hostile;
 mod inside;

@@ -15,7 +15,8 @@ use crate::names::SessionId;
 #[derive(Debug, Default)]
 pub(in super::super) struct Members {
     own: HashMap<SessionId, (u64, Weak<Shared>)>,
-    passing: HashMap<SessionId, (u64, Arc<Lane>)>,
+    /// With the attempt that each belongs to.
+    passing: HashMap<SessionId, (u64, Arc<Lane>, u64)>,
     came: u64,
 }
 
@@ -47,10 +48,16 @@ impl Outbox {
     pub(in super::super) fn pass(&self, lane: &Arc<Lane>, epoch: u64) -> bool {
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
+        if known.passing.get(&lane.id).is_some_and(|(.., newer)| *newer > epoch) {
+            // This attempt comes late: a newer one has passed here meanwhile.
+            drop(members);
+            lane.close();
+            return true;
+        }
         known.came += 1;
-        let older = known.passing.insert(lane.id, (known.came, lane.clone()));
+        let older = known.passing.insert(lane.id, (known.came, lane.clone(), epoch));
         drop(members);
-        if let Some((_, older)) = older {
+        if let Some((_, older, _)) = older {
             older.retire(epoch);
         }
         // It may have said its last word, or was closed, before it was known here; nobody else takes it off then.
@@ -80,7 +87,7 @@ impl Outbox {
     /// The lane leads through here no more.
     pub(in super::super) fn leave_lane(&self, lane: &Arc<Lane>) {
         if let Some(members) = lock(&self.members).as_mut()
-            && members.passing.get(&lane.id).is_some_and(|(_, known)| Arc::ptr_eq(known, lane))
+            && members.passing.get(&lane.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, lane))
         {
             members.passing.remove(&lane.id);
         }
@@ -95,9 +102,14 @@ impl Outbox {
     }
 
     /// Sessions that pass through here.
-    pub(in super::super) fn passing(&self) -> Vec<SessionId> {
+    pub(in super::super) fn passing(&self) -> Vec<Arc<Lane>> {
         let members = lock(&self.members);
-        in_order(members.iter().flat_map(|members| &members.passing).map(|(id, (came, _))| (*came, *id)))
+        in_order(
+            members
+                .iter()
+                .flat_map(|members| members.passing.values())
+                .map(|(came, lane, _)| (*came, lane.clone())),
+        )
     }
 
     /// Sessions with an end here.
@@ -114,7 +126,7 @@ impl Outbox {
             return Default::default();
         };
         let own = own.into_values().filter_map(|(came, session)| Some((came, session.upgrade()?)));
-        (in_order(own), in_order(passing.into_iter().map(|(id, (came, _))| (came, id))))
+        (in_order(own), in_order(passing.into_iter().map(|(id, (came, ..))| (came, id))))
     }
 
     /// Unread bytes of a session that runs here.
