@@ -120,7 +120,7 @@ impl Soak {
         for what in excess.into_iter().chain(self.cluster.screams()) {
             self.world.fault(what);
         }
-        println!("{}", tables::all(&mut self.cluster, &self.world, &conductor, &before));
+        println!("{}", tables::all(&self.cluster, &self.world, &conductor, &before));
         Ok(std::mem::take(&mut self.world.book().faults))
     }
 

@@ -131,7 +131,7 @@ async fn open(at: SocketAddr, target: &str, plan: &Plan) -> Result<TcpStream, St
     stream.set_nodelay(true).map_err(told)?;
     let head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nTraceId: {}\r\n\r\n", plan.id);
     let first = serde_json::to_string(plan).map_err(|why| why.to_string())? + "\n";
-    let early = plan.id % 4 == 0;
+    let early = plan.id.is_multiple_of(4);
     let request = if early { head + &first } else { head };
     stream.write_all(request.as_bytes()).await.map_err(told)?;
     let status = String::from_utf8_lossy(&line(&mut stream).await.map_err(told)?).trim().to_owned();

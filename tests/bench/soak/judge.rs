@@ -28,7 +28,7 @@ impl Judge {
         let died = self.world.died(&self.ends);
         let faults = self.faults(target.as_ref(), died);
         let fell = died.iter().any(|died| *died != Died::No);
-        if !fell {
+        if !fell && matches!(self.plan.kind, Kind::ClientAborts | Kind::Vanish) {
             self.world.lagged(self.plan.id, begun.elapsed().saturating_sub(self.plan.doze));
         }
         let how = if self.is_whole(target.as_ref()) { "whole" } else { "cut" };

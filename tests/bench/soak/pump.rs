@@ -141,8 +141,9 @@ pub(crate) async fn write(
     pulse: &Pulse<'_>,
 ) -> Result<(), String> {
     let done = pulse.within(to.write_all(piece)).await.ok_or_else(|| "a write hung".to_owned())?;
+    done.map_err(|why| why.to_string())?;
     pulse.beats(0);
-    done.map_err(|why| why.to_string())
+    Ok(())
 }
 
 /// Bytes of one read or write.

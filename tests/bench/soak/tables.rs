@@ -63,7 +63,7 @@ fn write(
     writeln!(to, "{} MiB checked at both sides together.", world.bytes() >> 20)?;
     let spans = [
         ("Longest stall of a session that went on", book.stall),
-        ("Longest way of an end to the other side", book.lag),
+        ("Longest life of a target whose client broke off", book.lag),
         ("Longest opening", book.opening),
         ("Longest refusal", book.refusing),
     ];

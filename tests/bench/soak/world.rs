@@ -40,7 +40,7 @@ pub(crate) struct Book {
     pub(crate) faults: Vec<String>,
     /// The longest time without a byte in a session that was to have some, and which one.
     pub(crate) stall: (Duration, u64),
-    /// The longest time from a client's end to its target's.
+    /// The longest time that a target lived on after its client had broken off.
     pub(crate) lag: (Duration, u64),
     /// The longest time until a session was open.
     pub(crate) opening: (Duration, u64),
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// A target ended this long after its client.
+    /// A target lived on for this long after its client had broken off.
     pub(crate) fn lagged(&self, id: u64, time: Duration) {
         let mut book = self.book();
         book.lag = book.lag.max((time, id));
