@@ -181,6 +181,16 @@ impl Table {
         }
     }
 
+    /// Resets every session that runs on that link or passes through it, with a reason for all of their ends.
+    pub fn reset_on(&self, outbox: &Outbox, why: &Refusal) {
+        for session in outbox.own() {
+            session.reset(why.clone());
+        }
+        for id in outbox.passing() {
+            self.middle.reset(id, why);
+        }
+    }
+
     /// Sessions that only pass through, or seek their way to a node, and the bytes that wait for them.
     pub fn passing(&self) -> (usize, usize) {
         (self.middle.len(), self.middle.queued())
