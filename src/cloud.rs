@@ -2,7 +2,6 @@
 
 mod asked;
 mod bridge;
-mod inside;
 mod kubernetes;
 mod links;
 mod proven;

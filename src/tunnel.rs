@@ -13,6 +13,7 @@ mod middle;
 pub mod opener;
 pub mod outbox;
 pub mod pace;
+mod pieces;
 pub mod plain;
 pub mod recv;
 pub mod schedule;

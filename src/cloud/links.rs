@@ -24,7 +24,7 @@ use crate::policy::Glob;
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
-use crate::route::Route;
+use crate::route::{Room, Route};
 use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
 use crate::tunnel::hello::{Caller, Hello};
 use crate::tunnel::{Code, Event, Link, Outbox, Parked, Refusal};
@@ -219,7 +219,8 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
 async fn run(mut link: Link, shared: &Shared) {
     let links = &shared.ground.metrics.links;
     links.inc();
-    let searches = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
+    let own = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
+    let room = Room { own, all: shared.searches.clone() };
     let why = loop {
         match link.next().await {
             Ok(Event::Offer(offer)) => {
@@ -228,7 +229,7 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => asked::answer(asked, shared, &searches),
+            Ok(Event::Asked(asked)) => asked::answer(asked, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.outbox, &node, found) {
@@ -242,7 +243,7 @@ async fn run(mut link: Link, shared: &Shared) {
             Ok(Event::Drain) => {
                 // It has another link now, by which it is to be found.
                 shared.registry.remove(&link.outbox);
-                shared.ground.table.release(&link.outbox);
+                shared.ground.table.release(&link.outbox, |_| true);
             }
             Err(why) => break why,
         }

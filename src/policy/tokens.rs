@@ -6,8 +6,8 @@ use subtle::ConstantTimeEq;
 
 use crate::names::NodeName;
 
-/// What a token file says. Its text is SuperEdge's (reference 1.3): one `node:token` a line, spaces dropped, later
-/// lines win, `default` for nodes without a line of their own. Never shown.
+/// What a token file says: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without a line
+/// of their own (docs/superedge.md#token-file). Never shown.
 pub struct Tokens {
     lines: HashMap<String, String>,
     faults: Vec<(usize, &'static str)>,

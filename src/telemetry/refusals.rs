@@ -94,7 +94,7 @@ mod tests {
         let refusals = Refusals::default();
         let told = |from: &str| refusals.may_tell("token", from.parse().unwrap());
         for last in 0..20 {
-            assert!(told(&format!("2001:db8::{last}")) && told(&format!("::ffff:192.0.2.{}", last % 1 + 1)));
+            assert!(told(&format!("2001:db8::{last}")) && told("::ffff:192.0.2.1"));
         }
         assert!(!told("2001:db8::ffff") && !told("192.0.2.1") && told("2001:db8:0:1::1"));
     }

@@ -9,7 +9,7 @@ use super::opener::Opener;
 use crate::names::{Instance, NodeName, SessionId, Target};
 use crate::telemetry::said;
 
-/// One message on a link. `protocol.md` calls the table of them section 2.
+/// One message on a link; docs/protocol.md#frames has the table of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Which node it is about: on an edge's link that edge, but for Open and Resume, which name the acceptor; on a link
@@ -140,7 +140,7 @@ pub struct Refusal {
     pub reason: String,
 }
 
-/// The codes of `protocol.md` 6.
+/// The codes of docs/protocol.md#codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Code {

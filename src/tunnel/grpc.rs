@@ -1,7 +1,7 @@
 //! Both ends of the one gRPC call, on hyper's HTTP/2: accept links, dial links.
 //!
 //! tonic's own transport hides HTTP/2's send buffer and joins messages, and its codec copies each of them twice; so the
-//! call is made and served here, with tonic's statuses and the generated messages. See `decisions.md`, "Pull, not push".
+//! call is made and served here, with tonic's statuses and the generated messages. See docs/decisions.md#pull-not-push.
 
 mod accept;
 mod body;

@@ -43,7 +43,7 @@ pub enum Caller {
     },
 }
 
-/// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (reference 1.2).
+/// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (docs/superedge.md#authentication).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
     /// No `authorization`.

@@ -58,6 +58,8 @@ pub struct Outbox {
     members: Mutex<Option<Members>>,
     /// What may wait here for sessions that only pass through.
     room: OnceLock<Arc<Budget>>,
+    /// What may wait here for readers, of a peer that was promised nothing.
+    unread: OnceLock<Arc<Budget>>,
     round_trip_micros: AtomicU64,
     made: Instant,
     /// When the peer was last heard, in milliseconds since the link was made.
@@ -101,6 +103,7 @@ impl Outbox {
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
             room: OnceLock::new(),
+            unread: OnceLock::new(),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
             made: Instant::now(),
             heard_millis: AtomicU64::new(0),

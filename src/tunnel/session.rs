@@ -152,6 +152,11 @@ impl Shared {
         self.lock().end.recv.queued()
     }
 
+    /// Of these, those that nobody was promised: a plain peer's.
+    pub(super) fn unpromised(&self) -> usize {
+        self.lock().end.recv.unpromised()
+    }
+
     /// Runs `step` under the lock and does what its effects ask for.
     fn act(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Effects) {
         let mut inner = self.lock();

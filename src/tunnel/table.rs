@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use ended::Ended;
 
 use super::asked::Asked;
-use super::budget::Budget;
+use super::budget::{Budget, Share};
 use super::frame::{Category, Code, Found, Refusal};
 use super::lock;
 use super::middle::Middle;
@@ -48,6 +48,8 @@ pub struct Table {
     metrics: Metrics,
     promised: Arc<Budget>,
     kept: Arc<Budget>,
+    /// What plain peers have sent, to whom nothing was promised.
+    pub(super) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
@@ -89,6 +91,7 @@ impl Table {
             metrics,
             promised: Budget::new(limits.memory),
             kept: Budget::new(limits.memory),
+            unpromised: Budget::new(limits.memory / 2),
             limits,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
@@ -119,11 +122,12 @@ impl Table {
 
     /// Bytes that have arrived and were not read, in all sessions.
     pub fn queued(&self) -> usize {
-        self.shards
-            .iter()
-            .flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>())
-            .map(|s| s.queued())
-            .sum()
+        self.all().iter().map(|session| session.queued()).sum()
+    }
+
+    /// Bytes that plain peers have sent and nobody has read, with what their pieces cost, and how many there may be.
+    pub fn unpromised(&self) -> (usize, usize) {
+        (self.unpromised.used(), self.unpromised.limit())
     }
 
     /// A new session to `target` at `node`, to be asked for over a link.
@@ -174,10 +178,10 @@ impl Table {
         parked
     }
 
-    /// What passes through that link goes another way: both ends of each session hear so.
-    pub fn release(&self, outbox: &Outbox) {
-        for id in outbox.passing() {
-            self.middle.lose(id, None);
+    /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
+    pub fn release(&self, outbox: &Outbox, meant: impl Fn(&NodeName) -> bool) {
+        for lane in outbox.passing().into_iter().filter(|lane| meant(&lane.node)) {
+            self.middle.lose(lane.id, None);
         }
     }
 
@@ -257,6 +261,17 @@ impl Table {
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
         }
+    }
+
+    /// Every session.
+    pub(super) fn all(&self) -> Vec<Arc<Shared>> {
+        self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Empty shares for what a plain peer sends over that link: of all there may be in this process, and of a quarter of
+    /// that, to which the link is held once half of all is taken.
+    pub(super) fn room_unread(&self, outbox: &Outbox) -> (Share, Share) {
+        (self.unpromised.share(), outbox.room_unread(self.unpromised.limit() / 4))
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {

@@ -8,6 +8,7 @@ pub(crate) mod pods;
 pub(crate) mod programs;
 pub(crate) mod raw;
 pub(crate) mod sessions;
+pub(crate) mod sibling;
 pub(crate) mod targets;
 
 use std::time::Duration;

@@ -100,7 +100,7 @@ impl World {
         if self.dice.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what passes through link {}", line.number));
-            table.release(&outbox);
+            table.release(&outbox, |_| true);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
             self.sought(table.leave(&outbox, |_, _| true), process);

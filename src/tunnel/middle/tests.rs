@@ -4,13 +4,14 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::*;
-use crate::names::Instance;
+use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
-use crate::tunnel::frame::{Body, Code, Refusal};
+use crate::tunnel::frame::{Body, Category, Code, Refusal};
 use crate::tunnel::hello::Dialect;
 use crate::tunnel::outbox::Peer;
 use crate::tunnel::recv::Windows;
@@ -305,7 +306,7 @@ async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
     );
     let asked = place.ask(&place.client, open(3)).unwrap();
     place.hear(&place.client, reset(3));
-    assert!(!asked.is_wanted());
+    assert!(asked.unwanted().now_or_never().is_some());
     asked.pass(&place.edge);
     assert_eq!((said(&place.client), said(&place.edge)), (vec![], vec![]));
     assert!(place.is_empty());
@@ -484,6 +485,67 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     lane.close();
     assert!(edge.pass(&lane, 1));
     assert_eq!(edge.sessions(), 0);
+}
+
+#[tokio::test]
+async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
+    let edge = link(2, Peer::Edge(node()));
+    let lane = || {
+        Lane::new(id(), Category::Ssh, node(), 1000, (Budget::new(1000).share(), Budget::new(1000).share()))
+    };
+    let (newer, late) = (lane(), lane());
+    assert!(edge.pass(&newer, 2));
+    assert!(edge.pass(&late, 1));
+    assert!(late.is_closed() && !newer.is_closed());
+    assert!(newer.push(resume(2)).is_ok_and(|wish| wish.control), "it still speaks");
+    edge.leave_lane(&late);
+    assert_eq!(edge.sessions(), 1);
+}
+
+#[tokio::test]
+async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
+    let place = Place::new();
+    let (asker, wrong) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
+    let not_here = || Word::Refused { epoch: 1, refusal: Refusal::new(Code::NotHere, "it has gone") };
+    let asked = place.ask(&asker, open(1)).unwrap();
+    asked.try_way(&wrong);
+    assert!(asked.tried().now_or_never().is_none());
+    place.hear(&wrong, not_here());
+    assert_eq!(asked.tried().now_or_never(), Some(true));
+    assert_eq!(
+        (said(&asker), said(&wrong)),
+        (vec![], vec![]),
+        "it was said to be nowhere, so nothing is left there"
+    );
+    asked.try_way(&place.edge);
+    assert!(matches!(said(&place.edge)[..], [Word::Open { epoch: 1, .. }]));
+    place.hear(&place.edge, Word::Opened { limit: 1000, epoch: 1, instance: None });
+    assert_eq!(asked.tried().now_or_never(), Some(false));
+    assert!(matches!(said(&asker)[..], [Word::Opened { epoch: 1, .. }]));
+    drop(asked);
+    place.hear(&place.edge, Word::Data("hello".into()));
+    assert_eq!(said(&asker).len(), 1, "it stays bound");
+    // Once nobody seeks any more, its opener hears.
+    let asked = place.ask(&asker, resume(2)).unwrap();
+    asked.try_way(&wrong);
+    drop(asked);
+    place.hear(&wrong, Word::Reset { epoch: 2, refusal: Refusal::new(Code::NotHere, "not here either") });
+    assert!(matches!(said(&asker)[..], [Word::Reset { epoch: 2, .. }]));
+}
+
+#[tokio::test]
+async fn nobody_but_its_opener_moves_a_session_to_another_way() {
+    let place = Place::new();
+    let (asker, silent) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
+    let asked = place.ask(&asker, open(1)).unwrap();
+    asked.try_way(&silent);
+    asked.try_way(&place.edge);
+    assert_eq!(asked.tried().now_or_never(), Some(false));
+    assert_eq!((said(&asker), said(&place.edge)), (vec![lost(1)], vec![]));
+    assert!(matches!(said(&silent)[..], [Word::Open { .. }, Word::Lost { epoch: 1 }]));
+    assert!(asked.unwanted().now_or_never().is_some());
+    drop(asked);
+    assert!(place.is_empty() && said(&asker).is_empty());
 }
 
 proptest! {

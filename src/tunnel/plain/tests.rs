@@ -1,4 +1,4 @@
-//! Conversations with a plain peer, written by hand from SuperEdge's reference 2.2 and 2.7.
+//! Conversations with a plain peer, written by hand from docs/superedge.md#session-messages.
 
 use super::hear::LONGEST_TOPIC;
 use super::*;

@@ -1,6 +1,6 @@
 //! One end of a session: its states and what each frame, lost path or wish of its owner does to them.
 //!
-//! The tables of `protocol.md` 3, as code. Nothing here waits, locks or reads a clock: every call returns its
+//! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
 //! [`Effects`], and what the end wants to say is fetched by [`End::speak`] when the link has room for it.
 
 mod hear;

@@ -103,4 +103,24 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
 }
 
+#[tokio::test]
+async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
+    let (table, link) = (table(), link(2));
+    let plain = Outbox::new(
+        LinkId(1),
+        Peer::Edge("node1".parse().unwrap()),
+        None,
+        crate::tunnel::hello::Dialect::Plain,
+    );
+    let session = opener(&table);
+    let mut limits = Vec::new();
+    for link in [&plain, &link] {
+        session.ask(link, false);
+        let word = session.speak_control(link.id, tokio::time::Instant::now());
+        let Some(Word::Open { limit, .. }) = word else { panic!("{word:?}") };
+        limits.push(limit);
+    }
+    assert_eq!(limits, [u64::MAX, WINDOWS.start]);
+}
+
 const WINDOWS: Windows = Windows { start: 1000, max: 4000 };

@@ -79,14 +79,14 @@ impl Table {
                 if let Some(edge) = edge {
                     (category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
-                let (epoch, from, opener) = (*epoch, outbox.clone(), opener.clone());
-                self.asked(Attempt { id, category, node, epoch, from, opener }, word)
+                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
+                self.asked(attempt, word)
             }
             Word::Resume { epoch, instance: Some(instance), opener, .. }
                 if elsewhere && *instance != self.instance =>
             {
-                let (epoch, from, opener) = (*epoch, outbox.clone(), opener.clone());
-                self.asked(Attempt { id, category, node, epoch, from, opener }, word)
+                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
+                self.asked(attempt, word)
             }
             Word::Open { .. } => {
                 let Word::Open { target, limit, epoch, client, opener } = word else { return None };
@@ -159,7 +159,8 @@ impl Table {
             return None;
         };
         if !outbox.resumes {
-            recv.lift_limit();
+            let (in_all, of_link) = self.room_unread(outbox);
+            recv.lift_limit(in_all, of_link);
         }
         let end = End::acceptor(outbox.id, epoch, limit, send, recv);
         let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));

@@ -49,9 +49,14 @@ impl Call {
 
     /// Sends the response headers: of a process that speaks extended, or of a plain one.
     pub(crate) fn answer(&mut self, instance: Option<Instance>) {
+        self.answer_as(instance.map(Hello::response).unwrap_or_default());
+    }
+
+    /// Sends these response headers.
+    pub(crate) fn answer_as(&mut self, headers: HeaderMap) {
         let (answer, said) = self.answer.take().unwrap();
         let mut response = Response::new(Said(said));
-        *response.headers_mut() = instance.map(Hello::response).unwrap_or_default();
+        *response.headers_mut() = headers;
         response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
         answer.send(response).ok().expect("a caller that waits");
     }

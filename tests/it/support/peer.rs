@@ -83,7 +83,19 @@ async fn connect(
     Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
 }
 
-async fn dial(place: &Place, pod: SocketAddr, headers: HeaderMap, node: &str) -> Result<Call, Status> {
+/// The same metadata as a program of version 1 says it.
+pub(crate) fn old(mut headers: HeaderMap) -> HeaderMap {
+    headers.insert("tunnel-dialect", HeaderValue::from_static("1"));
+    headers
+}
+
+/// Links to a pod with that metadata. Its messages are about `node`.
+pub(crate) async fn dial(
+    place: &Place,
+    pod: SocketAddr,
+    headers: HeaderMap,
+    node: &str,
+) -> Result<Call, Status> {
     Box::pin(call(encrypted(place, pod).await, headers, node)).await
 }
 

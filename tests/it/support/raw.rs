@@ -18,14 +18,14 @@ use super::{beside, peer, soon};
 
 type Io = TlsStream<TcpStream>;
 
-/// A connection to a pod's gRPC port. It answers SETTINGS and PING, and does nothing else by itself: what it was sent is
-/// read and kept, and no window is ever given back.
+/// A connection to a pod's gRPC port. It answers SETTINGS and PING, and does nothing else by itself: what comes is read
+/// and the first [`MOST_HEARD`] frames that nobody has fetched are kept, and no window is ever given back.
 pub(crate) struct Raw {
     /// Which node its calls speak of.
     pub(crate) node: NodeName,
     to: Arc<tokio::sync::Mutex<WriteHalf<Io>>>,
     windows: Arc<Windows>,
-    heard: mpsc::UnboundedReceiver<Piece>,
+    heard: mpsc::Receiver<Piece>,
     calls: u32,
 }
 
@@ -54,7 +54,7 @@ impl Raw {
         let windows = Arc::<Windows>::default();
         *windows.first.lock().unwrap() = FIRST_WINDOW;
         windows.add(0, FIRST_WINDOW);
-        let (hears, heard) = mpsc::unbounded_channel();
+        let (hears, heard) = mpsc::channel(MOST_HEARD);
         let to = Arc::new(tokio::sync::Mutex::new(to));
         beside(read(from, to.clone(), windows.clone(), hears));
         let raw = Self { node: node.parse().unwrap(), to, windows, heard, calls: 0 };
@@ -175,7 +175,7 @@ async fn read(
     mut from: ReadHalf<Io>,
     to: Arc<tokio::sync::Mutex<WriteHalf<Io>>>,
     windows: Arc<Windows>,
-    hears: mpsc::UnboundedSender<Piece>,
+    hears: mpsc::Sender<Piece>,
 ) {
     while let Ok(piece) = piece(&mut from).await {
         match (piece.kind, piece.flags & ACK) {
@@ -192,7 +192,7 @@ async fn read(
                 }
             }
             _ => {
-                let _ = hears.send(piece);
+                let _ = hears.try_send(piece);
             }
         }
     }
@@ -249,6 +249,8 @@ pub(crate) const HEADERS: u8 = 1;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const WINDOW_UPDATE: u8 = 8;
+/// Frames kept for the test; what comes beyond them is read and dropped.
+const MOST_HEARD: usize = 10_000;
 const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const INITIAL_WINDOW_SIZE: u16 = 4;

@@ -1,4 +1,4 @@
-//! Every cell of the two tables in `protocol.md` 3.
+//! Every cell of the two tables in docs/protocol.md#states.
 
 use bytes::Bytes;
 
