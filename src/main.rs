@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use tokio::signal::unix::{SignalKind, signal};
+use futures_util::future::OptionFuture;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use tunnel::cloud::Pod;
@@ -213,10 +214,10 @@ fn run_demo(check: bool) -> ExitCode {
 
 /// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
 struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    terminate: Signal,
+    interrupt: Signal,
     /// None where a terminal that goes away is to end the program.
-    hangup: Option<tokio::signal::unix::Signal>,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
@@ -232,16 +233,10 @@ impl Signals {
 
     async fn next(&mut self) {
         loop {
-            let hangup = async {
-                match &mut self.hangup {
-                    Some(hangup) => hangup.recv().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
-                _ = hangup => {
+                _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
                     info!("SIGHUP: certificates, tokens and users are read again; the config itself only at a start");
                     reload::look_now();
                 }
