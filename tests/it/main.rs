@@ -6,10 +6,12 @@
 mod certificates;
 
 mod support;
+mod tokens;
 mod words;
 
 mod admin;
 mod config;
+mod conflict;
 mod connect;
 mod drain;
 mod finding;
