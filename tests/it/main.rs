@@ -11,6 +11,7 @@ mod words;
 
 mod admin;
 mod config;
+mod conflict;
 mod connect;
 mod drain;
 mod finding;
