@@ -7,6 +7,7 @@ mod certificates;
 
 mod support;
 
+mod abrupt;
 mod admin;
 mod config;
 mod connect;
