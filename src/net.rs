@@ -12,6 +12,7 @@ pub mod resolver;
 pub mod socket;
 pub mod splice;
 pub mod tls;
+mod unacknowledged;
 
 use std::io;
 use std::task::{Context, Poll};

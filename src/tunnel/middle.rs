@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::budget::Budget;
-use super::frame::{Category, Word};
+use super::frame::{Category, Code, Refusal, Word};
 use super::lane::{Full, Lane};
 use super::lock;
 use super::outbox::Outbox;
@@ -142,19 +142,31 @@ impl Middle {
             return false;
         }
         let epoch = binding.epoch;
-        let last = matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
+        // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
+        let unheard =
+            matches!(word, Word::Broken { .. }) && to.as_ref().is_some_and(|to| !to.link.answers_breaks());
+        let last = unheard || matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
         // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
         // Resume was never said, for its opener thought better of it; it left this one before.
-        if last && word.epoch() < Some(epoch) {
+        if last && word.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
         if last {
             bindings.remove(&id);
         }
         drop(bindings);
-        if last {
-            back.close();
-        }
+        let word = match word {
+            Word::Broken { refusal, .. } if unheard => {
+                back.cut(Word::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
+                Word::Reset { epoch, refusal }
+            }
+            word => {
+                if last {
+                    back.close();
+                }
+                word
+            }
+        };
         let Some(to) = to else { return last };
         if to.push(word).is_err() {
             self.lose(id, Some(epoch));

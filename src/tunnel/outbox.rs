@@ -212,6 +212,11 @@ impl Outbox {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
+    /// Whether its peer knows Broken, and answers it.
+    pub(super) fn answers_breaks(&self) -> bool {
+        self.resumes
+    }
+
     /// Nothing more is said on this link.
     pub fn close(&self) {
         let mut waiting = self.lock();

@@ -131,6 +131,12 @@ impl RecvHalf {
         Ok(())
     }
 
+    /// Whether the peer, which has broken off behind `total` bytes, its end counted, has sent all of them.
+    pub fn breaks(&self, total: u64) -> Result<(), BadData> {
+        let here = self.total.unwrap_or(self.received.saturating_add(1));
+        if here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
+    }
+
     /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which
     /// is that of the link, or of those measured all the way, if they are longer.
     pub fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
@@ -198,9 +204,10 @@ impl RecvHalf {
         self.promised.set(self.queued);
     }
 
-    /// Drops what was stored and not taken.
+    /// Drops what was stored and not taken, as if it had been taken.
     pub fn discard(&mut self) {
         self.queue.clear();
+        self.taken += as_u64(self.queued);
         self.queued = 0;
     }
 

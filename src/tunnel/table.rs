@@ -1,9 +1,10 @@
 //! Every session of this process.
 
+mod departed;
 mod ended;
 mod hear;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -51,6 +52,8 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
+    departed: Mutex<VecDeque<SessionId>>,
     pub(super) middle: Middle,
 }
 
@@ -91,6 +94,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            departed: Mutex::default(),
             middle,
         })
     }
@@ -184,18 +188,21 @@ impl Table {
         (self.middle.len(), self.middle.queued())
     }
 
-    /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
+    /// Gives up what waited for a path, or to be delivered, longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
         self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             lock(&self.ended).forget_before(long_ago);
         }
+        self.forget_delivered();
         let Some(before) = now.checked_sub(self.limits.grace) else { return };
         let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
         for shard in &self.shards {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
             for session in sessions {
-                session.expire(before, &why);
+                if session.expire(before, &why) {
+                    self.metrics.undelivered.count("too_late");
+                }
             }
         }
     }
@@ -248,7 +255,7 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions {
+        if self.len() >= self.limits.sessions && !self.oldest_gives_way("sessions") {
             return None;
         }
         let start = self.limits.windows.start >> self.promised.scarcity();

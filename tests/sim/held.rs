@@ -180,7 +180,7 @@ impl Held {
         self.place.ledger.resumed(session.account().resumed);
         self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.who));
         if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
-            session.reset(Refusal::new(Code::TargetTimeout, "enough"));
+            session.break_off(Refusal::new(Code::TargetTimeout, "enough"));
         } else {
             drop(session);
         }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::names::Instance;
+use crate::tunnel::Code;
 use crate::tunnel::budget::Budget;
 use crate::tunnel::recv::Windows;
 
@@ -139,7 +140,7 @@ async fn opener_asking() {
     let mut end = opener(Phase::Asking);
     assert!(end.hear(A, reset(1, Code::Internal), now()).forget);
     let mut end = opener(Phase::Asking);
-    let _ = end.abandon(refusal(Code::GivenUp));
+    let _ = end.abandon(refusal(Code::GivenUp), now());
     let (word, effects) = end.speak(A, 0);
     assert!(matches!(word, Some(Word::Reset { epoch: 1, .. })) && effects.forget);
 }
@@ -166,7 +167,7 @@ async fn opener_open() {
     assert!(end.recv.take(now(), Default::default()).is_some());
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"unsent"));
-    let _ = end.abandon(refusal(Code::GivenUp));
+    let _ = end.abandon(refusal(Code::GivenUp), now());
     let (word, effects) = end.speak(A, 99);
     assert!(matches!(word, Some(Word::Reset { .. })) && effects.forget);
 }
@@ -186,7 +187,7 @@ async fn opener_parked() {
     }
     let mut end = opener(Phase::Parked);
     assert!(end.speak(A, 99).0.is_none() && end.backlog().is_none() && !end.has_control());
-    assert!(end.abandon(refusal(Code::GivenUp)).forget);
+    assert!(end.abandon(refusal(Code::GivenUp), now()).forget);
 }
 
 #[tokio::test]
@@ -208,7 +209,7 @@ async fn opener_resuming() {
     let _ = end.hear(B, Word::Resumed { received: 1, limit: 900, epoch: 2 }, now());
     assert_eq!(end.ended().unwrap().code, Code::Violation, "an offset that was never sent");
     let mut end = opener(Phase::Resuming);
-    let _ = end.abandon(refusal(Code::GivenUp));
+    let _ = end.abandon(refusal(Code::GivenUp), now());
     assert!(matches!(end.speak(B, 0), (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })));
 }
 
@@ -221,7 +222,7 @@ async fn opener_over_says_so_and_forgets() {
     assert!(opener(Phase::Leaving).link_ended(A, None, now()).forget);
     assert!(opener(Phase::Leaving).hear(A, Word::Lost { epoch: 1 }, now()).forget);
     assert!(opener(Phase::Leaving).hear(A, reset(1, Code::Over), now()).forget);
-    assert_eq!(opener(Phase::Leaving).abandon(refusal), Effects::default());
+    assert_eq!(opener(Phase::Leaving).abandon(refusal, now()), Effects::default());
 }
 
 #[tokio::test]
@@ -245,7 +246,7 @@ async fn acceptor_dialling() {
     assert!(matches!(end.speak(B, 0).0, Some(Word::Opened { epoch: 2, .. })));
     assert!(acceptor(Phase::Dialling).hear(A, reset(1, Code::GivenUp), now()).forget);
     let mut end = acceptor(Phase::Dialling);
-    let _ = end.abandon(refusal(Code::TargetRefused));
+    let _ = end.abandon(refusal(Code::TargetRefused), now());
     assert!(matches!(end.speak(A, 0), (Some(Word::Refused { epoch: 1, .. }), Effects { forget: true, .. })));
 }
 
@@ -299,7 +300,7 @@ async fn acceptor_parked() {
         assert_eq!((end.phase(), end.parked_since()), (Phase::Open, None));
         assert!(end.speak(B, 0).0.is_some());
     }
-    assert!(acceptor(Phase::Parked).abandon(refusal(Code::GivenUp)).forget);
+    assert!(acceptor(Phase::Parked).abandon(refusal(Code::GivenUp), now()).forget);
     assert!(acceptor(Phase::Parked).give_up(refusal(Code::GivenUp)).forget);
 }
 
@@ -318,7 +319,7 @@ async fn acceptor_that_has_said_and_heard_all() {
     let mut end = acceptor(Phase::Said);
     assert!(end.hear(A, reset(1, Code::Over), now()).forget);
     assert!(end.ended().is_none());
-    assert_eq!(acceptor(Phase::Said).abandon(refusal(Code::GivenUp)), Effects::default());
+    assert_eq!(acceptor(Phase::Said).abandon(refusal(Code::GivenUp), now()), Effects::default());
 }
 
 #[tokio::test]
@@ -327,7 +328,7 @@ async fn an_owner_who_drops_after_both_ends_of_stream_lets_the_rest_be_delivered
     end.send.write(Bytes::from_static(b"tail"));
     end.send.finish();
     let _ = end.hear(A, finish(), now());
-    assert_eq!(end.abandon(refusal(Code::GivenUp)), Effects::default());
+    assert_eq!(end.abandon(refusal(Code::GivenUp), now()), Effects::default());
     let said: Vec<Word> = std::iter::from_fn(|| end.speak(A, 99).0).collect();
     assert!(matches!(said[..], [Word::Credit { .. }, Word::Data(_), Word::Finish { total: 5 }]), "{said:?}");
 }
@@ -370,7 +371,7 @@ async fn an_opener_that_gives_up_while_it_resumes_says_so() {
 async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
     for (phase, asked) in [(Phase::Dialling, open(2)), (Phase::Open, resume(2))] {
         let mut end = acceptor(phase);
-        let _ = end.abandon(refusal(Code::TargetRefused));
+        let _ = end.abandon(refusal(Code::TargetRefused), now());
         assert!(!end.hear(B, asked, now()).dropped);
         assert!(end.speak(A, 0).0.is_none());
         let (word, effects) = end.speak(B, 0);
