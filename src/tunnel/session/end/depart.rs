@@ -11,9 +11,9 @@ pub(super) struct Departed {
     why: Refusal,
     since: Instant,
     /// Broken is to be said, behind all that was accepted.
-    pub(super) due: bool,
+    due: bool,
     /// What was accepted is forgotten: only a Reset is left to be told, as soon as there is a path.
-    pub(super) empty: bool,
+    empty: bool,
 }
 
 impl End {
@@ -118,12 +118,16 @@ impl End {
         }
     }
 
-    /// There is a path again. If nothing is left to deliver but a Reset, that is said.
-    pub(super) fn reset_if_empty(&mut self) -> Option<Effects> {
-        let departed = self.departed.as_ref().filter(|departed| departed.empty)?;
-        let why = departed.why.clone();
+    /// Whether its owner has left and nothing is to be delivered but a Reset.
+    pub(super) fn is_empty(&self) -> bool {
+        self.departed.as_ref().is_some_and(|departed| departed.empty)
+    }
+
+    /// There is a path again for the Reset that is left.
+    pub(super) fn reset_at_last(&mut self) -> Effects {
+        let Some(Departed { why, .. }) = self.departed.take() else { return Effects::default() };
         self.answer = Some(Answer::Reset(why.clone()));
-        Some(self.leave(why))
+        self.leave(why)
     }
 
     /// The session goes on on another path: a Broken that was said on the one before does not count.

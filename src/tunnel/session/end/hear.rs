@@ -74,8 +74,8 @@ impl End {
         }
         self.phase = Phase::Open;
         self.resumed += 1;
-        if let Some(effects) = self.reset_if_empty() {
-            return effects;
+        if self.is_empty() {
+            return self.reset_at_last();
         }
         self.break_again();
         match self.send.put_back(received, limit) {
@@ -104,6 +104,10 @@ impl End {
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
+        if self.is_empty() {
+            (self.epoch, self.path, self.parked_since) = (epoch, Some(from), None);
+            return self.reset_at_last();
+        }
         let fresh = self.recv.is_untouched() && self.send.is_untouched();
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
@@ -114,9 +118,6 @@ impl End {
         self.epoch = epoch;
         self.path = Some(from);
         self.parked_since = None;
-        if let Some(effects) = self.reset_if_empty() {
-            return effects;
-        }
         self.break_again();
         if let Err(bad) = self.send.put_back(received.unwrap_or(0), limit) {
             return self.violated(bad);

@@ -309,10 +309,16 @@ async fn acceptor_parked() {
         assert_eq!((end.phase(), end.parked_since()), (Phase::Open, None));
         assert!(end.speak(B, 0).0.is_some());
     }
-    let mut end = acceptor(Phase::Parked);
-    assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the opener does not know yet");
-    let _ = end.hear(B, resume(2), now());
-    assert!(matches!(end.speak(B, 0), (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })));
+    for asked in [open(2), resume(2)] {
+        let mut end = acceptor(Phase::Parked);
+        end.send.write(Bytes::from_static(b"forgotten"));
+        assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the opener does not know yet");
+        let _ = end.hear(B, asked, now());
+        assert!(matches!(
+            end.speak(B, 0),
+            (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })
+        ));
+    }
     assert!(acceptor(Phase::Parked).give_up(refusal(Code::GivenUp)).forget);
 }
 
