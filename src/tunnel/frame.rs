@@ -65,8 +65,8 @@ pub enum Word {
     Data(Bytes),
     /// End of this direction, which had `total` bytes, its end counted as one.
     Finish { total: u64 },
-    /// The owner of this end is gone, and all that it accepted, `total` bytes with an end, stands before this. The other
-    /// direction is dropped. Answered by a Reset once all has arrived; until then it is said again on each new path.
+    /// The owner of this end is gone, and all that it accepted, `total` bytes with an end, stands before this; with 0 the
+    /// rest is forgotten. The other direction is dropped. Answered by a Reset; until then said again on each new path.
     Broken { total: u64, refusal: Refusal },
     /// The session is over, in both directions.
     Reset { epoch: u64, refusal: Refusal },

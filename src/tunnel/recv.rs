@@ -131,10 +131,11 @@ impl RecvHalf {
         Ok(())
     }
 
-    /// Whether the peer, which has broken off behind `total` bytes, its end counted, has sent all of them.
+    /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
+    /// forgotten the rest.
     pub fn breaks(&self, total: u64) -> Result<(), BadData> {
         let here = self.total.unwrap_or(self.received.saturating_add(1));
-        if here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
+        if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
     }
 
     /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which

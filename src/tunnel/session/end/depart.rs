@@ -3,6 +3,7 @@
 use tokio::time::Instant;
 
 use super::super::super::frame::{Code, Refusal, Word};
+use super::super::super::send::BadOffset;
 use super::{Answer, Effects, End, Phase};
 
 /// An owner that has left before its session was over.
@@ -12,23 +13,23 @@ pub(super) struct Departed {
     since: Instant,
     /// Broken is to be said, behind all that was accepted.
     due: bool,
-    /// What was accepted is forgotten: only a Reset is left to be told, as soon as there is a path.
+    /// What was accepted is forgotten.
     empty: bool,
 }
 
 impl End {
-    /// The owner lets go, and what it wrote is forgotten. The peer hears `why` at once, or as soon as there is a path;
-    /// unless both directions were ended before: then the rest is delivered without it.
+    /// The owner lets go, and what it wrote is forgotten; the peer hears `why`, on the next path if there is none now.
+    /// Unless both directions were ended before: then the rest is delivered without it.
     pub fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
         match self.phase {
             Phase::Said | Phase::Leaving | Phase::Gone => return Effects::default(),
             Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Effects::default(),
-            Phase::Parked | Phase::Resuming => {
+            Phase::Open | Phase::Parked | Phase::Resuming => {
                 self.send.forget();
                 return self.depart(why, now, true);
             }
             Phase::Dialling => self.answer = Some(Answer::Refused(why.clone())),
-            Phase::Asking | Phase::Open => self.answer = Some(Answer::Reset(why.clone())),
+            Phase::Asking => self.answer = Some(Answer::Reset(why.clone())),
         }
         self.leave(why)
     }
@@ -47,7 +48,7 @@ impl End {
         let since = self.departed.as_ref().map_or(now, |departed| departed.since);
         self.recv.discard();
         self.ended.get_or_insert_with(|| why.clone());
-        self.departed = Some(Departed { why, since, due: !empty, empty });
+        self.departed = Some(Departed { why, since, due: true, empty });
         Effects { read: true, write: true, state: true, ..Effects::default() }
     }
 
@@ -99,7 +100,8 @@ impl End {
         }
         let departed = self.departed.as_mut()?;
         departed.due = false;
-        Some(Word::Broken { total: self.send.written() + 1, refusal: departed.why.clone() })
+        let total = if departed.empty { 0 } else { self.send.written() + 1 };
+        Some(Word::Broken { total, refusal: departed.why.clone() })
     }
 
     /// A path on which Broken is not known: Reset is said in its place, and nothing more.
@@ -118,23 +120,17 @@ impl End {
         }
     }
 
-    /// Whether its owner has left and nothing is to be delivered but a Reset.
+    /// Whether its owner has left and what it wrote is forgotten.
     pub(super) fn is_empty(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.empty)
     }
 
-    /// There is a path again for the Reset that is left.
-    pub(super) fn reset_at_last(&mut self) -> Effects {
-        let Some(Departed { why, .. }) = self.departed.take() else { return Effects::default() };
-        self.answer = Some(Answer::Reset(why.clone()));
-        self.leave(why)
-    }
-
-    /// The session goes on on another path: a Broken that was said on the one before does not count.
-    pub(super) fn break_again(&mut self) {
+    /// The session goes on on another path: what was said on the one before and not received is said again.
+    pub(super) fn say_again(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
         if let Some(departed) = &mut self.departed {
             departed.due = true;
         }
+        if self.is_empty() { Ok(()) } else { self.send.put_back(received, limit) }
     }
 
     pub(super) fn violated(&mut self, bad: impl std::error::Error) -> Effects {

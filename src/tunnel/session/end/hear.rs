@@ -74,11 +74,7 @@ impl End {
         }
         self.phase = Phase::Open;
         self.resumed += 1;
-        if self.is_empty() {
-            return self.reset_at_last();
-        }
-        self.break_again();
-        match self.send.put_back(received, limit) {
+        match self.say_again(received, limit) {
             Ok(()) => self.settle(Effects { state: true, write: true, ..Effects::default() }),
             Err(bad) => self.violated(bad),
         }
@@ -104,11 +100,7 @@ impl End {
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
-        if self.is_empty() {
-            (self.epoch, self.path, self.parked_since) = (epoch, Some(from), None);
-            return self.reset_at_last();
-        }
-        let fresh = self.recv.is_untouched() && self.send.is_untouched();
+        let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
             (Phase::Open | Phase::Parked, None) if fresh => Some(Answer::Opened),
@@ -118,8 +110,7 @@ impl End {
         self.epoch = epoch;
         self.path = Some(from);
         self.parked_since = None;
-        self.break_again();
-        if let Err(bad) = self.send.put_back(received.unwrap_or(0), limit) {
+        if let Err(bad) = self.say_again(received.unwrap_or(0), limit) {
             return self.violated(bad);
         }
         if answer.is_some() && self.phase != Phase::Said {

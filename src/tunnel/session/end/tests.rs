@@ -168,8 +168,8 @@ async fn opener_open() {
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"unsent"));
     let _ = end.abandon(refusal(Code::GivenUp), now());
-    let (word, effects) = end.speak(A, 99);
-    assert!(matches!(word, Some(Word::Reset { .. })) && effects.forget);
+    assert_eq!(said(&mut end, A), [broken(0)]);
+    assert!(end.hear(A, reset(1, Code::Over), now()).forget);
 }
 
 #[tokio::test]
@@ -193,8 +193,8 @@ async fn opener_parked() {
     let _ = end.ask(B);
     assert!(matches!(end.speak(B, 99).0, Some(Word::Resume { epoch: 2, .. })));
     let _ = end.hear(B, Word::Resumed { received: 0, limit: 900, epoch: 2 }, now());
-    assert_eq!(end.speak(B, 99).0, Some(reset(2, Code::GivenUp)));
-    assert_eq!(end.phase(), Phase::Gone);
+    assert_eq!(end.speak(B, 99).0, Some(broken(0)));
+    assert!(end.hear(B, reset(2, Code::Over), now()).forget);
 }
 
 #[tokio::test]
@@ -219,7 +219,8 @@ async fn opener_resuming() {
     let _ = end.abandon(refusal(Code::GivenUp), now());
     assert_eq!(end.speak(B, 0).0, None, "the Resume may not have reached the acceptor");
     let _ = end.hear(B, Word::Resumed { received: 0, limit: 900, epoch: 2 }, now());
-    assert!(matches!(end.speak(B, 0), (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })));
+    assert_eq!(end.speak(B, 9).0, Some(broken(0)));
+    assert!(end.hear(B, reset(2, Code::Over), now()).forget);
 }
 
 #[tokio::test]
@@ -314,10 +315,12 @@ async fn acceptor_parked() {
         end.send.write(Bytes::from_static(b"forgotten"));
         assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the opener does not know yet");
         let _ = end.hear(B, asked, now());
+        let words = said(&mut end, B);
         assert!(matches!(
-            end.speak(B, 0),
-            (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })
+            words[..],
+            [Word::Opened { .. } | Word::Resumed { .. }, Word::Broken { total: 0, .. }]
         ));
+        assert!(end.hear(B, reset(2, Code::Over), now()).forget);
     }
     assert!(acceptor(Phase::Parked).give_up(refusal(Code::GivenUp)).forget);
 }
@@ -389,7 +392,11 @@ async fn an_opener_that_gives_up_while_it_resumes_says_so() {
 async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
     for (phase, asked) in [(Phase::Dialling, open(2)), (Phase::Open, resume(2))] {
         let mut end = acceptor(phase);
-        let _ = end.abandon(refusal(Code::TargetRefused), now());
+        if phase == Phase::Open {
+            let _ = end.hear(A, broken(1), now());
+        } else {
+            let _ = end.abandon(refusal(Code::TargetRefused), now());
+        }
         assert!(!end.hear(B, asked, now()).dropped);
         assert!(end.speak(A, 0).0.is_none());
         let (word, effects) = end.speak(B, 0);
@@ -491,6 +498,7 @@ async fn a_break_that_was_said_is_said_again_on_the_next_path() {
 
 #[tokio::test]
 async fn whoever_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_it_has_it() {
+    assert!(opener(Phase::Open).hear(A, broken(0), now()).read, "the rest is forgotten");
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
         end.send.write(Bytes::from_static(b"of no use any more"));
         let _ = end.hear(A, data(10), now());
