@@ -2,15 +2,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 use tunnel::edge::Edge;
 
 use crate::support::line::Line;
 use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge};
-use crate::support::{beside, pods, soon, targets, wait_until};
+use crate::support::{beside, clients, pods, soon, targets, wait_until};
 
 /// Ways to a target.
 enum Way<'a> {
@@ -177,6 +179,93 @@ async fn an_answer_survives_the_cut_of_the_line_that_it_was_said_on() {
     let edge = start_edge(&place.edge("node1", line.at, ""));
     for client in [&pods[1], &pods[0]] {
         survives_a_cut(client, &pods[1], &line, &edge).await;
+    }
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+/// Repeats what comes, and tells when its client is gone.
+async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
+    let (tell, told) = mpsc::channel(1);
+    let at = targets::serve(move |socket| {
+        let tell = tell.clone();
+        async move {
+            targets::echo_one(socket).await;
+            let _ = tell.send(()).await;
+        }
+    })
+    .await;
+    (at, told)
+}
+
+#[tokio::test]
+async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there_is_one() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    let (target, mut ended) = watched().await;
+    for client in [&pods[1], &pods[0]] {
+        for silent in [false, true] {
+            let old = pods[1].has("node1").await;
+            let mut socket = client.open(&at("node1", target)).await;
+            clients::echoed(&mut socket, "hello").await;
+            line.lead_to(targets::nothing().await);
+            if silent {
+                line.fall_silent();
+            } else {
+                line.reset();
+                wait_until("the link is away", || pods[1].link("node1").is_none()).await;
+            }
+            clients::reset(socket);
+            wait_until("the client is gone", || client.pod.metrics.sessions.now("ssh") == 0).await;
+            line.reset();
+            line.lead_to(pods[1].pod.grpc);
+            wait_until("there is a new link", || {
+                pods[1].link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+            })
+            .await;
+            let begun = Instant::now();
+            soon("the end at the target", ended.recv()).await.unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(1), "silent: {silent}, {:?}", begun.elapsed());
+        }
+    }
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_there_is_one() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    let go = Arc::new(Notify::new());
+    let when = go.clone();
+    let target = targets::serve(move |socket| {
+        let when = when.clone();
+        async move {
+            when.notified().await;
+            clients::reset(socket);
+        }
+    })
+    .await;
+    for client in [&pods[1], &pods[0]] {
+        pods[1].has("node1").await;
+        let mut socket = client.open(&at("node1", target)).await;
+        wait_until("the edge has it", || edge.metrics.sessions.now("backend") == 1).await;
+        line.lead_to(targets::nothing().await);
+        line.reset();
+        wait_until("the link is away", || pods[1].link("node1").is_none()).await;
+        go.notify_one();
+        wait_until("the target is gone", || edge.metrics.sessions.now("backend") == 0).await;
+        line.lead_to(pods[1].pod.grpc);
+        clients::is_reset(&mut socket).await;
+        assert_eq!(client.pod.metrics.sessions.ended("ssh", "given_up"), 1);
     }
     for pod in &pods {
         pod.forgets_all().await;
