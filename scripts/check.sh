@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What can be known without running the program: format, lints, docs, the arrows between modules, shell scripts.
+# What can be known without running the program: format, lints, documents, dependencies, the arrows between modules,
+# shell scripts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/step.sh
@@ -11,16 +12,18 @@ shell() {
   shellcheck -x "${files[@]}"
 }
 
-# With the compiler alone, as it needs nothing but the sources: by cargo it would wait for a build of everything.
-layers() {
+# With the compiler alone, as these need nothing but the sources: by cargo they would wait for a build of everything.
+alone() {
   local built=${CARGO_TARGET_DIR:-target}
   mkdir -p "$built"
-  CARGO_MANIFEST_DIR=$PWD rustc --edition 2024 --test tests/layers.rs -o "$built/layers"
-  "$built/layers" --quiet
+  CARGO_MANIFEST_DIR=$PWD rustc --edition 2024 --test "tests/$1.rs" -o "$built/$1"
+  "$built/$1" --quiet
 }
 
 step 'shellcheck' shell
-step 'layers' layers
+step 'layers' alone layers
+step 'documents' alone docs
+step 'dependencies' scripts/deps.sh
 step 'cargo fmt' cargo fmt --all --check
 step 'cargo clippy' cargo clippy --quiet --workspace --all-targets -- -D warnings
 step 'cargo clippy, all features' cargo clippy --quiet --all-targets --features kubernetes -- -D warnings

@@ -8,7 +8,7 @@ programs=(
   sshd:openssh-server ssh:openssh-client scp:openssh-client ssh-keygen:openssh-client
   nc.openbsd:netcat-openbsd ncat:ncat corkscrew:corkscrew socat:socat connect-proxy:connect-proxy
   ip:iproute2 curl:curl shellcheck:shellcheck expect:expect htpasswd:apache2-utils g++:g++
-  dig:dnsutils
+  dig:dnsutils pip3:python3-pip
 )
 
 PATH=$PATH:/usr/sbin:/sbin

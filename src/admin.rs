@@ -135,6 +135,15 @@ pub async fn serve(listener: Listener, admin: Admin, port: Port, drain: Drain) {
 }
 
 impl Admin {
+    /// Serves the admin ports that there are, until `drain` begins; see [`serve`].
+    pub fn spawn(&self, log: Option<Listener>, metrics: Option<Listener>, drain: &Drain) {
+        for (listener, port) in [(log, Port::Log), (metrics, Port::Metrics)] {
+            if let Some(listener) = listener {
+                drain.spawn(info_span!("admin"), serve(listener, self.clone(), port, drain.clone()));
+            }
+        }
+    }
+
     /// Answers one request from `peer`.
     async fn answer(&self, request: Request<Incoming>, port: Port, peer: IpAddr) -> Response<Full<Bytes>> {
         let read = matches!(*request.method(), Method::GET | Method::HEAD);

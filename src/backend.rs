@@ -2,6 +2,7 @@
 
 mod dial;
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
@@ -57,7 +58,8 @@ impl Backend {
             Ok(socket) => self.carry(offer.accept(), socket, access).await,
             Err(refusal) => {
                 self.metrics.sessions.refused(FRONT, refusal.code.name());
-                access.end(refusal.code.name(), &refusal.reason);
+                let from = address(offer.client());
+                access.refuse(refusal.code.name(), &refusal.reason, from, &self.metrics.refusals);
                 offer.refuse(refusal);
             }
         }
@@ -94,6 +96,12 @@ impl Backend {
             deliver(&mut target).await;
         }
     }
+}
+
+/// Whose address a pod said a client has: `10.0.0.1:5`, or `user@10.0.0.1:5`.
+fn address(client: &str) -> IpAddr {
+    let at = client.rsplit('@').next().unwrap_or_default();
+    at.parse::<SocketAddr>().map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip())
 }
 
 /// Lets go of a session: one that the target broke off is reset with that reason, any other ends by itself.

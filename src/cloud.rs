@@ -2,7 +2,6 @@
 
 mod asked;
 mod bridge;
-mod inside;
 mod kubernetes;
 mod links;
 mod publish;
@@ -21,7 +20,7 @@ use tracing::{info, info_span, warn};
 use links::Shared;
 use stop::Stopping;
 
-use crate::admin::{self, Admin, Port, Readiness, Side};
+use crate::admin::{Admin, Readiness, Side};
 use crate::backend::{Backend, Own, Place};
 use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
@@ -35,6 +34,7 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::tokens::Tokens;
+use crate::policy::zone::Zone;
 use crate::registry::Registry;
 use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
@@ -101,12 +101,8 @@ impl Pod {
         };
         let grpc = Listener::bind(server.listen.at).context("mode.cloud.stream.server.listen")?;
         let log = bind(server.log_listen, "mode.cloud.stream.server.log_listen")?;
-        let metrics_at = match server.metrics_listen {
-            Some(listen) => {
-                Some(Listener::bind(listen.at).context("mode.cloud.stream.server.metrics_listen")?)
-            }
-            None => None,
-        };
+        let metrics_at = server.metrics_listen.map(|listen| Listener::bind(listen.at)).transpose();
+        let metrics_at = metrics_at.context("mode.cloud.stream.server.metrics_listen")?;
         let front = bind(ssh.listen, "mode.cloud.ssh.listen")?;
 
         let mut stopping = Stopping {
@@ -143,6 +139,11 @@ impl Pod {
             node: None,
             own: Own::of_interfaces(pod_ip.into_iter().collect()),
             targets: Arc::new(ArcSwap::from_pointee(allow.targets)),
+            listening: [Some(&grpc), log.as_ref(), front.as_ref()]
+                .into_iter()
+                .flatten()
+                .map(Listener::at)
+                .collect(),
             resolver,
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), stopping.clients.clone());
@@ -161,7 +162,10 @@ impl Pod {
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
-        let zone = publishing.zone.clone();
+        let vouching = tokens.clone();
+        let patterns = publishing.publish_names.clone();
+        let vouched = move |node: &_| vouching.load().names(node);
+        let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
         let readiness = Readiness::waiting_for(&[]);
         let nodes = registry.clone();
@@ -184,7 +188,7 @@ impl Pod {
             readiness,
             stopping,
         };
-        pod.spawn_admin(log, metrics_at, &admin);
+        admin.spawn(log, metrics_at, &pod.stopping.admin);
         pod.spawn_upkeep(tokens, acceptor.clone(), users.clone(), &pool);
         let gate = Gate { allow_from: ssh.allow_from, logins: users.map(Logins::new), rules: ssh.rules };
         let gate = Arc::new(ArcSwap::from_pointee(gate));
@@ -212,15 +216,6 @@ impl Pod {
         Ok(pod)
     }
 
-    fn spawn_admin(&self, log: Option<Listener>, metrics: Option<Listener>, admin: &Admin) {
-        let drain = &self.stopping.admin;
-        for (listener, port) in [(log, Port::Log), (metrics, Port::Metrics)] {
-            if let Some(listener) = listener {
-                drain.spawn(info_span!("admin"), admin::serve(listener, admin.clone(), port, drain.clone()));
-            }
-        }
-    }
-
     fn spawn_upkeep(
         &self,
         tokens: Reload<Tokens>,
@@ -234,6 +229,7 @@ impl Pod {
         if let Some(users) = users {
             drain.spawn(info_span!("users"), users.watch(drain.clone()));
         }
+        drain.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(drain.clone().begun()));
         drain.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool.clone(), drain.clone()));
     }
 }

@@ -85,6 +85,11 @@ impl Drain {
         self.draining.cancelled().await;
     }
 
+    /// As [`Self::draining`], for whoever knows no drain.
+    pub fn begun(self) -> impl Future<Output = ()> + Send {
+        self.draining.cancelled_owned()
+    }
+
     fn running(&self) -> MutexGuard<'_, Running> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }

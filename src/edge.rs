@@ -16,7 +16,7 @@ use tracing::{info, info_span, warn};
 
 use keeper::Keeper;
 
-use crate::admin::{self, Admin, Port, Readiness, Side};
+use crate::admin::{Admin, Readiness, Side};
 use crate::backend::{Backend, Own, Place};
 use crate::config::edge::{Client, Edge as Settings, MEMORY, Token};
 use crate::drain::{Drain, Drained};
@@ -39,6 +39,8 @@ use crate::tunnel::{Code, Limits, Refusal, Table, Windows};
 pub struct Edge {
     /// Health, log level, metrics; none if the implicit port could not be had.
     pub log: Option<SocketAddr>,
+    /// Metrics alone.
+    pub metrics_at: Option<SocketAddr>,
     /// The numbers.
     pub metrics: Metrics,
     /// The sessions.
@@ -65,6 +67,8 @@ impl Edge {
         let metrics = Metrics::edge();
         let key = "mode.edge.stream.client.log_listen";
         let log = Listener::bind_optional(client.log_listen.at, client.log_listen.implicit).context(key)?;
+        let metrics_at = client.metrics_listen.map(Listener::bind).transpose();
+        let metrics_at = metrics_at.context("mode.edge.stream.client.metrics_listen")?;
         let limits = Limits {
             windows: WINDOWS,
             memory: session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
@@ -88,6 +92,8 @@ impl Edge {
             node: Some(client.node.clone()),
             own: Own::of_interfaces(own),
             targets: Arc::new(ArcSwap::from_pointee(targets)),
+            // Not the one for metrics: it is read-only, and so that others reach it.
+            listening: log.iter().map(Listener::at).collect(),
             resolver: resolver.clone(),
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
@@ -121,6 +127,7 @@ impl Edge {
         }
         let edge = Self {
             log: log.as_ref().map(Listener::at),
+            metrics_at: metrics_at.as_ref().map(Listener::at),
             metrics,
             table: table.clone(),
             readiness,
@@ -131,13 +138,11 @@ impl Edge {
             admin: admin_drain.clone(),
             deadline: session.drain,
         };
-        if let Some(log) = log {
-            let serving = admin::serve(log, admin, Port::Log, admin_drain.clone());
-            admin_drain.spawn(info_span!("admin"), serving);
-        }
+        admin.spawn(log, metrics_at, &admin_drain);
         links.spawn(info_span!("token"), keeper.token.clone().watch(links.clone()));
         links.spawn(info_span!("tls"), keeper.tls.clone().watch(links.clone()));
         links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
+        links.spawn(info_span!("refusals"), edge.metrics.refusals.clone().sum_up(links.clone().begun()));
         links.spawn(info_span!("upkeep"), table.upkeep(pool, links.clone()));
         let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
         links.spawn(span, Arc::new(keeper).keep());

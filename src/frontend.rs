@@ -125,7 +125,7 @@ impl Denial {
     }
 }
 
-/// The table's part for what the far end said, `protocol.md` 6.
+/// The table's part for what the far end said, docs/protocol.md#codes.
 fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
     let (status, next) = match refusal.code {
         Code::TargetRefused => {

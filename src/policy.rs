@@ -15,6 +15,7 @@ use crate::names::NodeName;
 
 pub mod targets;
 pub mod tokens;
+pub mod zone;
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///

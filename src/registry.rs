@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
-use crate::tunnel::Outbox;
+use crate::tunnel::{Found, Outbox};
 
 pub use awaited::Arrival;
 use awaited::Awaited;
@@ -72,6 +72,20 @@ struct Nodes {
     linked: HashMap<NodeName, Linked>,
     /// When nodes that are not linked any more were last; bounded by [`MOST_GONE`].
     gone: HashMap<NodeName, Instant>,
+}
+
+impl Linked {
+    /// What another pod is told of the node that is linked here, asked by that question; `own` is this pod, the end of
+    /// the sessions of a plain node, which cannot resume.
+    pub fn found(&self, question: u64, own: Instance) -> Found {
+        Found {
+            question,
+            here: true,
+            heard: self.outbox.silence(),
+            instance: Some(self.instance.unwrap_or(own)),
+            age: Some(self.outbox.age()),
+        }
+    }
 }
 
 impl Registry {

@@ -1,9 +1,9 @@
 //! How to get there: from a request to an open session, and from a session without a path to its next one.
 
+mod relay;
 mod search;
 mod ways;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::registry::find::{Finder, NotFound};
 use crate::registry::uplinks::Uplinks;
 use crate::tunnel::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, Table};
 
+pub use relay::Room;
 use search::Search;
 use ways::Ways;
 
@@ -34,7 +35,7 @@ pub struct Request {
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
     /// Not linked to any pod. Usual cause: the edge is down, or still connecting.
-    #[error("node {node} is not connected{}{missing}", last_seen(missing.seen))]
+    #[error("node {node} {}", missing.sentence())]
     Offline {
         /// Who was asked for.
         node: NodeName,
@@ -104,16 +105,11 @@ impl Route {
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
         let mut search = Search::new((&self.ways, self.chance), &node, None, until);
-        let found = timeout_at(until, search.once()).await.map_err(|_| late())?;
-        if let Err(missing) = found {
-            // Whoever asks while an edge changes pods waits for it, as a session that runs does.
-            let back = missing.moving
-                && timeout_at(until.min(Instant::now() + MOVING), search.next())
-                    .await
-                    .is_ok_and(|found| found.is_ok());
-            if !back {
-                return Err(RouteError::Offline { node, missing });
-            }
+        if let Ways::Pod(_) = self.ways {
+            search = search.at_most(MOVING);
+        }
+        if let Err(missing) = search.first().await {
+            return Err(RouteError::Offline { node, missing });
         }
         let opening = self.table.open(node.clone(), target, category, client);
         let opening = opening.map_err(|Full| RouteError::Busy("too many sessions at once on this pod"))?;
@@ -166,18 +162,5 @@ async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteErro
     }
 }
 
-fn last_seen(seen: Option<Duration>) -> impl fmt::Display {
-    seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default()
-}
-
-/// A duration as a person says it: `45s`, `3m`, `2h`.
-fn short(d: Duration) -> String {
-    match d.as_secs() {
-        s @ 0..120 => format!("{s}s"),
-        s @ 120..7200 => format!("{}m", s / 60),
-        s => format!("{}h", s / 3600),
-    }
-}
-
-/// How long a new session waits for a node that was there a moment ago.
+/// How long a new session waits for a node that was there a moment ago, or was believed to be.
 const MOVING: Duration = Duration::from_secs(3);

@@ -14,7 +14,7 @@ use crate::names::{Host, NodeName, Target};
 use crate::net::dial::{DialError, dial};
 use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::plain;
-use crate::policy::targets::Targets;
+use crate::policy::targets::{Listening, Targets};
 use crate::tunnel::{Code, Refusal};
 
 /// This machine's own addresses, as of now: they change with its networks.
@@ -30,6 +30,8 @@ pub struct Place {
     pub own: Own,
     /// What may be dialled; swap it when the config changes, for the sessions to come.
     pub targets: Arc<ArcSwap<Targets>>,
+    /// Where this process itself listens: never dialled.
+    pub listening: Listening,
     /// Who is asked for names.
     pub resolver: Resolver,
 }
@@ -105,6 +107,10 @@ impl Place {
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
             if targets.allows(at, own) && !found.contains(&at) {
+                // Even if others of its addresses are not: what comes of those would only hide the reason.
+                if self.listening.holds(at, own) {
+                    return Err(self.ours(target));
+                }
                 found.push(at);
             }
         }
@@ -116,6 +122,16 @@ impl Place {
             (Some(ip), Host::Name(name)) if !self.is_here(name) => self.forbidden(target, Some(plain(*ip))),
             _ => self.forbidden(target, None),
         })
+    }
+
+    fn ours(&self, target: &Target) -> Refusal {
+        let why = match self.node {
+            Some(_) => format!(
+                "{target} is a port of the edge itself; its metrics_listen is the one that may be reached"
+            ),
+            None => format!("{target} is a port of the cloud's own pod"),
+        };
+        Refusal::new(Code::NotAllowed, why)
     }
 
     /// `found` is what the target's name stands for, if it is a name.

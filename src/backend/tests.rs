@@ -12,13 +12,13 @@ use super::*;
 use crate::names::{Instance, Target};
 use crate::net::Duplex;
 use crate::net::resolver::Resolver;
-use crate::policy::targets::Targets;
-use crate::tunnel::Peer;
+use crate::policy::targets::{Listening, Targets};
 use crate::tunnel::frame::Body;
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::Windows;
 use crate::tunnel::session::end::LinkId;
 use crate::tunnel::{Answer, Event, Limits, Opening, Table};
+use crate::tunnel::{Dialect, Peer};
 
 /// An opener and this back end, with a link between them in memory.
 struct Pair {
@@ -45,10 +45,11 @@ impl Pair {
             node: Some(node),
             own: Own::new(Vec::new),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
+            listening: Listening::default(),
             resolver: Resolver::system().unwrap(),
         };
         let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());
-        let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, false);
+        let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
         let (near, far) = (outbox(1), outbox(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);

@@ -3,21 +3,27 @@
 use std::sync::Arc;
 
 use tokio::time::timeout;
-use tracing::debug;
+use tracing::{debug, info_span};
 
+use super::links::Shared;
 use crate::names::NodeName;
 use crate::net::splice::{How, Side, splice};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Answer, Code, Full, Offer, Outbox, Refusal, Table};
+use crate::tunnel::{Answer, Asked, Code, Full, Offer, Outbox, Refusal, Table};
+
+/// Takes what was asked for as the session's end, and leads it on to the node by its plain link.
+pub(super) fn lead(asked: Asked, plain: Arc<Outbox>, shared: &Shared) {
+    let node = asked.node().clone();
+    if let Some(offer) = asked.offer() {
+        let span = info_span!("bridge", session = %offer.id(), %node);
+        let ground = &shared.ground;
+        let (table, metrics) = (ground.table.clone(), ground.metrics.clone());
+        ground.drain.spawn(span, carry(offer, node, plain, table, metrics));
+    }
+}
 
 /// Opens a plain session for an offer of another pod, and carries its bytes until both are done.
-pub(super) async fn carry(
-    offer: Offer,
-    node: NodeName,
-    plain: Arc<Outbox>,
-    table: Arc<Table>,
-    metrics: Metrics,
-) {
+async fn carry(offer: Offer, node: NodeName, plain: Arc<Outbox>, table: Arc<Table>, metrics: Metrics) {
     let client = offer.client().to_owned();
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
         Ok(opening) => opening,

@@ -24,7 +24,7 @@ use crate::policy::tokens::Tokens;
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
-use crate::route::Route;
+use crate::route::{Room, Route};
 use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
 use crate::tunnel::hello::{Caller, Hello};
 use crate::tunnel::{Code, Event, Link, Outbox, Parked, Refusal};
@@ -152,7 +152,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let refused = &shared.ground.metrics.calls_refused;
     if !shared.tokens.load().prove(&hello.node, &hello.token) {
         refused.count("token");
-        warn!("refused: invalid token");
+        if shared.ground.metrics.refusals.may_tell("token", call.from.ip()) {
+            warn!("refused: invalid token");
+        }
         return call.refuse(Dismissal::Token);
     }
     if shared.stopping.is_cancelled() {
@@ -161,7 +163,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     }
     if let Err(taken) = shared.registry.admit(&hello.node, hello.instance).await {
         refused.count("name_taken");
-        error!(%taken, "refused");
+        if shared.ground.metrics.refusals.may_tell("name_taken", call.from.ip()) {
+            error!(%taken, "refused");
+        }
         return call.refuse(Dismissal::NameTaken(taken.to_string()));
     }
     let from = call.from;
@@ -213,7 +217,8 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
 async fn run(mut link: Link, shared: &Shared) {
     let links = &shared.ground.metrics.links;
     links.inc();
-    let searches = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
+    let own = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
+    let room = Room { own, all: shared.searches.clone() };
     let why = loop {
         match link.next().await {
             Ok(Event::Offer(offer)) => {
@@ -222,19 +227,21 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => asked::answer(asked, shared, &searches),
+            Ok(Event::Asked(asked)) => asked::answer(asked, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.outbox, &node, found) {
                     make_way(link.outbox.clone(), node, shared);
                 }
             }
+            // Only an edge is told.
+            Ok(Event::Conflict(_)) => {}
             // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
                 // It has another link now, by which it is to be found.
                 shared.registry.remove(&link.outbox);
-                shared.ground.table.release(&link.outbox);
+                shared.ground.table.release(&link.outbox, |_| true);
             }
             Err(why) => break why,
         }

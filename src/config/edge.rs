@@ -1,6 +1,6 @@
 //! Settings of an edge, as read from the table `mode.edge`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +38,8 @@ pub struct Client {
     pub server: Target,
     /// Health, log level, metrics.
     pub log_listen: Listen,
+    /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
+    pub metrics_listen: Option<SocketAddr>,
     /// `HTTPS_PROXY`: through which proxy to dial, a URL.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY`: for which hosts not.
@@ -107,6 +109,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Opt
     let token = token(&mut table, report);
     let ca = table.read("cert", value::path, report).unwrap_or_else(|| super::CA.into());
     let log_listen = listen::log(&mut table, report);
+    let metrics_listen = table.read("metrics_listen", value::socket, report);
     unserved::channelz(&mut table, report);
     table.finish(report);
     let server = server?;
@@ -117,6 +120,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Opt
         dns: dns.unwrap_or_else(|| server.host.clone()),
         server,
         log_listen,
+        metrics_listen,
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
     })

@@ -206,7 +206,7 @@ impl Keeper {
             }
             Event::Parked(parked) => self.seek(parked),
             // A cloud says nothing of the kind to an edge, and a second Drain is as good as one.
-            Event::Asked(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
+            Event::Asked(_) | Event::Find(..) | Event::Found(..) | Event::Drain | Event::Conflict(_) => {}
         }
         false
     }

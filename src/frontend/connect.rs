@@ -112,7 +112,7 @@ impl Front {
                 self.metrics.sessions.refused(FRONT, denial.name());
                 let trusted = peer.ip().is_loopback() || access.user.is_some();
                 let answer = denial.answer(trusted, &access.trace);
-                access.end(denial.name(), &denial.to_string());
+                access.refuse(denial.name(), &denial.to_string(), peer.ip(), &self.metrics.refusals);
                 Err(answer)
             }
         }

@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::dial::{DialError, dial};
 use crate::names::Target;
+use crate::telemetry::said;
 use exempt::Exempt;
 
 /// The proxy that connections to pods go through, and which do not.
@@ -146,8 +147,7 @@ impl Proxy {
         let line =
             String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
         if line.starts_with("HTTP/1.") {
-            // Control characters have no place in a log.
-            Ok(line.chars().filter(|c| !c.is_control()).take(LONGEST_STATUS).collect())
+            Ok(said(&line))
         } else {
             Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is not HTTP/1"))
         }
@@ -207,9 +207,6 @@ const DEFAULT_PORT: u16 = 80;
 
 /// Bytes of an answer's head at most: what common proxies send, many times over.
 const LONGEST_HEAD: usize = 8 * 1024;
-
-/// Characters of a status line that an error repeats.
-const LONGEST_STATUS: usize = 120;
 
 #[cfg(test)]
 mod tests;

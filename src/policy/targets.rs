@@ -28,6 +28,29 @@ enum Place {
     Net(IpNet),
 }
 
+/// Where this process itself listens: no target, whatever a list says, for who comes from there counts as this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Listening(Vec<SocketAddr>);
+
+impl Listening {
+    /// Would dialling this address reach this process? `own` are the addresses of this machine, as of now.
+    pub fn holds(&self, at: SocketAddr, own: &[IpAddr]) -> bool {
+        let ip = plain(at.ip());
+        let here = |at: IpAddr| at.is_loopback() || own.iter().any(|o| plain(*o) == at);
+        self.0.iter().filter(|listener| listener.port() == at.port()).any(|listener| {
+            let listener = plain(listener.ip());
+            // To dial the unspecified address is to dial loopback.
+            listener == ip || ip.is_unspecified() || listener.is_unspecified() && here(ip)
+        })
+    }
+}
+
+impl FromIterator<SocketAddr> for Listening {
+    fn from_iter<I: IntoIterator<Item = SocketAddr>>(listeners: I) -> Self {
+        Self(listeners.into_iter().collect())
+    }
+}
+
 impl Targets {
     /// Whether any address may be dialled at this port.
     pub fn name_port(&self, port: u16) -> bool {
@@ -164,6 +187,25 @@ mod tests {
             assert!(!allows(&targets, at, &own), "{at}");
         }
         assert!(!allows(&[].into_iter().collect(), "127.0.0.1:22", &own), "an empty list forbids all");
+    }
+
+    #[test]
+    fn what_reaches_this_process_is_told_in_every_dress() {
+        let own = ["192.0.2.7".parse().unwrap(), "2001:db8::7".parse().unwrap()];
+        let listening = |at: &str| Listening::from_iter([at.parse().unwrap()]);
+        let holds = |listener: &str, at: &str| listening(listener).holds(at.parse().unwrap(), &own);
+        for at in ["127.0.0.1:7", "[::ffff:127.0.0.1]:7", "[::127.0.0.1]:7", "0.0.0.0:7", "[::]:7"] {
+            assert!(holds("127.0.0.1:7", at), "{at}");
+        }
+        for listener in ["0.0.0.0:7", "[::]:7"] {
+            for at in ["127.9.9.9:7", "[::1]:7", "192.0.2.7:7", "[::ffff:192.0.2.7]:7", "[2001:db8::7]:7"] {
+                assert!(holds(listener, at), "{listener} {at}");
+            }
+            for at in ["192.0.2.8:7", "192.0.2.7:8", "127.0.0.1:8"] {
+                assert!(!holds(listener, at), "{listener} {at}");
+            }
+        }
+        assert!(!holds("127.0.0.1:7", "192.0.2.7:7") && !holds("192.0.2.7:7", "127.0.0.1:7"));
     }
 
     #[test]

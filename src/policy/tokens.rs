@@ -6,8 +6,8 @@ use subtle::ConstantTimeEq;
 
 use crate::names::NodeName;
 
-/// What a token file says. Its text is SuperEdge's (reference 1.3): one `node:token` a line, spaces dropped, later
-/// lines win, `default` for nodes without a line of their own. Never shown.
+/// What a token file says: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without a line
+/// of their own (docs/superedge.md#token-file). Never shown.
 pub struct Tokens(HashMap<String, String>);
 
 impl Tokens {
@@ -30,6 +30,11 @@ impl Tokens {
         let expected = own.or_else(|| self.0.get(DEFAULT)).map_or("", String::as_str);
         let equal: bool = expected.as_bytes().ct_eq(token.as_bytes()).into();
         equal && !expected.is_empty()
+    }
+
+    /// Whether a node has a line of its own.
+    pub fn names(&self, node: &NodeName) -> bool {
+        self.0.contains_key(&node.as_str().to_ascii_lowercase())
     }
 
     /// How many lines count.

@@ -1,9 +1,10 @@
 //! Finding a node: linked here, else what is remembered, else what DNS and the other pods say.
 
 mod known;
+mod missing;
 mod search;
 
-use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +12,12 @@ use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
 use crate::registry::dns::Dns;
-use crate::registry::siblings::{Siblings, Unreachable};
+use crate::registry::siblings::{Siblings, Yes};
 use crate::registry::{Place, Registry};
 use crate::tunnel::{Found, Outbox, Parked, Table};
 
 use known::Known;
+pub use missing::NotFound;
 use search::{Searches, Wanted};
 
 /// Finds nodes, here and at other pods.
@@ -42,23 +44,6 @@ pub struct Way {
     pub outbox: Arc<Outbox>,
     /// The node's process, unless it speaks plain.
     pub instance: Option<Instance>,
-}
-
-/// Nobody has the node. Says who was asked, and what came of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NotFound {
-    /// How long ago the node was last linked here, if ever.
-    pub seen: Option<Duration>,
-    /// What DNS said, if it was asked.
-    pub dns: Option<String>,
-    /// How many other pods said that they have not got it.
-    pub asked: usize,
-    /// The other pods that could not be asked.
-    pub trouble: Vec<Unreachable>,
-    /// It was found, but as another process than the one that is sought.
-    pub another: bool,
-    /// It was somewhere a moment ago, and may be on its way to another pod.
-    pub moving: bool,
 }
 
 impl Finder {
@@ -103,6 +88,34 @@ impl Finder {
         not: Option<&Outbox>,
     ) -> Result<Way, NotFound> {
         let wanted = Wanted::new(node, instance, not);
+        if let Ok(way) = self.at_hand(&wanted) {
+            return Ok(way);
+        }
+        let mut searching = pin!(self.search(wanted.clone()));
+        loop {
+            // Begun before looking, so that a node that comes in between is not missed.
+            let arrival = self.registry.arrival(node);
+            let missing = match self.at_hand(&wanted) {
+                Ok(way) => return Ok(way),
+                Err(missing) => missing,
+            };
+            let said = tokio::select! {
+                biased;
+                found = &mut searching => match found {
+                    Ok(yes) => return Ok(Way { outbox: yes.outbox, instance: yes.instance }),
+                    Err(said) => said,
+                },
+                () = arrival.come() => continue,
+            };
+            let another = missing.another || said.another;
+            let moving = missing.moving || said.moving;
+            return Err(NotFound { seen: missing.seen, another, moving, ..said });
+        }
+    }
+
+    /// A way that needs no search: the node is linked here, or at a pod that is remembered and linked.
+    fn at_hand(&self, wanted: &Wanted) -> Result<Way, NotFound> {
+        let node = &wanted.node;
         let mut missing = NotFound::default();
         match self.registry.find(node) {
             // Its link has just ended and is about to be removed.
@@ -114,21 +127,44 @@ impl Finder {
             Place::Nowhere(seen) => missing.seen = seen,
         }
         missing.moving = missing.seen.is_some_and(|seen| seen < MOVING);
-        let Some(others) = &self.others else { return Err(missing) };
-        if let Some((pod, instance)) = others.known.of(node)
+        if let Some(others) = &self.others
+            && let Some((pod, instance)) = others.known.of(node)
             && let Some(outbox) = pod.up()
             && wanted.suits(instance, &outbox)
         {
             return Ok(Way { outbox, instance });
         }
-        match others.searches.join(wanted).await {
-            Ok(yes) => Ok(Way { outbox: yes.outbox, instance: yes.instance }),
-            Err(said) => {
-                let another = missing.another || said.another;
-                let moving = missing.moving || others.known.lost(node).is_some_and(|since| since < MOVING);
-                Err(NotFound { seen: missing.seen, another, moving, ..said })
-            }
+        Err(missing)
+    }
+
+    async fn search(&self, wanted: Wanted) -> Result<Yes, NotFound> {
+        let Some(others) = &self.others else { return Err(NotFound::default()) };
+        let node = wanted.node.clone();
+        let found = others.searches.join(wanted).await;
+        found.map_err(|said| {
+            let moving = others.known.lost(&node).is_some_and(|since| since < MOVING);
+            NotFound { moving, ..said }
+        })
+    }
+
+    /// A way to the pod that is this process. Takes 1 s at most. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// None of those that could be asked is it. Names those that could not.
+    pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Way, NotFound> {
+        let (Some(others), Some(wanted)) = (&self.others, instance) else { return Err(NotFound::default()) };
+        match others.siblings.process(wanted).await {
+            Ok(outbox) => Ok(Way { outbox, instance }),
+            Err(trouble) => Err(NotFound { trouble, ..NotFound::default() }),
         }
+    }
+
+    /// Whether the node is known to be linked, and as another process than this one.
+    pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
+        let here = self.registry.here(node).is_some_and(|linked| linked.instance != Some(instance));
+        let known = || self.others.as_ref().and_then(|others| others.known.of(node));
+        here || known().is_some_and(|(pod, known)| known != Some(instance) && pod.up().is_some())
     }
 
     /// Closes all links to other pods.
@@ -156,13 +192,7 @@ impl Finder {
     /// Answers another pod's question, from our own links only.
     pub fn answer(&self, to: &Arc<Outbox>, node: &NodeName, question: u64) {
         let linked = self.registry.here(node).filter(|linked| !linked.outbox.is_closed());
-        let found = Found {
-            question,
-            here: linked.is_some(),
-            heard: linked.as_ref().map_or(Duration::ZERO, |linked| linked.outbox.silence()),
-            // A plain node cannot resume; this pod is the end of its sessions.
-            instance: linked.map(|linked| linked.instance.unwrap_or(self.own)),
-        };
+        let found = linked.map_or_else(|| Found::away(question), |linked| linked.found(question, self.own));
         // One that does not read its answers gets none.
         to.found(node, found);
         if let Some(others) = &self.others {
@@ -198,26 +228,13 @@ impl Finder {
         let mut links = others.siblings.links();
         links.retain(|link| link.id != to.id && link.sessions() > 0);
         let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
-        let silent = links.iter().zip(lives).filter(|(_, lives)| !lives);
-        silent.flat_map(|(link, _)| table.leave(link, |of, _| of == node)).collect()
-    }
-}
-
-impl fmt::Display for NotFound {
-    /// Goes on where a sentence on the node has ended.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(dns) = &self.dns {
-            write!(f, "; {dns}")?;
+        let mut parked = Vec::new();
+        for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
+            self.is_wrong(node, &Way { outbox: link.clone(), instance: None });
+            table.release(link, |of| of == node);
+            parked.extend(table.leave(link, |of, _| of == node));
         }
-        match self.asked {
-            0 => {}
-            1 => f.write_str("; not at the other pod")?,
-            n => write!(f, "; not at {n} other pods")?,
-        }
-        for trouble in &self.trouble {
-            write!(f, "; {trouble}")?;
-        }
-        if self.another { f.write_str("; it is linked as another process") } else { Ok(()) }
+        parked
     }
 }
 

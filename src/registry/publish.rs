@@ -6,9 +6,8 @@ pub mod etcd;
 pub mod hosts;
 mod lines;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use super::Registry;
 use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::backoff::Backoff;
+use crate::policy::zone::Zone;
 use crate::telemetry::Metrics;
 #[cfg(feature = "kubernetes")]
 use configmap::{ConfigMap, ConfigMapError};
@@ -32,8 +32,8 @@ pub struct Publisher {
     pub registry: Arc<Registry>,
     /// Where they are published.
     pub store: Store,
-    /// Appended to node names, without dots at its ends; may be empty.
-    pub zone: String,
+    /// Which nodes are published, and under which names.
+    pub zone: Arc<Zone>,
     /// Counts records and failures.
     pub metrics: Metrics,
     /// Told after each try whether the records stand, and if not, why.
@@ -76,11 +76,12 @@ impl Publisher {
     pub async fn run(mut self, drain: Drain) {
         let mut changes = self.registry.changes();
         let mut wanted = Wanted::default();
+        let mut nameless = HashSet::new();
         let mut backoff = Backoff::new();
         let mut failing = false;
         while !drain.is_draining() {
             changes.mark_unchanged();
-            wanted.follow(self.records(), Instant::now());
+            wanted.follow(self.records(&mut nameless).into_iter(), Instant::now());
             let records = wanted.records();
             let written = self.store.write(&records).await;
             if let Err(cause) = written {
@@ -124,8 +125,22 @@ impl Publisher {
         }
     }
 
-    fn records(&self) -> impl Iterator<Item = String> {
-        self.registry.nodes().into_iter().filter_map(|node| record(&node, &self.zone))
+    /// The records of the nodes here. Of each node without one it is said why, once, as long as there are not too many.
+    fn records(&self, nameless: &mut HashSet<NodeName>) -> Vec<String> {
+        let mut records = Vec::new();
+        for node in self.registry.nodes() {
+            match self.zone.name(&node) {
+                Ok(name) => records.push(name),
+                Err(why) if nameless.len() < MOST_NAMELESS && nameless.insert(node.clone()) => {
+                    warn!(%node, "the node is not published: {why}");
+                    if nameless.len() == MOST_NAMELESS {
+                        warn!("further nodes that are not published will not be named");
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        records
     }
 }
 
@@ -210,19 +225,11 @@ async fn gathered(changes: &mut watch::Receiver<()>, time: Duration) {
     sleep(time).await;
 }
 
-/// What DNS is asked for; none for a name that DNS cannot carry.
-fn record(node: &NodeName, zone: &str) -> Option<String> {
-    let mut name = node.as_str().to_ascii_lowercase();
-    if !zone.is_empty() {
-        name = format!("{name}.{zone}");
-    }
-    let sound = name.len() <= 253 && name.split('.').all(|label| (1..=63).contains(&label.len()));
-    // A node that calls itself by an address would be a line of its own meaning in a hosts file.
-    (sound && name.parse::<IpAddr>().is_err()).then_some(name)
-}
-
 /// How long a node may be away before its record goes: a blip must not flap.
 const BLIP: Duration = Duration::from_secs(2);
+
+/// Nodes that are named because they are not published, so that they cannot fill the log.
+const MOST_NAMELESS: usize = 1000;
 
 /// For the records to go at the end; the process must end well before it is killed.
 const WITHDRAWAL: Duration = Duration::from_secs(2);

@@ -24,6 +24,8 @@ pub(super) struct Search<'a> {
     instance: Option<Instance>,
     /// When it ends.
     until: Instant,
+    /// How long it looks on for a node that nobody has, if it does not to the end.
+    patience: Option<Duration>,
     /// Where it asks next, or has asked.
     way: Option<Way>,
     /// Whether it has asked there, so that another is looked for.
@@ -49,12 +51,18 @@ impl<'a> Search<'a> {
             node,
             instance,
             until,
+            patience: None,
             way: None,
             asked: false,
             wait: ANSWER,
             backoff: Backoff::new(),
             another: None,
         }
+    }
+
+    /// Looks on for so long at most each time that nobody has the node.
+    pub(super) fn at_most(self, patience: Duration) -> Self {
+        Self { patience: Some(patience), ..self }
     }
 
     /// Ways were found so often before, and were of no use: it begins with a pause.
@@ -74,11 +82,26 @@ impl<'a> Search<'a> {
         self.node
     }
 
-    /// Looks once.
-    pub(super) async fn once(&mut self) -> Result<(), NotFound> {
-        self.way = Some(self.ways.find(self.node, self.instance, None).await?);
-        self.asked = false;
-        Ok(())
+    /// The link on which it asks next, if that speaks plain.
+    pub(super) fn plain(&self) -> Option<Arc<Outbox>> {
+        self.way.as_ref().map(|way| way.outbox.clone()).filter(|link| !link.resumes)
+    }
+
+    /// Looks for the first way. Who opens a session waits for a node that is changing pods, as a session that runs does,
+    /// and for no other. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Nobody has the node, or the time is over.
+    pub(super) async fn first(&mut self) -> Result<(), NotFound> {
+        match timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await {
+            Ok(Ok(way)) => {
+                (self.way, self.asked) = (Some(way), false);
+                Ok(())
+            }
+            Ok(Err(missing)) if !missing.moving && self.instance.is_none() => Err(missing),
+            Ok(Err(_)) | Err(_) => self.next().await,
+        }
     }
 
     /// Looks until there is a way to ask on, which may be the one that was asked before; then after a pause. Cancel
@@ -88,6 +111,7 @@ impl<'a> Search<'a> {
     ///
     /// The time is over, or the process that is looked for is gone.
     pub(super) async fn next(&mut self) -> Result<(), NotFound> {
+        let until = self.patience.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
         let before = self.way.take().filter(|_| self.asked);
         if let Some(before) = &before {
             self.ways.is_wrong(self.node, before);
@@ -96,14 +120,19 @@ impl<'a> Search<'a> {
         // It may go on saying that it has the node, sooner than whoever does: at first the others are believed.
         let mut not = before.as_ref().map(|before| before.outbox.clone());
         not.take_if(|link| link.peer != Peer::Pod || link.is_closed());
+        let mut missing = NotFound::default();
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
             let arrival = self.ways.arrival(self.node);
             let (others, not) = (not.is_some(), not.take());
+            if self.ways.is_another(self.node, self.instance) {
+                self.another.get_or_insert_with(Instant::now);
+            }
             let looking = self.ways.find(self.node, self.instance, not.as_deref());
+            let late = || Err(NotFound { another: self.another.is_some(), ..missing.clone() });
             let found = tokio::select! {
-                looked = timeout_at(self.until, looking) => looked.map_err(|_| NotFound::default())?,
-                () = arrival.come(), if others => Err(NotFound::default()),
+                looked = timeout_at(self.limit(until), looking) => looked.unwrap_or_else(|_| late()),
+                () = arrival.come(), if others => late(),
             };
             match found {
                 Ok(way) => {
@@ -113,14 +142,16 @@ impl<'a> Search<'a> {
                         return Ok(());
                     }
                 }
-                Err(missing) => self.is_hopeless(missing)?,
+                Err(said) => {
+                    missing = said;
+                    self.is_hopeless(&missing, until)?;
+                }
             }
             paused = true;
-            let until = self.another.map_or(self.until, |since| self.until.min(since + ANOTHER_FOR));
             let pause = self.pause();
             tokio::select! {
                 () = arrival.come() => {}
-                () = sleep_until(until.min(Instant::now() + pause)) => {}
+                () = sleep_until(self.limit(until).min(Instant::now() + pause)) => {}
             }
         }
     }
@@ -166,14 +197,19 @@ impl<'a> Search<'a> {
     }
 
     /// Whether there is no use in looking on.
-    fn is_hopeless(&mut self, missing: NotFound) -> Result<(), NotFound> {
+    fn is_hopeless(&mut self, missing: &NotFound, until: Instant) -> Result<(), NotFound> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
         } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
-            return Err(missing);
+            return Err(missing.clone());
         }
-        if now >= self.until { Err(NotFound { another: false, ..missing }) } else { Ok(()) }
+        if now >= until { Err(NotFound { another: false, ..missing.clone() }) } else { Ok(()) }
+    }
+
+    /// Until when it looks: `until`, or until another process of the node has been there for too long.
+    fn limit(&self, until: Instant) -> Instant {
+        self.another.map_or(until, |since| until.min(since + ANOTHER_FOR))
     }
 }
 

@@ -13,6 +13,8 @@ use crate::tunnel::Outbox;
 pub(super) enum Ways {
     /// On a pod.
     Pod(Arc<Finder>),
+    /// On a pod, to what other pods have dialled for an edge, whatever its name.
+    Pods(Arc<Finder>),
     /// On an edge: every way leads through the cloud, which finds the rest of it.
     Edge(Arc<Uplinks>),
 }
@@ -27,6 +29,7 @@ impl Ways {
     ) -> Result<Way, NotFound> {
         match self {
             Self::Pod(finder) => finder.find(node, instance, not).await,
+            Self::Pods(finder) => finder.find_pod(instance).await,
             Self::Edge(uplinks) => {
                 let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
                 Ok(Way { outbox: newest, instance })
@@ -34,11 +37,27 @@ impl Ways {
         }
     }
 
+    /// The same pod's ways to other pods.
+    pub(super) fn of_pods(&self) -> Self {
+        match self {
+            Self::Pod(finder) | Self::Pods(finder) => Self::Pods(finder.clone()),
+            Self::Edge(uplinks) => Self::Edge(uplinks.clone()),
+        }
+    }
+
     /// Notices that a way to the node may have come.
     pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
         match self {
-            Self::Pod(finder) => finder.registry().arrival(node),
+            Self::Pod(finder) | Self::Pods(finder) => finder.registry().arrival(node),
             Self::Edge(uplinks) => uplinks.arrival(),
+        }
+    }
+
+    /// Whether the node is known to be linked as another process, here or elsewhere.
+    pub(super) fn is_another(&self, node: &NodeName, instance: Option<Instance>) -> bool {
+        match self {
+            Self::Pod(finder) => instance.is_some_and(|instance| finder.is_another(node, instance)),
+            Self::Pods(_) | Self::Edge(_) => false,
         }
     }
 
@@ -60,7 +79,7 @@ impl Ways {
     /// Whether nobody else is ever asked.
     pub(super) fn is_alone(&self) -> bool {
         match self {
-            Self::Pod(finder) => finder.is_alone(),
+            Self::Pod(finder) | Self::Pods(finder) => finder.is_alone(),
             Self::Edge(_) => false,
         }
     }

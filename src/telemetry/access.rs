@@ -1,5 +1,6 @@
 //! The access log: exactly one line for every session, however it went.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -7,6 +8,7 @@ use tracing::info;
 
 use crate::names::{NodeName, SessionId, Target};
 
+use super::Refusals;
 use super::log::ACCESS;
 
 /// One session's line, filled as the session goes; [`Self::end`] writes it, and so does dropping it, as `cut`.
@@ -65,6 +67,14 @@ impl Access {
         self.write(result, why);
     }
 
+    /// As [`Self::end`], for a session that was refused to one at `from`: no line if there are too many like it.
+    pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &Refusals) {
+        self.written = true;
+        if refusals.may_tell(result, from) {
+            self.write(result, why);
+        }
+    }
+
     fn write(&mut self, result: &str, why: &str) {
         self.written = true;
         let seconds = self.age().as_secs_f64();
@@ -98,28 +108,10 @@ impl Drop for Access {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{self, Write};
-    use std::sync::{Arc, Mutex};
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::telemetry::log::tests;
 
     fn lines_of(work: impl FnOnce()) -> Vec<serde_json::Value> {
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let log = tracing_subscriber::fmt().json().with_writer(move || writer.clone());
-        tracing::subscriber::with_default(log.finish(), work);
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        let text = tests::lines_of(true, work);
         text.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["fields"].take()).collect()
     }
 

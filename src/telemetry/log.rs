@@ -1,5 +1,6 @@
 //! Log lines: where they go, in which form, and how many of them.
 
+mod clean;
 mod files;
 
 use std::fmt;
@@ -9,10 +10,12 @@ use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
+use clean::Clean;
 use files::Files;
 
 /// Where log lines go, and how they look.
@@ -155,9 +158,16 @@ fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGua
 type Output = Box<dyn Layer<tracing_subscriber::layer::Layered<Filter, Registry>> + Send + Sync>;
 type Filter = reload::Layer<Targets, Registry>;
 
-fn output(to: NonBlocking, json: bool) -> Output {
+fn output<W>(to: W, json: bool) -> Output
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
     let layer = lines::layer().with_writer(to).with_ansi(false);
-    if json { layer.json().boxed() } else { layer.boxed() }
+    if json {
+        layer.json().map_event_format(|form| Clean { form, json }).boxed()
+    } else {
+        layer.map_event_format(|form| Clean { form, json }).boxed()
+    }
 }
 
 /// The target of the one line that every session ends with.
@@ -167,9 +177,54 @@ pub const ACCESS: &str = "access";
 const WAITING_LINES: usize = 2048;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
     use tracing::Level as At;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What stands in the log after some work.
+    pub(in crate::telemetry) fn lines_of(json: bool, work: impl FnOnce()) -> String {
+        let lines = Lines::default();
+        let to = lines.clone();
+        let (filter, _level) = Level::new(0);
+        let log = tracing_subscriber::registry().with(filter).with(output(move || to.clone(), json));
+        tracing::subscriber::with_default(log, work);
+        String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
+    }
+
+    #[test]
+    fn whatever_is_logged_a_line_stays_one_line_and_moves_no_cursor() {
+        let wild = "a\nINFO forged\r\u{1b}[2J\u{9b}31m\u{2028}\u{202e}\u{7f}b \u{e9}";
+        for json in [false, true] {
+            let lines = lines_of(json, || {
+                let _span = tracing::info_span!("span", node = %wild, quoted = wild).entered();
+                tracing::info!(shown = %wild, quoted = wild, why = ?wild, "{wild}");
+            });
+            assert_eq!(lines.lines().count(), 1, "{lines}");
+            assert!(
+                lines.ends_with('\n') && lines.trim_end().chars().all(super::super::said::is_printable),
+                "{lines:?}"
+            );
+            assert!(lines.matches("b \u{e9}").count() >= 5, "{lines}");
+            if json {
+                let read: serde_json::Value = serde_json::from_str(&lines).unwrap();
+                assert_eq!(read["fields"]["message"], wild);
+            }
+        }
+    }
 
     #[test]
     fn klogs_numbers_choose_what_is_logged() {

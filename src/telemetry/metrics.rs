@@ -11,6 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use super::Refusals;
 use super::process::Process;
 
 /// The numbers of this process: made once by the wiring, given to every part that counts. Cheap to clone.
@@ -57,6 +58,8 @@ pub struct Metrics {
     pub published: Gauge,
     /// Times that records could not be written.
     pub publish_failures: Counter,
+    /// Which of the refusals that are counted here may have a line in the log as well.
+    pub refusals: Refusals,
     registry: Arc<Registry>,
 }
 
@@ -130,6 +133,7 @@ impl Metrics {
             connections_refused: Causes::default(),
             published: Gauge::default(),
             publish_failures: Counter::default(),
+            refusals: Refusals::default(),
             registry: Arc::default(),
         };
         let m = &metrics;

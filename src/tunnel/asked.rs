@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::frame::{Code, Refusal, Word};
-use super::middle::Attempt;
+use super::middle::{Attempt, Stand};
 use super::outbox::{Outbox, Peer, unknown};
 use super::session::Offer;
 use super::table::{Event, Table};
@@ -52,22 +52,56 @@ impl Asked {
         }
     }
 
-    /// Whether its opener still waits for this attempt to be answered.
-    pub fn is_wanted(&self) -> bool {
-        self.table.middle.seeks(&self.attempt)
+    /// Waits until its opener does not wait for this attempt any more. Cancel safe.
+    pub async fn unwanted(&self) {
+        self.stands(|stand| stand == Stand::Over).await;
+    }
+
+    /// Tries a way: passes it on, and takes it back if the acceptor is not there. Tried while another way has not
+    /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends hear that
+    /// the path is lost.
+    pub fn try_way(&self, to: &Arc<Outbox>) {
+        match (self.table.middle.stand(&self.attempt), &self.word) {
+            (Stand::Sought, Some(word)) if self.leads(to) => {
+                self.table.middle.pass(&self.attempt, to, word.clone(), true);
+            }
+            (Stand::Asked, _) => self.table.middle.lose(self.attempt.id, Some(self.attempt.epoch)),
+            _ => {}
+        }
+    }
+
+    /// Waits until what was tried last is answered. Whether another way is to be tried: the acceptor is not there.
+    /// Cancel safe.
+    pub async fn tried(&self) -> bool {
+        self.stands(|stand| stand != Stand::Asked).await == Stand::Sought
+    }
+
+    async fn stands(&self, is: impl Fn(Stand) -> bool) -> Stand {
+        loop {
+            let changed = self.attempt.changed.notified();
+            let stand = self.table.middle.stand(&self.attempt);
+            if is(stand) {
+                return stand;
+            }
+            changed.await;
+        }
+    }
+
+    fn leads(&self, to: &Outbox) -> bool {
+        let from = &self.attempt.from;
+        let second_hop = from.peer == Peer::Pod && to.peer == Peer::Pod;
+        let back = from.id == to.id || to.instance.is_some() && to.instance == from.instance;
+        !second_hop && !back && to.resumes
     }
 
     /// Passes it on: this pod is the session's middle from now on. What came from a pod goes to no other pod, and
     /// nothing goes back to the process it came from; both are refused as *not here*.
     pub fn pass(mut self, to: &Arc<Outbox>) {
-        let from = &self.attempt.from;
-        let second_hop = from.peer == Peer::Pod && to.peer == Peer::Pod;
-        let back = from.id == to.id || to.instance.is_some() && to.instance == from.instance;
-        if second_hop || back || !to.resumes {
+        if !self.leads(to) {
             return self.refuse(Refusal::new(Code::NotHere, "the node is not linked to this pod"));
         }
         if let Some(word) = self.word.take() {
-            self.table.middle.pass(&self.attempt, to, word);
+            self.table.middle.pass(&self.attempt, to, word, false);
         }
     }
 
@@ -79,17 +113,17 @@ impl Asked {
     /// Takes it as the session's acceptor; none if it cannot be one: a session to resume is not here, and a new one may
     /// be too many.
     pub fn offer(mut self) -> Option<Offer> {
-        let Attempt { id, category, node, epoch, from } = self.attempt.clone();
+        let Attempt { id, category, node, epoch, from, .. } = self.attempt.clone();
         let word = self.word.take();
-        if !self.is_wanted() {
+        if self.table.middle.stand(&self.attempt) != Stand::Sought {
             return None;
         }
-        let Some(Word::Open { target, limit, client, .. }) = word else {
+        let Some(Word::Open { target, limit, client, opener, .. }) = word else {
             self.table.middle.end(&self.attempt, Some(unknown(epoch)));
             return None;
         };
         self.table.middle.end(&self.attempt, None);
-        match self.table.offered(&from, (id, category, node), (target, client), (limit, epoch))? {
+        match self.table.offered(&from, (id, category, node), (target, client, opener), (limit, epoch))? {
             Event::Offer(offer) => Some(offer),
             _ => None,
         }

@@ -28,6 +28,11 @@ impl Budget {
         self.used.load(Relaxed)
     }
 
+    /// Bytes that there are.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Whether nothing is left.
     pub fn is_spent(&self) -> bool {
         self.used() >= self.limit
@@ -80,6 +85,11 @@ impl Share {
             self.budget.used.fetch_sub(self.held - bytes, Relaxed);
         }
         self.held = bytes;
+    }
+
+    /// An empty share of the same budget.
+    pub fn another(&self) -> Self {
+        self.budget.share()
     }
 
     /// Bytes held.

@@ -27,6 +27,8 @@ pub struct Chunk {
 pub struct Reader {
     /// What is left of the last piece.
     rest: Bytes,
+    /// How long that piece was.
+    whole_piece: usize,
     /// The beginning of a message that came in several pieces.
     partial: BytesMut,
 }
@@ -66,6 +68,7 @@ pub fn encode(mut message: StreamMsg) -> Chunk {
 impl Reader {
     /// Adds the next piece of the stream. To be called once [`Self::message`] has returned none.
     pub fn piece(&mut self, mut piece: Bytes) {
+        self.whole_piece = piece.len();
         if self.partial.is_empty() {
             self.rest = piece;
             return;
@@ -79,24 +82,29 @@ impl Reader {
 
     /// The next whole message, if there is one.
     pub fn message(&mut self) -> Result<Option<StreamMsg>, BadStream> {
-        let body = if self.partial.is_empty() {
+        let (body, pinned) = if self.partial.is_empty() {
             let whole = PREFIX + length(&self.rest)?.unwrap_or(usize::MAX - PREFIX);
             if self.rest.len() < whole {
+                // Exactly as much as is wanted if that is a frame of ours; what is longer grows as it comes.
+                self.partial.reserve(whole.min(MOST_RESERVED).max(self.rest.len()));
                 self.partial.extend_from_slice(&self.rest);
                 self.rest = Bytes::new();
                 return Ok(None);
             }
-            self.rest.split_to(whole)
+            (self.rest.split_to(whole), self.whole_piece)
         } else {
             length(&self.partial)?;
             if self.missing() > 0 {
                 return Ok(None);
             }
-            self.partial.split().freeze()
+            // Not split: the next message would share this one's room.
+            let body = std::mem::take(&mut self.partial);
+            let room = body.capacity();
+            (body.freeze(), room)
         };
         let mut message =
             StreamMsg::decode(body.slice(PREFIX..)).map_err(|e| BadStream::NotAMessage(e.to_string()))?;
-        if message.data.len() < WORTH_SHARING {
+        if message.data.len() < WORTH_SHARING.max(pinned / 2) {
             message.data = Bytes::copy_from_slice(&message.data);
         }
         Ok(Some(message))
@@ -172,8 +180,11 @@ const PREFIX: usize = 5;
 const DATA_TAG: u8 = 5 << 3 | 2;
 /// What every gRPC peer accepts at most, and we too.
 pub const MOST_BYTES: usize = 4 * 1024 * 1024;
-/// Shorter data is copied, so that a keystroke does not keep a whole read buffer alive.
-const WORTH_SHARING: usize = 2 * 1024;
+/// Shorter data is copied, and so is what is less than half of the piece it came in, for a slice keeps all of that
+/// alive: a read buffer is seldom longer than [`MOST_RESERVED`], of which this is a quarter.
+const WORTH_SHARING: usize = 16 * 1024;
+/// Room made at once for a message that comes in several pieces: enough for each of ours.
+const MOST_RESERVED: usize = 64 * 1024 + 1024;
 
 #[cfg(test)]
 mod tests {
@@ -218,6 +229,33 @@ mod tests {
             let mut reader = Reader::default();
             reader.piece(bytes.into());
             while let Ok(Some(_)) = reader.message() {}
+        }
+    }
+
+    /// How many bytes stay in memory for a slice: a reader sees the room of what is its alone.
+    fn room(data: Bytes) -> Option<usize> {
+        data.try_into_mut().ok().map(|data| data.capacity())
+    }
+
+    #[test]
+    fn what_is_kept_of_a_piece_is_most_of_it_or_a_copy() {
+        let of = |len: usize| StreamMsg { data: vec![7; len].into(), ..StreamMsg::default() };
+        let large = encode(of(60_000)).to_bytes();
+        for len in [1, 2 * 1024, 15_000, 20_000, 29_000] {
+            let kept = encode(of(len)).to_bytes();
+            // Before another message in one piece, and in two.
+            let packed: Vec<u8> = [&kept[..], &large[..]].concat();
+            for cut in [packed.len(), kept.len() + 1, kept.len() - 1] {
+                let (mut reader, mut heard) = (Reader::default(), Vec::new());
+                for piece in [&packed[..cut], &packed[cut..]] {
+                    reader.piece(Bytes::copy_from_slice(piece));
+                    heard.extend(std::iter::from_fn(|| reader.message().unwrap()));
+                }
+                let data = heard.swap_remove(0).data;
+                drop((heard, reader));
+                let room = room(data).expect("nothing else keeps it");
+                assert!(room <= 2 * len + 100, "{len} bytes keep {room}, cut at {cut}");
+            }
         }
     }
 

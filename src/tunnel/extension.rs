@@ -8,8 +8,10 @@ use prost::Message as _;
 use super::codec::StreamMsg;
 use super::codec::proto::Control;
 use super::frame::{Body, Category, Code, Found, Frame, Refusal, Word};
+use super::opener::Opener;
 use super::outbox::Peer;
 use crate::names::{Instance, NodeName, SessionId};
+use crate::telemetry::said;
 
 /// A message that is no frame. It is counted and dropped; the link goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +52,10 @@ pub fn to_message(frame: Frame) -> StreamMsg {
         Body::Find(question) => between_pods(node, FIND, question, Control::default()),
         Body::Found(found) => between_pods(node, FOUND, found.question, about(&found)),
         Body::Drain => signal(node, DRAIN, None),
+        Body::Conflict(reason) => StreamMsg {
+            data: pack(&Control { reason, ..Control::default() }),
+            ..signal(node, CONFLICT, None)
+        },
         Body::Session(id, category, word) => {
             let (kind, addr, data) = parts(word);
             StreamMsg {
@@ -71,6 +77,9 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
         (STREAM, HEARTBEAT) => Body::Ping(number(&message.data)),
         (STREAM, PONG) => Body::Pong(number(&message.data)),
         (STREAM, DRAIN) if !pods => Body::Drain,
+        (STREAM, CONFLICT) if matches!(peer, Peer::Cloud(_)) => {
+            Body::Conflict(Refusal::new(Code::Busy, control(&message)?.reason).reason)
+        }
         (STREAM, FIND) if pods => Body::Find(control(&message)?.epoch),
         (STREAM, FOUND) if pods => Body::Found(found(&control(&message)?)),
         (STREAM, _) => return Err(NotAFrame::UnknownType),
@@ -105,8 +114,9 @@ fn parts(word: Word) -> (&'static str, String, Bytes) {
     let blank = Control::default();
     let (kind, control) = match word {
         Word::Data(bytes) => return ("tcp-forward", String::new(), bytes),
-        Word::Open { target, limit, epoch, client } => {
-            return (OPEN, target.to_string(), pack(&Control { limit, epoch, client, ..blank }));
+        Word::Open { target, limit, epoch, client, opener } => {
+            let opener = text(opener);
+            return (OPEN, target.to_string(), pack(&Control { limit, epoch, client, opener, ..blank }));
         }
         Word::Opened { limit, epoch, instance } => {
             ("connected", Control { limit, epoch, instance: wire(instance), ..blank })
@@ -116,8 +126,9 @@ fn parts(word: Word) -> (&'static str, String, Bytes) {
         Word::Broken { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
         Word::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         Word::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
-        Word::Resume { received, limit, epoch, instance } => {
-            (RESUME, Control { received, limit, epoch, instance: wire(instance), ..blank })
+        Word::Resume { received, limit, epoch, instance, opener } => {
+            let (instance, opener) = (wire(instance), text(opener));
+            (RESUME, Control { received, limit, epoch, instance, opener, ..blank })
         }
         Word::Resumed { received, limit, epoch } => ("resumed", Control { received, limit, epoch, ..blank }),
         Word::Lost { epoch } => ("lost", Control { epoch, ..blank }),
@@ -136,7 +147,8 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
             target: message.addr.parse().map_err(|_| NotAFrame::BadField)?,
             limit: c.limit,
             epoch: c.epoch,
-            client: Refusal::new(Code::Over, &c.client).reason,
+            client: said(&c.client),
+            opener: c.opener.parse().ok(),
         },
         "connected" => {
             Word::Opened { limit: c.limit, epoch: c.epoch, instance: Instance::from_bytes(&c.instance) }
@@ -151,6 +163,7 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
             limit: c.limit,
             epoch: c.epoch,
             instance: Instance::from_bytes(&c.instance),
+            opener: c.opener.parse().ok(),
         },
         "resumed" => Word::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
         "lost" => Word::Lost { epoch: c.epoch },
@@ -166,14 +179,18 @@ fn between_pods(node: String, kind: &str, question: u64, said: Control) -> Strea
 
 fn about(found: &Found) -> Control {
     let code = if found.here { Code::Over } else { Code::NotHere };
-    let heard = u64::try_from(found.heard.as_millis()).unwrap_or(u64::MAX);
-    Control { code: u32::from(code as u8), heard, instance: wire(found.instance), ..Control::default() }
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    // 0 would be none.
+    let age = found.age.map_or(0, |age| millis(age).max(1));
+    let instance = wire(found.instance);
+    Control { code: u32::from(code as u8), heard: millis(found.heard), instance, age, ..Control::default() }
 }
 
 fn found(c: &Control) -> Found {
     let here = Code::from_wire(c.code) == Code::Over;
     let heard = Duration::from_millis(c.heard);
-    Found { question: c.epoch, here, heard, instance: Instance::from_bytes(&c.instance) }
+    let age = (c.age > 0).then(|| Duration::from_millis(c.age));
+    Found { question: c.epoch, here, heard, instance: Instance::from_bytes(&c.instance), age }
 }
 
 fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
@@ -198,6 +215,10 @@ fn wire(instance: Option<Instance>) -> Bytes {
     instance.map(|i| Bytes::copy_from_slice(&i.to_bytes())).unwrap_or_default()
 }
 
+fn text(opener: Option<Opener>) -> String {
+    opener.map(|o| o.to_string()).unwrap_or_default()
+}
+
 fn pack(control: &Control) -> Bytes {
     control.encode_to_vec().into()
 }
@@ -210,6 +231,7 @@ const PONG: &str = "pong";
 const FIND: &str = "find";
 const FOUND: &str = "found";
 const DRAIN: &str = "drain";
+const CONFLICT: &str = "conflict";
 const OPEN: &str = "connecting";
 const RESUME: &str = "resume";
 
@@ -222,13 +244,18 @@ mod tests {
         let refusal =
             || (0u32..11, "[ -~]{0,100}").prop_map(|(code, text)| Refusal::new(Code::from_wire(code), text));
         let instance = || prop::option::of(any::<u128>().prop_map(Instance::from_bits));
+        let opener = || {
+            prop::option::of(prop_oneof![
+                "[a-z]{1,20}".prop_map(|name| Opener::Node(name.parse().unwrap())),
+                any::<u128>().prop_map(|bits| Opener::Pod(Instance::from_bits(bits))),
+            ])
+        };
         prop_oneof![
-            (any::<u64>(), any::<u64>(), "[ -~]{0,100}").prop_map(|(limit, epoch, client)| Word::Open {
-                target: "[fd00::1]:22".parse().unwrap(),
-                limit,
-                epoch,
-                client
-            }),
+            (any::<u64>(), any::<u64>(), "[ -~]{0,100}", opener()).prop_map(
+                |(limit, epoch, client, opener)| {
+                    Word::Open { target: "[fd00::1]:22".parse().unwrap(), limit, epoch, client, opener }
+                }
+            ),
             (any::<u64>(), any::<u64>(), instance()).prop_map(|(limit, epoch, instance)| Word::Opened {
                 limit,
                 epoch,
@@ -240,8 +267,14 @@ mod tests {
             (any::<u64>(), refusal()).prop_map(|(total, refusal)| Word::Broken { total, refusal }),
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| Word::Reset { epoch, refusal }),
             (any::<u64>(), any::<u64>()).prop_map(|(received, limit)| Word::Credit { received, limit }),
-            (any::<u64>(), any::<u64>(), any::<u64>(), instance()).prop_map(
-                |(received, limit, epoch, instance)| Word::Resume { received, limit, epoch, instance }
+            (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener()).prop_map(
+                |(received, limit, epoch, instance, opener)| Word::Resume {
+                    received,
+                    limit,
+                    epoch,
+                    instance,
+                    opener
+                }
             ),
             (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(received, limit, epoch)| Word::Resumed {
                 received,
@@ -277,7 +310,13 @@ mod tests {
             node: "a".parse().unwrap(),
             body: Body::Session(SessionId::random(), Category::Ssh, word),
         };
-        let open = Word::Open { target: "a:1".parse().unwrap(), limit: 1, epoch: 1, client: "c".into() };
+        let open = Word::Open {
+            target: "a:1".parse().unwrap(),
+            limit: 1,
+            epoch: 1,
+            client: "c".into(),
+            opener: None,
+        };
         let (edge, cloud) = (Peer::Edge("b".parse().unwrap()), Peer::Cloud("b".parse().unwrap()));
         let finish = frame(Word::Finish { total: 1 });
         assert_eq!(from_message(to_message(finish.clone()), &edge), Err(NotAFrame::WrongNode));
@@ -291,9 +330,11 @@ mod tests {
     fn signals_keep_their_numbers_and_only_pods_ask_for_nodes() {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
-        let found = Found { question: 3, here: true, heard: Duration::from_millis(1500), instance };
-        let away = Found { question: 0, here: false, heard: Duration::ZERO, instance: None };
+        let (heard, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
+        let found = Found { question: 3, here: true, heard, instance, age };
+        let away = Found { question: 0, here: false, heard: Duration::ZERO, instance: None, age: None };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
+        let conflict = Body::Conflict("two machines".into());
         for (body, theirs, others) in [
             (Body::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
             (Body::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
@@ -301,6 +342,7 @@ mod tests {
             (Body::Find(5), pod.to_vec(), edge.to_vec()),
             (Body::Found(found), pod.to_vec(), edge.to_vec()),
             (Body::Found(away), pod.to_vec(), edge.to_vec()),
+            (conflict, edge[1..].to_vec(), vec![edge[0].clone(), Peer::Pod]),
         ] {
             let frame = Frame { node: node.clone(), body };
             for peer in &theirs {

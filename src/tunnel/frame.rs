@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::opener::Opener;
 use crate::names::{Instance, NodeName, SessionId, Target};
+use crate::telemetry::said;
 
-/// One message on a link. `protocol.md` calls the table of them section 2.
+/// One message on a link; docs/protocol.md#frames has the table of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Which node it is about: on an edge's link that edge, but for Open and Resume, which name the acceptor; on a link
@@ -32,6 +34,8 @@ pub enum Body {
     Found(Found),
     /// From a pod: attach elsewhere, nothing is cut yet. From an edge: I have.
     Drain,
+    /// From a pod: another machine of this name wants to be linked, and why that is so.
+    Conflict(String),
 }
 
 /// What a pod says of a node, from its own links only.
@@ -45,18 +49,21 @@ pub struct Found {
     pub heard: Duration,
     /// The node's process, unless it speaks plain.
     pub instance: Option<Instance>,
+    /// How long ago its link was made, in whole milliseconds; a pod of version 1 does not say.
+    pub age: Option<Duration>,
 }
 
 /// What is said about a session.
 ///
 /// In all of them: `limit` is the offset below which the sender of the word takes bytes, `received` the offset up to
 /// which it has stored them (an end of stream counted as one), `epoch` the number of the attempt to open or resume that
-/// the word belongs to, `instance` the process that holds the acceptor.
+/// the word belongs to, `instance` the process that holds the acceptor, `opener` who opened the session, where that is
+/// known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are explained above, once for all words")]
 pub enum Word {
     /// Dial `target` for `client`; first of a session.
-    Open { target: Target, limit: u64, epoch: u64, client: String },
+    Open { target: Target, limit: u64, epoch: u64, client: String, opener: Option<Opener> },
     /// The target answered; before data of that direction.
     Opened { limit: u64, epoch: u64, instance: Option<Instance> },
     /// The target cannot be reached; instead of [`Word::Opened`].
@@ -73,7 +80,7 @@ pub enum Word {
     /// What was stored, and how far to send.
     Credit { received: u64, limit: u64 },
     /// From the opener, first on a new path.
-    Resume { received: u64, limit: u64, epoch: u64, instance: Option<Instance> },
+    Resume { received: u64, limit: u64, epoch: u64, instance: Option<Instance>, opener: Option<Opener> },
     /// The acceptor's answer, before data of that direction.
     Resumed { received: u64, limit: u64, epoch: u64 },
     /// This path is gone beyond here.
@@ -95,7 +102,22 @@ pub enum Category {
     Https,
 }
 
+impl Found {
+    /// The answer of a pod to which the node is not linked.
+    pub fn away(question: u64) -> Self {
+        Self { question, here: false, heard: Duration::ZERO, instance: None, age: None }
+    }
+}
+
 impl Word {
+    /// Who opened the session, for the words that say so.
+    pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
+        match self {
+            Self::Open { opener, .. } | Self::Resume { opener, .. } => Some(opener),
+            _ => None,
+        }
+    }
+
     /// Which attempt it opens, resumes, answers or ends, for the words that say so.
     pub fn epoch(&self) -> Option<u64> {
         match self {
@@ -121,7 +143,7 @@ pub struct Refusal {
     pub reason: String,
 }
 
-/// The codes of `protocol.md` 6.
+/// The codes of docs/protocol.md#codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Code {
@@ -152,14 +174,7 @@ pub enum Code {
 impl Refusal {
     /// A refusal whose reason is made printable and cut to 200 bytes.
     pub fn new(code: Code, reason: impl fmt::Display) -> Self {
-        let mut text: String =
-            reason.to_string().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        let mut end = text.len().min(REASON_BYTES);
-        while !text.is_char_boundary(end) {
-            end -= 1;
-        }
-        text.truncate(end);
-        Self { code, reason: text }
+        Self { code, reason: said(&reason.to_string()) }
     }
 }
 
@@ -219,6 +234,3 @@ impl Category {
             .find(|c| c.name() == name)
     }
 }
-
-/// Longest reason on the wire, in bytes: a sentence, not a flood.
-const REASON_BYTES: usize = 200;

@@ -1,7 +1,7 @@
 //! Both ends of the one gRPC call, on hyper's HTTP/2: accept links, dial links.
 //!
 //! tonic's own transport hides HTTP/2's send buffer and joins messages, and its codec copies each of them twice; so the
-//! call is made and served here, with tonic's statuses and the generated messages. See `decisions.md`, "Pull, not push".
+//! call is made and served here, with tonic's statuses and the generated messages. See docs/decisions.md#pull-not-push.
 
 mod accept;
 mod body;
@@ -41,15 +41,15 @@ pub struct Ground {
 
 fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<Table>) -> Puller {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
-    let dialect = match dialect {
+    let voice = match dialect {
         Dialect::Plain => {
             let node = peer.node().cloned().unwrap_or_else(NodeName::none);
             Voice::Plain(Arc::new(Mutex::new(Plain::new(node))))
         }
         Dialect::Extended(_) => Voice::Extended,
     };
-    let outbox = Outbox::new(id, peer, instance, matches!(dialect, Voice::Extended));
-    Puller { outbox, table: table.clone(), dialect }
+    let outbox = Outbox::new(id, peer, instance, dialect);
+    Puller { outbox, table: table.clone(), dialect: voice }
 }
 
 /// hyper's tasks, spawned where they are waited for.

@@ -43,7 +43,7 @@ pub enum Caller {
     },
 }
 
-/// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (reference 1.2).
+/// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (docs/superedge.md#authentication).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
     /// No `authorization`.
@@ -64,6 +64,21 @@ pub enum HelloError {
     /// A pod of another program, or none.
     #[error("a pod has to speak the extended dialect")]
     PlainPod,
+}
+
+impl Dialect {
+    /// The newest that this program speaks.
+    pub const NEWEST: Self = Self::Extended(VERSION);
+    /// From this version on each Open and Resume says who opened, Found how old a link is, and an edge is told of a
+    /// conflict over its name.
+    pub const CONFLICTS: u8 = 2;
+    /// From this version on an end whose connection broke off says so behind what it has accepted, and is answered.
+    pub const BREAKS: u8 = 2;
+
+    /// Whether both ends speak that version of the extended dialect, or a newer one.
+    pub fn has(self, version: u8) -> bool {
+        matches!(self, Self::Extended(both) if both >= version)
+    }
 }
 
 impl Caller {
@@ -180,7 +195,7 @@ impl Claim {
 
 fn ours(instance: Instance) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert(DIALECT, HeaderValue::from(VERSION));
+    headers.insert(DIALECT, HeaderValue::from(u16::from(VERSION)));
     if let Ok(value) = HeaderValue::from_str(&instance.to_string()) {
         headers.insert(INSTANCE, value);
     }
@@ -194,14 +209,14 @@ fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
     match (version, instance) {
         (Some(version), Some(instance)) => {
             let both = version.min(u64::from(VERSION));
-            (Dialect::Extended(u8::try_from(both).unwrap_or(1)), Some(instance))
+            (Dialect::Extended(u8::try_from(both).unwrap_or(VERSION)), Some(instance))
         }
         _ => (Dialect::Plain, None),
     }
 }
 
 /// The highest version of the extended dialect that this program speaks.
-const VERSION: u16 = 1;
+const VERSION: u8 = 2;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
@@ -224,9 +239,11 @@ mod tests {
         let mut headers = Hello::edge_request(&node, "a<b>&c", Instance::from_bits(3));
         let hello = Hello::from_request(&headers).unwrap();
         assert_eq!(hello.token, "a<b>&c");
-        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(1), Some(Instance::from_bits(3))));
-        headers.insert("tunnel-dialect", HeaderValue::from_static("7"));
-        assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Extended(1));
+        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(2), Some(Instance::from_bits(3))));
+        for (said, agreed) in [("1", 1), ("2", 2), ("7", 2), ("70000", 2)] {
+            headers.insert("tunnel-dialect", HeaderValue::from_static(said));
+            assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Extended(agreed));
+        }
         headers.remove("tunnel-instance");
         assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Plain);
     }
@@ -261,7 +278,7 @@ mod tests {
     #[test]
     fn a_pod_needs_its_certificate_its_instance_and_no_token() {
         let ours = Caller::pod_request(Instance::from_bits(5));
-        let pod = Caller::Pod { instance: Instance::from_bits(5), dialect: Dialect::Extended(1) };
+        let pod = Caller::Pod { instance: Instance::from_bits(5), dialect: Dialect::NEWEST };
         assert_eq!(Caller::from_request(&ours, true), Ok(pod));
         assert_eq!(Caller::from_request(&ours, false), Err(HelloError::NoCertificate));
         let mut plain = ours.clone();
@@ -280,7 +297,7 @@ mod tests {
             assert!(matches!(&caller, Caller::Edge(hello) if hello.node.as_str() == "n1"));
             assert_eq!(
                 (caller.instance(), caller.dialect()),
-                (Some(Instance::from_bits(3)), Dialect::Extended(1))
+                (Some(Instance::from_bits(3)), Dialect::NEWEST)
             );
         }
     }

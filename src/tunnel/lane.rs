@@ -1,19 +1,21 @@
 //! What waits on one link for a session that only passes through.
 //!
 //! A lane belongs to one binding and one direction: a session that is bound anew gets new lanes, so what a late thread
-//! still puts into an old one is never said. Data, Finish, Broken, Reset and Lost stay in order; the other words overtake them.
-//! Open, Opened, Resume and Resumed empty what waits, credits too (`protocol.md` 4 and its Traps 1, 2, 3).
+//! still puts into an old one is never said. Data, Finish, Broken, Reset and Lost stay in order; the other words
+//! overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
+//! docs/protocol.md#traps, 1 to 3).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::budget::Share;
 use super::frame::{Category, Word};
 use super::lock;
 use super::outbox::{Spoken, Wish};
+use super::pieces::joined;
 use super::schedule::Turn;
 use crate::names::{NodeName, SessionId};
 
@@ -211,10 +213,7 @@ impl Queue {
         self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();
         if merged && let Some(Word::Data(last)) = self.ordered.back_mut() {
-            let mut both = BytesMut::with_capacity(last.len() + bytes.len());
-            both.extend_from_slice(last);
-            both.extend_from_slice(&bytes);
-            *last = both.freeze();
+            *last = joined(std::mem::take(last), &bytes);
         } else {
             self.ordered.push_back(Word::Data(bytes));
         }

@@ -2,6 +2,7 @@
 
 mod alive;
 mod puller;
+mod stall;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -15,6 +16,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
 pub use puller::{Puller, Voice};
+use stall::Stall;
 
 use super::codec::inbound::next_piece;
 use super::codec::{BadStream, Reader, StreamMsg};
@@ -93,13 +95,6 @@ impl LinkEnded {
     }
 }
 
-/// How long this plain link was left unread in the current ten seconds.
-#[derive(Debug)]
-struct Stall {
-    since: Instant,
-    spent: Duration,
-}
-
 impl Link {
     pub(super) fn new(puller: &Puller, far: Far, metrics: Metrics) -> Self {
         let now = Instant::now();
@@ -119,7 +114,7 @@ impl Link {
             events: VecDeque::new(),
             since_rest: 0,
             alive: Alive { heard: now, asked: now, looked: now, silence },
-            stall: Stall { since: now, spent: Duration::ZERO },
+            stall: Stall::new(now),
             fed: None,
             _connection: far.connection.drop_guard(),
         }
@@ -132,6 +127,7 @@ impl Link {
             if let Some(event) = self.events.pop_front() {
                 return Ok(event);
             }
+            self.keep_readers_ahead().await;
             if let Some(message) = self.reader.message()? {
                 self.since_rest += message.data.len() + REST_EACH;
                 self.hear(message);
@@ -142,7 +138,6 @@ impl Link {
                 }
                 continue;
             }
-            self.keep_readers_ahead().await;
             let piece = self.piece().await?;
             self.reader.piece(piece);
         }
@@ -242,6 +237,7 @@ impl Link {
             Body::Find(question) => self.events.push_back(Event::Find(node, question)),
             Body::Found(found) => self.events.push_back(Event::Found(node, found)),
             Body::Drain => self.events.push_back(Event::Drain),
+            Body::Conflict(why) => self.events.push_back(Event::Conflict(why)),
         }
     }
 
@@ -261,29 +257,6 @@ impl Link {
             ));
         }
     }
-
-    /// A plain peer knows no limits. While a session of its link has too much unread, the link is left unread too, but
-    /// only so long: then the fullest session is reset, so that its neighbours go on.
-    async fn keep_readers_ahead(&mut self) {
-        let Some(fed) = self.fed.take() else { return };
-        while self.outbox.queued(fed) >= PLAIN_QUEUE {
-            let now = Instant::now();
-            if now - self.stall.since >= STALL_PERIOD {
-                self.stall = Stall { since: now, spent: Duration::ZERO };
-            }
-            let left = MOST_STALLED.saturating_sub(self.stall.spent);
-            if left.is_zero() {
-                self.metrics.resets.count("plain_reader_too_slow");
-                self.outbox.reset_fullest();
-                continue;
-            }
-            self.metrics.stalls.inc();
-            // Ready or late: both are seen by looking again.
-            let _ = tokio::time::timeout(left, self.outbox.read.notified()).await;
-            self.stall.spent += now.elapsed();
-            self.alive.heard = Instant::now();
-        }
-    }
 }
 
 /// How long a link may take nothing of what waits for it: longer than the largest frame takes on the worst line.
@@ -292,8 +265,3 @@ const UNREAD: Duration = Duration::from_secs(60);
 const REST_AFTER: usize = 256 * 1024;
 /// What a message counts for in that, beside its bytes.
 const REST_EACH: usize = 128;
-/// Unread bytes of a plain peer's session at which its link is left unread.
-const PLAIN_QUEUE: usize = 1024 * 1024;
-/// How long a plain link may be left unread in each [`STALL_PERIOD`], all sessions together.
-const MOST_STALLED: Duration = Duration::from_secs(2);
-const STALL_PERIOD: Duration = Duration::from_secs(10);

@@ -1,19 +1,25 @@
 //! Sessions that only pass through this pod: which two links each of them is bound to.
 //!
 //! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding goes
-//! only together with a word that tells both ends, or by one of higher epoch (`protocol.md` 4). Words go into
+//! only together with a word that tells both ends, or by one of higher epoch (docs/protocol.md#relaying). Words go into
 //! [`Lane`]s after the lock is given back; as each binding has its own lanes, what comes late is never said.
+
+mod attempt;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+pub(super) use attempt::{Attempt, Claim, Stand};
+use attempt::{Seeker, is_not_here};
+
 use super::budget::Budget;
-use super::frame::{Category, Code, Refusal, Word};
+use super::frame::{Code, Refusal, Word};
 use super::lane::{Full, Lane};
 use super::lock;
-use super::outbox::Outbox;
+use super::opener::Opener;
+use super::outbox::{Outbox, Peer};
 use super::session::end::LinkId;
-use crate::names::{NodeName, SessionId};
+use crate::names::SessionId;
 
 /// All bindings of this process.
 #[derive(Debug)]
@@ -27,22 +33,16 @@ pub(super) struct Middle {
     most_on_link: usize,
 }
 
-/// Which Open or Resume is meant: an answer to an older one counts no more.
-#[derive(Debug, Clone)]
-pub(super) struct Attempt {
-    pub(super) id: SessionId,
-    pub(super) category: Category,
-    pub(super) node: NodeName,
-    pub(super) epoch: u64,
-    pub(super) from: Arc<Outbox>,
-}
-
 #[derive(Debug)]
 struct Binding {
     epoch: u64,
+    /// Who opened the session, once that is known.
+    by: Option<Opener>,
     opener: Hop,
     /// None while its way is sought.
     acceptor: Option<Hop>,
+    /// Who seeks its way until it is answered, if anybody does.
+    seeker: Option<Seeker>,
 }
 
 /// One side of a session: its link, and what waits there.
@@ -74,14 +74,20 @@ impl Middle {
         self.queued.used()
     }
 
-    /// An Open or Resume came. False if it is not the newest of its session.
-    pub(super) fn asked(&self, attempt: &Attempt) -> bool {
+    /// An Open or Resume came, and takes the binding if it is the newest of the session's opener.
+    pub(super) fn asked(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
-        if bindings.get(&attempt.id).is_some_and(|known| known.epoch >= attempt.epoch) {
-            return false;
+        let known = bindings.get(&attempt.id);
+        if known.is_some_and(|known| known.is_foreign(attempt)) {
+            return Claim::Foreign;
         }
-        let binding = Binding { epoch: attempt.epoch, opener: opener.clone(), acceptor: None };
+        if known.is_some_and(|known| known.epoch >= attempt.epoch) {
+            return Claim::Old;
+        }
+        let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
+        let seeker = Some(Seeker(attempt.changed.clone()));
+        let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None, seeker };
         let before = bindings.insert(attempt.id, binding);
         drop(bindings);
         if let Some(before) = before {
@@ -92,25 +98,34 @@ impl Middle {
             }
         }
         self.admit(attempt, &opener);
-        true
+        Claim::Newest
     }
 
-    /// Binds the session to the link behind which its acceptor is, and says the word there.
-    pub(super) fn pass(&self, attempt: &Attempt, to: &Arc<Outbox>, word: Word) {
+    /// Binds the session to the link behind which its acceptor is, and says the word there. If its way is `sought` on,
+    /// *not here* comes back to the seeker, else to the opener.
+    pub(super) fn pass(&self, attempt: &Attempt, to: &Arc<Outbox>, word: Word, sought: bool) {
         let acceptor = self.hop(attempt, to);
-        let bound = self.with(attempt, |binding| binding.acceptor = Some(acceptor.clone()));
+        let bind = |binding: &mut Binding| {
+            binding.acceptor = Some(acceptor.clone());
+            binding.seeker.take_if(|_| !sought)
+        };
+        let bound = self.with(attempt, bind);
         if bound.is_some() && self.admit(attempt, &acceptor) {
             // Never too much: it empties what waits.
             let _ = acceptor.push(word);
         }
     }
 
-    /// The session goes no further: its opener hears `word`, if any.
+    /// Nobody seeks its way any more. If it has none, the session goes no further: its opener hears `word`, if any.
     pub(super) fn end(&self, attempt: &Attempt, word: Option<Word>) {
         let mut bindings = lock(&self.bindings);
-        let known = bindings.get(&attempt.id).is_some_and(|binding| binding.is(attempt));
-        let binding = if known { bindings.remove(&attempt.id) } else { None };
+        let Some(known) = bindings.get_mut(&attempt.id).filter(|binding| binding.is_of(attempt)) else {
+            return;
+        };
+        let seeker = known.seeker.take();
+        let binding = if known.acceptor.is_none() { bindings.remove(&attempt.id) } else { None };
         drop(bindings);
+        drop(seeker);
         let Some(binding) = binding else { return };
         // Nothing waits in its lane yet, so the answer need not go through it.
         binding.opener.close();
@@ -119,15 +134,19 @@ impl Middle {
         }
     }
 
-    /// Whether the attempt still counts.
-    pub(super) fn seeks(&self, attempt: &Attempt) -> bool {
-        self.with(attempt, |_| ()).is_some()
+    /// How the attempt stands.
+    pub(super) fn stand(&self, attempt: &Attempt) -> Stand {
+        match lock(&self.bindings).get(&attempt.id).filter(|binding| binding.is_of(attempt)) {
+            Some(Binding { acceptor: None, .. }) => Stand::Sought,
+            Some(Binding { seeker: Some(_), .. }) => Stand::Asked,
+            _ => Stand::Over,
+        }
     }
 
     /// A word from the link of `from` goes to the other side. False if it counts for nothing.
     pub(super) fn hear(&self, from: &Outbox, id: SessionId, word: Word) -> bool {
         let mut bindings = lock(&self.bindings);
-        let Some(binding) = bindings.get(&id) else { return false };
+        let Some(binding) = bindings.get_mut(&id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
         let (to, back) = if of_opener {
             (binding.acceptor.clone(), binding.opener.clone())
@@ -151,10 +170,20 @@ impl Middle {
         if last && word.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
-        if last {
-            bindings.remove(&id);
+        // Who seeks the way seeks on: nobody there has heard of this attempt.
+        if is_not_here(&word) && !of_opener && binding.seeker.is_some() {
+            binding.acceptor = None;
+            let changed = binding.seeker.as_ref().map(|seeker| seeker.0.clone());
+            drop(bindings);
+            back.close();
+            changed.inspect(|changed| changed.notify_one());
+            return true;
         }
+        let answered = matches!(word, Word::Opened { .. } | Word::Resumed { .. });
+        let seeker = if answered { binding.seeker.take() } else { None };
+        let removed = if last { bindings.remove(&id) } else { None };
         drop(bindings);
+        drop((seeker, removed));
         let word = match word {
             Word::Broken { refusal, .. } if unheard => {
                 back.cut(Word::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
@@ -224,14 +253,25 @@ impl Middle {
     }
 
     fn with<T>(&self, attempt: &Attempt, step: impl FnOnce(&mut Binding) -> T) -> Option<T> {
-        lock(&self.bindings).get_mut(&attempt.id).filter(|binding| binding.is(attempt)).map(step)
+        let mut bindings = lock(&self.bindings);
+        let binding = bindings.get_mut(&attempt.id)?;
+        (binding.is_of(attempt) && binding.acceptor.is_none()).then(|| step(binding))
     }
 }
 
 impl Binding {
-    /// Whether it still seeks the way of this attempt.
-    fn is(&self, attempt: &Attempt) -> bool {
-        self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id && self.acceptor.is_none()
+    /// Whether this attempt has made it.
+    fn is_of(&self, attempt: &Attempt) -> bool {
+        self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id
+    }
+
+    /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge
+    /// that accepted it.
+    fn is_foreign(&self, attempt: &Attempt) -> bool {
+        let accepted = |hop: &Hop| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
+        let unknown = self.by.is_none();
+        !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
+            || unknown && self.acceptor.as_ref().is_some_and(accepted)
     }
 }
 

@@ -20,13 +20,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use members::Members;
-pub(super) use say::unknown;
+pub(super) use say::{UNKNOWN, unknown};
 use speaker::Speaker;
 pub(super) use speaker::{Spoken, Wish};
 use waiting::{Next, Waiting};
 
 use super::budget::Budget;
 use super::frame::{Frame, Word};
+use super::hello::Dialect;
 use super::lane::Lane;
 use super::lock;
 use super::schedule::{SMALL, Schedule, Turn};
@@ -43,8 +44,10 @@ pub struct Outbox {
     pub peer: Peer,
     /// The process at its other end, if that speaks extended.
     pub instance: Option<Instance>,
-    /// Whether the peer can take sessions up again on another link.
+    /// Whether the peer can take sessions up again on another link: it speaks extended.
     pub resumes: bool,
+    /// What both ends speak.
+    pub dialect: Dialect,
     /// Told when a reader of a plain link's session has taken something.
     pub(super) read: Notify,
     /// Told at each answer to a ping.
@@ -55,6 +58,8 @@ pub struct Outbox {
     members: Mutex<Option<Members>>,
     /// What may wait here for sessions that only pass through.
     room: OnceLock<Arc<Budget>>,
+    /// What may wait here for readers, of a peer that was promised nothing.
+    unread: OnceLock<Arc<Budget>>,
     round_trip_micros: AtomicU64,
     made: Instant,
     /// When the peer was last heard, in milliseconds since the link was made.
@@ -83,19 +88,22 @@ impl Peer {
 }
 
 impl Outbox {
-    /// The sending side of a new link to `peer`. A link whose peer `resumes` is paced.
-    pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, resumes: bool) -> Arc<Self> {
+    /// The sending side of a new link to `peer`. One that speaks extended is paced.
+    pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
+        let resumes = dialect != Dialect::Plain;
         Arc::new(Self {
             id,
             peer,
             instance,
             resumes,
+            dialect,
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
             room: OnceLock::new(),
+            unread: OnceLock::new(),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
             made: Instant::now(),
             heard_millis: AtomicU64::new(0),
@@ -167,6 +175,11 @@ impl Outbox {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
     }
 
+    /// How long ago the link was made.
+    pub fn age(&self) -> Duration {
+        self.made.elapsed()
+    }
+
     /// Since when the peer has taken nothing, though something waits for it.
     pub(super) fn unpulled(&self) -> Option<Instant> {
         self.lock().unpulled
@@ -214,7 +227,7 @@ impl Outbox {
 
     /// Whether its peer knows Broken, and answers it.
     pub(super) fn answers_breaks(&self) -> bool {
-        self.resumes
+        self.dialect.has(Dialect::BREAKS)
     }
 
     /// Nothing more is said on this link.

@@ -1,4 +1,6 @@
-//! The end that stands for a peer that speaks plain: neutral frames as SuperEdge's words (G5), and back.
+//! The end that stands for a peer that speaks plain: neutral frames as SuperEdge's words, and back.
+//!
+//! Of SuperEdge's generations it speaks the newest (docs/superedge.md#generations).
 //!
 //! A plain peer knows no limits, no half-close and no resume. So its limit is endless, what was handed to the link
 //! counts as received, a finished direction is remembered until the other is finished too, and `closed` ends both.
@@ -80,7 +82,7 @@ impl Plain {
             }
             Body::Session(id, category, word) => self.say_word(id, category, word, now),
             // Never said on a plain link: its outbox takes no signals.
-            Body::Find(_) | Body::Found(_) | Body::Drain => None,
+            Body::Find(_) | Body::Found(_) | Body::Drain | Body::Conflict(_) => None,
         }
     }
 

@@ -7,14 +7,15 @@
 //! Credit is announced once half the window is owed: often enough that a steady sender never stops, seldom enough that
 //! small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a clock.
 
+mod queue;
 mod trip;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use queue::Queue;
 use trip::Trips;
 
 use super::budget::Share;
@@ -31,8 +32,7 @@ pub struct Windows {
 /// See the module's formula.
 #[derive(Debug)]
 pub struct RecvHalf {
-    queue: VecDeque<Bytes>,
-    queued: usize,
+    queue: Queue,
     /// Stored in order, read or not; the end counts as one.
     received: u64,
     taken: u64,
@@ -70,8 +70,7 @@ impl RecvHalf {
     /// A half that promises one starting window; `promised` already holds it.
     pub fn new(windows: Windows, promised: Share) -> Self {
         Self {
-            queue: VecDeque::new(),
-            queued: 0,
+            queue: Queue::new(promised.another()),
             received: 0,
             taken: 0,
             limit: windows.start,
@@ -87,9 +86,19 @@ impl RecvHalf {
         }
     }
 
-    /// Lifts the limit for a peer that knows none; its link is read with care instead.
-    pub fn lift_limit(&mut self) {
+    /// Lifts the limit for a peer that knows none: its link is read with care instead, and what waits is counted in the
+    /// process and on that link.
+    pub fn lift_limit(&mut self, in_all: Share, of_link: Share) {
         self.limit = u64::MAX;
+        self.queue.count_in(in_all, Some(of_link));
+    }
+
+    /// The peer that is asked now keeps to a limit, though the one before knew none. It was not heard yet.
+    pub fn restore_limit(&mut self) {
+        if self.queue.is_unpromised() {
+            self.limit = self.taken.saturating_add(self.window);
+            self.queue.count_in(self.promised.another(), None);
+        }
     }
 
     /// Stores bytes that arrived.
@@ -113,8 +122,7 @@ impl RecvHalf {
         self.trips.arrived(end, now);
         self.lap.get_or_insert((now, self.taken));
         self.received = end;
-        self.queued += bytes.len();
-        self.queue.push_back(bytes);
+        self.queue.push(bytes);
         Ok(())
     }
 
@@ -141,14 +149,13 @@ impl RecvHalf {
     /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which
     /// is that of the link, or of those measured all the way, if they are longer.
     pub fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
-        let bytes = self.queue.pop_front()?;
-        self.queued -= bytes.len();
+        let bytes = self.queue.pop()?;
         self.taken += as_u64(bytes.len());
         if let Some((since, from)) = self.lap
             && self.taken - from >= self.window
         {
             self.lap = Some((now, self.taken));
-            if now - since <= rtt.max(self.trips.latest()) * 2 && self.limit != u64::MAX {
+            if now - since <= rtt.max(self.trips.latest()) * 2 && !self.queue.is_unpromised() {
                 self.grow();
             }
         }
@@ -170,10 +177,10 @@ impl RecvHalf {
         self.old_limit = self.limit;
         self.limit = self.next_limit();
         self.told = self.received;
-        if self.limit != u64::MAX {
+        if !self.queue.is_unpromised() {
             let promised = usize::try_from((self.limit - self.taken).max(self.window)).unwrap_or(usize::MAX);
             if self.total.is_some() {
-                self.promised.set(self.queued);
+                self.promised.set(self.queue.bytes());
             } else if promised < self.promised.held() {
                 self.promised.set(promised);
             }
@@ -202,19 +209,24 @@ impl RecvHalf {
     /// read the last word.
     pub fn close(&mut self) {
         self.lap = None;
-        self.promised.set(self.queued);
+        // Without a promise the queue itself counts what waits.
+        self.promised.set(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
 
     /// Drops what was stored and not taken, as if it had been taken.
     pub fn discard(&mut self) {
+        self.taken += as_u64(self.queued());
         self.queue.clear();
-        self.taken += as_u64(self.queued);
-        self.queued = 0;
     }
 
     /// Bytes stored and not yet taken.
     pub fn queued(&self) -> usize {
-        self.queued
+        self.queue.bytes()
+    }
+
+    /// Of these, those that were not promised: all, or none.
+    pub fn unpromised(&self) -> usize {
+        if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }
     }
 
     /// Bytes the reader has taken, in all.
@@ -299,6 +311,29 @@ mod tests {
                 prop_assert!(half.promised.held() as u64 >= limit - half.taken());
                 prop_assert!(!(read && limit == sent), "a sender whose reader keeps up has room");
             }
+        }
+    }
+
+    proptest! {
+        /// However it is cut, what waits is what came, costs little more than its bytes, and is given back.
+        #[test]
+        fn what_waits_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
+            let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
+            let mut half = RecvHalf::new(Windows { start: 1 << 30, max: 1 << 30 }, promised.share());
+            if plain { half.lift_limit(plain_budgets[0].share(), plain_budgets[1].share()); }
+            let mut came = Vec::new();
+            for (n, cut) in cuts.into_iter().enumerate() {
+                came.extend(vec![n as u8; cut]);
+                half.data(vec![n as u8; cut].into(), Instant::now()).unwrap();
+            }
+            let used = plain_budgets.each_ref().map(|budget| budget.used());
+            let pieces = promised.used() + used[0].saturating_sub(came.len());
+            prop_assert!(pieces <= 96 + came.len() / 20, "{} for {}", pieces, came.len());
+            prop_assert_eq!(used, if plain { [came.len() + pieces; 2] } else { [0; 2] });
+            let mut taken = Vec::new();
+            while let Some(bytes) = half.take(Instant::now(), Duration::ZERO) { taken.extend_from_slice(&bytes); }
+            prop_assert!(taken == came);
+            prop_assert_eq!((promised.used(), plain_budgets.map(|budget| budget.used())), (0, [0; 2]));
         }
     }
 

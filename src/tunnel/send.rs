@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::budget::Share;
+use super::pieces::{PIECE, joined};
 
 /// See the module's picture.
 #[derive(Debug)]
@@ -80,10 +81,10 @@ impl SendHalf {
                 self.cursor = (last, tail.len());
             }
             self.cost.set(self.cost.held() + bytes.len());
-            *tail = [&tail[..], &bytes[..]].concat().into();
+            *tail = joined(std::mem::take(tail), &bytes);
             return;
         }
-        self.cost.set(self.cost.held() + bytes.len() + PIECE_OVERHEAD);
+        self.cost.set(self.cost.held() + bytes.len() + PIECE);
         self.kept.push_back(bytes);
     }
 
@@ -226,7 +227,7 @@ impl SendHalf {
             let gone = received - self.base;
             if gone >= as_u64(front.len()) {
                 self.base += as_u64(front.len());
-                self.cost.set(self.cost.held().saturating_sub(front.len() + PIECE_OVERHEAD));
+                self.cost.set(self.cost.held().saturating_sub(front.len() + PIECE));
                 self.kept.pop_front();
                 self.cursor = if self.cursor.0 == 0 { (0, 0) } else { (self.cursor.0 - 1, self.cursor.1) };
             } else {
@@ -256,8 +257,6 @@ const MAX_KEPT: u64 = 4 * 1024 * 1024;
 const FAIR_KEPT: u64 = 128 * 1024;
 /// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its bytes.
 const MERGED: usize = 1024;
-/// What a piece costs beside its bytes: its place in the queue and its allocation.
-const PIECE_OVERHEAD: usize = 96;
 /// A piece this long is sent as it is; copying it to join it with others would cost more than a frame.
 const WORTH_ALONE: usize = 4 * 1024;
 /// Longest frame made by joining small pieces.

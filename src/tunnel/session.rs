@@ -6,7 +6,7 @@ mod paths;
 mod speak;
 mod stream;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
 
 use tokio::time::Instant;
@@ -16,6 +16,7 @@ pub use stream::{Account, Session};
 
 use self::end::{Effects, End, LinkId, Phase};
 use super::frame::{Category, Refusal, Word};
+use super::opener::Opener;
 use super::outbox::{Outbox, Wish};
 use super::table::Table;
 use crate::names::{Instance, NodeName, SessionId};
@@ -30,6 +31,8 @@ pub struct Shared {
     /// The node at which the target is.
     pub node: NodeName,
     table: Weak<Table>,
+    /// Acceptor: who opened it, once that is known.
+    opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
 }
 
@@ -70,6 +73,7 @@ impl Shared {
             category,
             node,
             table,
+            opener: OnceLock::new(),
             inner: Mutex::new(Inner {
                 end,
                 outbox,
@@ -107,6 +111,17 @@ impl Shared {
             self.part(outbox);
         }
         !dropped
+    }
+
+    /// From now on no other may take it up.
+    pub(super) fn opened_by(&self, opener: Opener) {
+        // The first to be named stays.
+        let _ = self.opener.set(opener);
+    }
+
+    /// Whether it may be taken up by that one, as far as both are known.
+    pub(super) fn is_of(&self, opener: Option<&Opener>) -> bool {
+        Opener::agree(self.opener.get(), opener)
     }
 
     /// The process that holds its other end, once that is known.
@@ -161,6 +176,11 @@ impl Shared {
     /// Bytes that have arrived and were not read.
     pub(super) fn queued(&self) -> usize {
         self.lock().end.recv.queued()
+    }
+
+    /// Of these, those that nobody was promised: a plain peer's.
+    pub(super) fn unpromised(&self) -> usize {
+        self.lock().end.recv.unpromised()
     }
 
     /// Runs `step` under the lock and does what its effects ask for.

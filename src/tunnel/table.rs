@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use ended::Ended;
 
 use super::asked::Asked;
-use super::budget::Budget;
+use super::budget::{Budget, Share};
 use super::frame::{Category, Code, Found, Refusal};
 use super::lock;
 use super::middle::Middle;
@@ -49,6 +49,8 @@ pub struct Table {
     metrics: Metrics,
     promised: Arc<Budget>,
     kept: Arc<Budget>,
+    /// What plain peers have sent, to whom nothing was promised.
+    pub(super) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
@@ -72,6 +74,8 @@ pub enum Event {
     Found(NodeName, Found),
     /// The pod wants its edge to attach elsewhere; or the edge says that it has.
     Drain,
+    /// The pod tells its edge that another machine has its name.
+    Conflict(String),
 }
 
 /// There are as many sessions as there may be, or no memory is left to promise.
@@ -90,6 +94,7 @@ impl Table {
             metrics,
             promised: Budget::new(limits.memory),
             kept: Budget::new(limits.memory),
+            unpromised: Budget::new(limits.memory / 2),
             limits,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
@@ -121,11 +126,12 @@ impl Table {
 
     /// Bytes that have arrived and were not read, in all sessions.
     pub fn queued(&self) -> usize {
-        self.shards
-            .iter()
-            .flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>())
-            .map(|s| s.queued())
-            .sum()
+        self.all().iter().map(|session| session.queued()).sum()
+    }
+
+    /// Bytes that plain peers have sent and nobody has read, with what their pieces cost, and how many there may be.
+    pub fn unpromised(&self) -> (usize, usize) {
+        (self.unpromised.used(), self.unpromised.limit())
     }
 
     /// A new session to `target` at `node`, to be asked for over a link.
@@ -176,10 +182,10 @@ impl Table {
         parked
     }
 
-    /// What passes through that link goes another way: both ends of each session hear so.
-    pub fn release(&self, outbox: &Outbox) {
-        for id in outbox.passing() {
-            self.middle.lose(id, None);
+    /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
+    pub fn release(&self, outbox: &Outbox, meant: impl Fn(&NodeName) -> bool) {
+        for lane in outbox.passing().into_iter().filter(|lane| meant(&lane.node)) {
+            self.middle.lose(lane.id, None);
         }
     }
 
@@ -221,18 +227,6 @@ impl Table {
         }
     }
 
-    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// say, or to say again on another path. Cancel safe.
-    pub async fn delivered(&self) {
-        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            sessions.iter().any(|session| session.owes())
-        };
-        while self.shards.iter().any(owes) {
-            sleep(LOOK_EVERY).await;
-        }
-    }
-
     /// Resets every session, with a reason for all far ends.
     pub fn reset_all(&self, why: &Refusal) {
         for shard in &self.shards {
@@ -252,6 +246,17 @@ impl Table {
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
         }
+    }
+
+    /// Every session.
+    pub(super) fn all(&self) -> Vec<Arc<Shared>> {
+        self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Empty shares for what a plain peer sends over that link: of all there may be in this process, and of a quarter of
+    /// that, to which the link is held once half of all is taken.
+    pub(super) fn room_unread(&self, outbox: &Outbox) -> (Share, Share) {
+        (self.unpromised.share(), outbox.room_unread(self.unpromised.limit() / 4))
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -279,8 +284,6 @@ impl Table {
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
-/// Between two looks whether all is delivered.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.

@@ -1,7 +1,9 @@
 //! What the admin ports of a running pod and edge say.
 
-use crate::support::clients::{ask, echoed, get};
-use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use tokio::io::AsyncWriteExt;
+
+use crate::support::clients::{answer, ask, echoed, get};
+use crate::support::programs::{Place, TestPod, at, edge, edge_with, start_edge};
 use crate::support::{targets, wait_until};
 
 #[tokio::test]
@@ -55,6 +57,24 @@ async fn an_edges_pages_tell_whether_it_is_linked() {
     assert_eq!(get(log, "/edge/healthz").await.status, 200);
     assert_eq!(get(log, "/readyz").await.body, "ok\n");
     assert!(get(log, "/metrics").await.body.contains("tunnel_links 1\n"));
+}
+
+#[tokio::test]
+async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let edge = edge_with(&place, &pod, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
+    let refused = pod.ask(&at("node1", edge.log.unwrap())).await;
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert!(refused.phrase.ends_with("metrics_listen is the one that may be reached"), "{refused:?}");
+    for (path, status) in [("/metrics", 200), ("/edge/healthz", 404), ("/debug/flags/v", 404)] {
+        let mut metrics = pod.open(&at("node1", edge.metrics_at.unwrap())).await;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        metrics.write_all(request.as_bytes()).await.unwrap();
+        let page = answer(metrics).await;
+        assert_eq!(page.status, status, "{path}");
+        assert_eq!(page.body.contains("tunnel_links 1\n"), status == 200, "{page:?}");
+    }
 }
 
 #[tokio::test]

@@ -164,7 +164,8 @@ async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));
     let id = SessionId::random();
-    let open = Word::Open { target: source.into(), limit: 10_000, epoch: 1, client: String::new() };
+    let open =
+        Word::Open { target: source.into(), limit: 10_000, epoch: 1, client: String::new(), opener: None };
     call.say(id, open).await;
     assert!(matches!(call.word().await.1, Word::Opened { .. }));
     call.say(id, Word::Finish { total: 1 }).await;

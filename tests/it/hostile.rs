@@ -11,11 +11,12 @@ use tunnel::tunnel::codec::{StreamMsg, encode};
 use tunnel::tunnel::extension::to_message;
 use tunnel::tunnel::frame::{Body, Frame, Word};
 
-use crate::support::call::Call;
+use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
 use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge, target};
-use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
+use crate::support::raw::{DATA, Raw};
+use crate::support::{beside, hurry, peer, raw, soon, targets, wait_until, wait_within};
 
 /// A hostile edge `bad` and an honest one `node1`.
 async fn both(place: &Place, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
@@ -44,6 +45,23 @@ async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
     wait_until("all are counted", || unknown() == 5000).await;
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
     accepted(&pod, &mut bad).await;
+}
+
+#[tokio::test]
+async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_gives_no_window_back() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
+    for _ in 0..50 {
+        let word = || message(&bad.node, SessionId::random(), Word::Data("x".into()));
+        assert!(bad.say((0..400).map(|_| word())).await);
+    }
+    let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
+    wait_until("all are counted", || unknown() == 50 * 400).await;
+    // What is longer than it may be ends the link, not the pod.
+    bad.frame(DATA, 0, 1, &[0; 70_000]).await;
+    wait_until("its link is gone", || pod.pod.metrics.links.get() == 0).await;
+    accepted(&pod, &mut peer::link(&place, &pod, "bad", Some(Instance::random())).await).await;
 }
 
 #[tokio::test]
@@ -84,7 +102,7 @@ async fn flooded(node: &str, most: usize) {
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
     let (mut bad, _edge) = both(&place, &pod).await;
     let target = "node1:22".parse().unwrap();
-    let open = Word::Open { target, limit: 1, epoch: 1, client: String::new() };
+    let open = Word::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
     // It does not read the answers meanwhile.
     for _ in 0..20_000 {
         let message = bad.message(SessionId::random(), open.clone());
@@ -110,7 +128,13 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     let (place, echo) = (Place::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let (bad, _edge) = both(&place, &pod).await;
-    let open = Word::Open { target: "node1:22".parse().unwrap(), limit: 1, epoch: 1, client: String::new() };
+    let open = Word::Open {
+        target: "node1:22".parse().unwrap(),
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
     // So many answers that none more can be sent.
     for _ in 0..20_000 {
         bad.say(SessionId::random(), open.clone()).await;
@@ -160,7 +184,7 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
     let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
     let mut call = bad.call().await;
     call.answer(Some(Instance::random()));
-    let open = Word::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new() };
+    let open = Word::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
     for _ in 0..500 {
         call.say(SessionId::random(), open.clone()).await;
     }
@@ -268,10 +292,7 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
     let pod = TestPod::start(&place);
     let edge_one = edge(&place, &pod, "node1").await;
     hurry();
-    let mut silent = Vec::new();
-    for _ in 0..1000 {
-        silent.push(TcpStream::connect(pod.pod.grpc).await.unwrap());
-    }
+    let _silent = raw::silent(pod.pod.grpc, 1000).await;
     // It waits for its place until the others are sent away.
     let edge_two = start_edge(&place.edge("node2", pod.pod.grpc, ""));
     let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
@@ -340,7 +361,11 @@ async fn the_default_policy_is_this_machine_and_nothing_else() {
 /// Opens a session at an edge. Why it refuses, if it does.
 async fn open(call: &mut Call, text: &str) -> Option<Code> {
     let id = SessionId::random();
-    call.say(id, Word::Open { target: target(text), limit: 1, epoch: 1, client: String::new() }).await;
+    call.say(
+        id,
+        Word::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
+    )
+    .await;
     match call.word().await.1 {
         Word::Opened { .. } => None,
         Word::Refused { refusal, .. } => Some(refusal.code),

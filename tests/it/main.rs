@@ -6,16 +6,20 @@
 mod certificates;
 
 mod support;
+mod words;
 
 mod abrupt;
 mod admin;
 mod config;
 mod connect;
 mod drain;
+mod finding;
 mod herd;
 mod hostile;
 mod inside;
 mod links;
+mod memory;
+mod opener;
 mod plain;
 mod refusals;
 mod relay;

@@ -52,7 +52,7 @@ async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
     says(&refused, 502, &format!("node node1: {nothing} refused the connection"));
     edge.stop(std::future::ready(())).await;
     wait_until("the node is gone", || pod.link("node1").is_none()).await;
-    says(&pod.ask("node1:22").await, 502, "node node1 is not connected, last seen 0s ago");
+    says(&pod.ask("node1:22").await, 502, "node node1 is not connected, last seen 3s ago");
     pod.forgets_all().await;
 }
 

@@ -312,15 +312,20 @@ async fn what_comes_from_a_pod_is_never_sent_to_another() {
     let headers = Caller::pod_request(Instance::from_bits(77));
     let mut link = peer::link_as_pod(&place, pods[0].pod.grpc, own(&place), headers, "node1").await.unwrap();
     let id = SessionId::random();
-    let open =
-        Word::Open { target: "127.0.0.1:22".parse().unwrap(), limit: 1000, epoch: 1, client: "x".into() };
+    let open = Word::Open {
+        target: "127.0.0.1:22".parse().unwrap(),
+        limit: 1000,
+        epoch: 1,
+        client: "x".into(),
+        opener: None,
+    };
     link.say(id, open).await;
     let (answered, word) = link.word().await;
     assert_eq!(answered, id);
     let Word::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotHere);
     let instance = Some(Instance::from_bits(78));
-    link.say(id, Word::Resume { received: 0, limit: 1000, epoch: 2, instance }).await;
+    link.say(id, Word::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None }).await;
     let (_, word) = link.word().await;
     let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotHere);
@@ -334,7 +339,11 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
     let headers = Caller::pod_request(Instance::from_bits(77));
     let mut link = peer::link_as_pod(&place, pods[1].pod.grpc, own(&place), headers, "node1").await.unwrap();
     let instance = Some(Instance::from_bits(78));
-    link.say(SessionId::random(), Word::Resume { received: 0, limit: 1000, epoch: 2, instance }).await;
+    link.say(
+        SessionId::random(),
+        Word::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None },
+    )
+    .await;
     let (_, word) = link.word().await;
     let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::Unknown);

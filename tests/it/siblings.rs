@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tunnel::drain::Drain;
-use tunnel::names::{Instance, NodeName, SessionId};
+use tunnel::names::{Instance, SessionId};
 use tunnel::net::pool::Pool;
 use tunnel::net::tls::{Identity, Mutual};
 use tunnel::registry::Registry;
@@ -15,16 +15,15 @@ use tunnel::registry::siblings::Siblings;
 use tunnel::telemetry::Metrics;
 use tunnel::tunnel::codec::StreamMsg;
 use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Category, Frame, Word};
+use tunnel::tunnel::frame::{Body, Frame, Word};
 use tunnel::tunnel::grpc::Ground;
-use tunnel::tunnel::hello::Caller;
 use tunnel::tunnel::{Code, Found, Limits, Peer, Refusal, Table, Windows};
 
-use crate::support::call::Call;
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
 use crate::support::pods::{self, Dns, Says};
 use crate::support::programs::{Place, TestPod, at, edge};
+use crate::support::sibling::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_pod};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// Links of a pod, to edges and to other pods.
@@ -110,16 +109,6 @@ async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
     soon("the end of the call", answering).await.unwrap();
 }
 
-/// Says a word about a session with another node.
-async fn say_to(edge: &Call, node: &str, id: SessionId, word: Word) {
-    let node: NodeName = node.parse().unwrap();
-    edge.send(to_message(Frame { node, body: Body::Session(id, Category::Ssh, word) })).await;
-}
-
-fn open_word(epoch: u64) -> Word {
-    Word::Open { target: "127.0.0.1:22".parse().unwrap(), limit: 1000, epoch, client: "root".into() }
-}
-
 #[tokio::test]
 async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     let place = Place::new();
@@ -139,7 +128,9 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true));
 
     // By its own name it means the cloud, which dials nothing here.
-    for (node, code) in [("other", Code::NotAllowed), ("node3", Code::NotHere), ("node1", Code::NotAllowed)] {
+    for (node, code) in
+        [("other", Code::NotAllowed), ("node3", Code::TargetUnreachable), ("node1", Code::NotAllowed)]
+    {
         let id = SessionId::random();
         say_to(&one, node, id, open_word(1)).await;
         let (answered, word) = one.word().await;
@@ -265,67 +256,6 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
 }
 
-/// Another pod that is the test, linked to that one.
-async fn scripted_pod(place: &Place, pod: &TestPod, number: u128) -> Call {
-    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let headers = Caller::pod_request(Instance::from_bits(number));
-    let mut call = peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap();
-    is_heard(&mut call).await;
-    call
-}
-
-/// Waits until the other pod has heard what was said: the answer to a question comes after.
-async fn is_heard(call: &mut Call) {
-    call.send(to_message(Frame { node: call.node.clone(), body: Body::Find(5) })).await;
-    let answer = async {
-        loop {
-            let message = call.next().await.expect("the stream goes on");
-            if let Body::Found(Found { question: 5, .. }) = from_message(message, &Peer::Pod).unwrap().body {
-                return;
-            }
-        }
-    };
-    soon("an answer", answer).await;
-}
-
-/// Waits until the other pod is asked for the node. Returns the question's number.
-async fn asked(call: &mut Call) -> u64 {
-    let question = async {
-        loop {
-            let message = call.next().await.expect("the stream goes on");
-            if let Body::Find(question) = from_message(message, &Peer::Pod).unwrap().body {
-                return question;
-            }
-        }
-    };
-    soon("a question", question).await
-}
-
-async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
-    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)) };
-    call.send(to_message(Frame { node: call.node.clone(), body: Body::Found(found) })).await;
-}
-
-/// Says unasked that the node is here, and waits until the other pod knows.
-async fn announces(call: &mut Call, instance: u128) {
-    let node = &call.node.clone();
-    let found = Found {
-        question: 0,
-        here: true,
-        heard: Duration::ZERO,
-        instance: Some(Instance::from_bits(instance)),
-    };
-    call.send(to_message(Frame { node: node.clone(), body: Body::Found(found) })).await;
-    is_heard(call).await;
-}
-
-/// Takes what is asked for at the node.
-async fn opens(call: &mut Call) {
-    let (id, word) = call.word().await;
-    let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
-    call.say(id, Word::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
-}
-
 #[tokio::test]
 async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_asked() {
     let place = Place::new();
@@ -390,8 +320,13 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
     announces(&mut right, 1).await;
     let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), opens(&mut right));
     // The impostor's name is the same, and it is louder.
-    let found =
-        Found { question: 0, here: true, heard: Duration::ZERO, instance: Some(Instance::from_bits(99)) };
+    let found = Found {
+        question: 0,
+        here: true,
+        heard: Duration::ZERO,
+        instance: Some(Instance::from_bits(99)),
+        age: None,
+    };
     let node = impostor.node.clone();
     impostor.send(to_message(Frame { node, body: Body::Found(found) })).await;
     // The path is lost. Only the pod that has the right process is asked to resume.
@@ -537,7 +472,7 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
     say_to(&good, "away", SessionId::random(), open_word(1)).await;
     let (_, word) = good.word().await;
     let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::NotHere);
+    assert_eq!(refusal.code, Code::TargetUnreachable);
 }
 
 #[tokio::test]

@@ -3,22 +3,11 @@
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::support::clients::{echoed, reset};
+use crate::support::clients::{echoed, reset, stalled};
 use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all};
 use crate::support::{soon, targets, wait_until};
-
-/// A client with so small a buffer that it stalls soon.
-async fn stalled(pod: &TestPod, target: &str) -> TcpStream {
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.set_recv_buffer_size(4096).unwrap();
-    let mut client = socket.connect(pod.connect).await.unwrap();
-    client.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
-    crate::support::clients::head(&mut client).await;
-    client
-}
 
 /// Waits until a number stands still for a while, and returns it.
 async fn settled(mut number: impl FnMut() -> u64) -> u64 {

@@ -6,7 +6,9 @@ pub(crate) mod line;
 pub(crate) mod peer;
 pub(crate) mod pods;
 pub(crate) mod programs;
+pub(crate) mod raw;
 pub(crate) mod sessions;
+pub(crate) mod sibling;
 pub(crate) mod targets;
 
 use std::time::Duration;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel::registry::Linked;
 use tunnel::tunnel::session::end::LinkId;
-use tunnel::tunnel::{Code, Outbox, Refusal};
+use tunnel::tunnel::{Code, Dialect, Outbox, Refusal};
 
 use super::line::{HEALED, Line};
 use super::plan::About;
@@ -19,7 +19,7 @@ impl World {
         let outboxes = [0, 1].map(|side| {
             let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
             let far = Some(other.table.instance());
-            Outbox::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, true)
+            Outbox::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, Dialect::NEWEST)
         });
         self.ledger.note(|| format!("link {} is made between {at:?}", self.links));
         for side in [0, 1] {
@@ -100,7 +100,7 @@ impl World {
         if self.dice.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what passes through link {}", line.number));
-            table.release(&outbox);
+            table.release(&outbox, |_| true);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
             self.sought(table.leave(&outbox, |_, _| true), process);

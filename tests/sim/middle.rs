@@ -1,9 +1,10 @@
 //! What a pod does with those who want to reach a node through it: the right thing, late, or the wrong one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
-use tunnel::tunnel::{Asked, Code, Peer, Refusal};
+use tokio::time::{sleep, timeout};
+use tunnel::tunnel::{Asked, Code, Outbox, Peer, Refusal};
 
 use super::owner::Place;
 
@@ -29,11 +30,33 @@ impl Place {
         }
         let far = matches!(asked.from().peer, Peer::Edge(_));
         match self.ways.next(self.at, &node, asked.instance(), far, dice) {
+            Some(way) if far && dice.one_in(2) => self.relay(asked, &way.outbox).await,
             Some(way) => asked.pass(&way.outbox),
             None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
                 asked.refuse(Refusal::new(Code::Unknown, "the node is another process now"));
             }
             None => asked.refuse(Refusal::new(Code::NotHere, "the node is not here")),
+        }
+    }
+
+    /// Tries one way after the other while the acceptor is not there, or while it says nothing for too long.
+    async fn relay(&self, asked: Asked, first: &Arc<Outbox>) {
+        let (dice, node) = (&self.dice, asked.node().clone());
+        asked.try_way(first);
+        loop {
+            let sought = match timeout(dice.time(Duration::from_secs(6)), asked.tried()).await {
+                Ok(false) => return,
+                Ok(true) if dice.one_in(4) => {
+                    return asked.refuse(Refusal::new(Code::NotHere, "looked for long enough"));
+                }
+                Ok(true) => true,
+                Err(_) => false,
+            };
+            match self.ways.next(self.at, &node, asked.instance(), true, dice) {
+                Some(way) => asked.try_way(&way.outbox),
+                None if sought => return asked.refuse(Refusal::new(Code::NotHere, "it is nowhere else")),
+                None => {}
+            }
         }
     }
 

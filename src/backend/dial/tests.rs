@@ -1,4 +1,5 @@
 use super::*;
+use crate::policy::targets::Listening;
 use tokio::net::TcpListener;
 
 fn at(node: &str, own: &'static [&'static str], targets: Targets) -> Place {
@@ -8,6 +9,7 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> Place {
         node: Some(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
+        listening: Listening::default(),
         resolver,
     }
 }
@@ -79,6 +81,30 @@ async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest
         let refused = place.addresses(&target.parse().unwrap(), &[], unasked, deadline).await.unwrap_err();
         assert_eq!(refused.code, Code::NotAllowed);
     }
+}
+
+#[tokio::test]
+async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
+    let listening = || ["127.0.0.1:51010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
+    let edge = Place { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    let own = ["192.0.2.7"];
+    for (target, names) in [
+        ("edge-1:51010", &[][..]),
+        ("localhost:51010", &[]),
+        ("[::ffff:127.0.0.1]:51010", &[]),
+        ("0.0.0.0:51010", &[]),
+        ("web.local:51010", &["10.0.0.1", "127.0.0.1"]),
+        ("web.local:7", &["192.0.2.7"]),
+        ("192.0.2.7:7", &[]),
+    ] {
+        let refused = found(&edge, target, &own, names).await.unwrap_err();
+        assert!(refused.reason.starts_with(&format!("{target} is a port of the edge itself")), "{refused}");
+        assert_eq!(refused.code, Code::NotAllowed);
+    }
+    assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
+    let pod = Place { node: None, ..edge };
+    let refused = found(&pod, "192.0.2.7:7", &own, &[]).await.unwrap_err();
+    assert_eq!(refused.reason, "192.0.2.7:7 is a port of the cloud's own pod");
 }
 
 #[tokio::test]

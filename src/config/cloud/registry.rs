@@ -8,12 +8,15 @@ use super::super::value::{self, Wrong};
 use super::cluster::{self, Cluster, SuperEdge};
 use super::siblings::{self, Siblings};
 use crate::names::{NodeName, Target};
+use crate::policy::Glob;
 
 /// `[mode.cloud.registry]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registry {
     /// Appended to node names where they are published, without dots at its ends; may be empty.
     pub zone: String,
+    /// Without a zone: which names of several labels are published and asked of DNS, beside those that are known.
+    pub publish_names: Vec<Glob>,
     /// Where they are published.
     pub publish: Publish,
     /// Where the other pods are.
@@ -76,6 +79,7 @@ pub(super) fn read(
 ) -> Registry {
     let mut table = cloud.table("registry", report);
     let zone = table.read("zone", zone, report).unwrap_or_default();
+    let publish_names = table.list("publish_names", value::parsed::<Glob>, report).unwrap_or_default();
     let said = table.read("publish", kind, report);
     let kind = said.unwrap_or(Kind::None);
     let hosts = table.read("hosts", value::path, report);
@@ -105,7 +109,7 @@ pub(super) fn read(
     // Whoever publishes, or shares a zone, does not do so for one pod alone.
     siblings.named = siblings.named.or(named);
     siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
-    Registry { zone, publish, siblings, cluster }
+    Registry { zone, publish_names, publish, siblings, cluster }
 }
 
 fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> Etcd {

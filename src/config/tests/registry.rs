@@ -19,6 +19,7 @@ fn nothing_is_published_unless_asked_for() {
         absent.registry,
         Registry {
             zone: String::new(),
+            publish_names: Vec::new(),
             publish: Publish::None,
             siblings: Siblings::default(),
             cluster: None
@@ -33,7 +34,13 @@ fn a_publisher_is_read_with_its_defaults() {
     let siblings = Siblings { several: true, ..Siblings::default() };
     assert_eq!(
         registry,
-        Registry { zone: "nodes.test".into(), publish: Publish::Hosts("h".into()), siblings, cluster: None }
+        Registry {
+            zone: "nodes.test".into(),
+            publish_names: Vec::new(),
+            publish: Publish::Hosts("h".into()),
+            siblings,
+            cluster: None
+        }
     );
     assert_eq!(warnings, []);
     let (registry, _) = read("publish = \"etcd\"\netcd = [\"http://a\", \"http://[fd00::1]:1/\"]").unwrap();

@@ -9,11 +9,11 @@ use tokio::sync::mpsc;
 
 use crate::names::Instance;
 use crate::net::Duplex;
-use crate::tunnel::Peer;
 use crate::tunnel::frame::Body;
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::Windows;
 use crate::tunnel::session::end::LinkId;
+use crate::tunnel::{Dialect, Peer};
 use crate::tunnel::{Event, Limits, Offer, Table};
 
 fn head(method: &str, uri: &str) -> Parts {
@@ -92,7 +92,7 @@ async fn session(drain: &Drain) -> (Session, Session) {
     let grace = Duration::from_secs(60);
     let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || Table::new(Instance::random(), limits.clone(), Metrics::edge());
-    let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, false);
+    let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
     let (near, far, opener, acceptor) = (outbox(1), outbox(2), table(), table());
     let (offers, mut offered) = mpsc::channel::<Offer>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {

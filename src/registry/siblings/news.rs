@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use crate::names::{Instance, NodeName};
 use crate::registry::Registry;
-use crate::tunnel::{Found, Outbox};
+use crate::tunnel::Outbox;
 
 /// Nodes that one other pod is to be told of.
 #[derive(Debug, Default)]
@@ -51,13 +51,7 @@ impl News {
         for node in nodes {
             // One that has gone meanwhile is no news.
             let Some(linked) = registry.here(&node) else { continue };
-            let found = Found {
-                question: UNASKED,
-                here: true,
-                heard: linked.outbox.silence(),
-                // A plain node cannot resume; this pod is the end of its sessions.
-                instance: Some(linked.instance.unwrap_or(own)),
-            };
+            let found = linked.found(UNASKED, own);
             while !to.found(&node, found) {
                 if to.is_closed() {
                     return;

@@ -6,12 +6,12 @@ use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::tls::{self, Trust};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Limits, Peer, Table, Windows};
+use crate::tunnel::{Dialect, Limits, Peer, Table, Windows};
 
 /// A pod that has made a link to us.
 pub(in crate::registry) fn pod(number: u64) -> Pod {
     let instance = Some(Instance::from_bits(number.into()));
-    Pod(Which::Incoming(Outbox::new(LinkId(number), Peer::Pod, instance, true)))
+    Pod(Which::Incoming(Outbox::new(LinkId(number), Peer::Pod, instance, Dialect::NEWEST)))
 }
 
 /// Those of a pod of which nobody listens at any address.
@@ -98,12 +98,12 @@ async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
 #[tokio::test]
 async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     let (siblings, _tell, _made) = siblings(&[]);
-    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), true);
+    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link);
     let pod = siblings.all().pop().unwrap();
     let node = "node1".parse().unwrap();
-    let found = |question| Found { question, here: true, heard: Duration::ZERO, instance: None };
-    let other = Outbox::new(LinkId(8), Peer::Pod, None, true);
+    let found = |question| Found { question, here: true, heard: Duration::ZERO, instance: None, age: None };
+    let other = Outbox::new(LinkId(8), Peer::Pod, None, Dialect::NEWEST);
     let answers = async {
         while siblings.questions().is_empty() {
             tokio::task::yield_now().await;
@@ -122,7 +122,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
     let (siblings, _tell, _made) = siblings(&[]);
-    let link = |id| Outbox::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), true);
+    let link = |id| Outbox::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     let (old, new) = (link(1), link(2));
     siblings.joined(&old);
     siblings.joined(&new);
@@ -158,7 +158,7 @@ async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
     let (siblings, _tell, _made) = siblings(&[]);
     let registry = siblings.means.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
-    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), true);
+    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link);
     assert!(arrival.come().now_or_never().is_some());
 }

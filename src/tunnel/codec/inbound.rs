@@ -8,6 +8,8 @@ use bytes::Bytes;
 use http_body::Body as _;
 use hyper::body::Incoming;
 
+use crate::telemetry::said;
+
 /// The next bytes, or in words how the stream ended. Cancel safe.
 pub async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, String> {
     match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
@@ -16,12 +18,12 @@ pub async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, Strin
         Some(Ok(frame)) => frame.into_data().map_err(|frame| {
             let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
             let failed = status.filter(|s| s.code() != tonic::Code::Ok);
-            failed.map_or_else(|| END.into(), |s| s.message().to_owned())
+            failed.map_or_else(|| END.into(), |s| said(s.message()))
         }),
     }
 }
 
-/// An error with all its causes, for people.
+/// An error with all its causes, for people. It may hold a peer's words.
 pub fn cause(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut at = error.source();
@@ -33,7 +35,7 @@ pub fn cause(error: &dyn std::error::Error) -> String {
         text = format!("{text}: {source}");
         at = source.source();
     }
-    text
+    said(&text)
 }
 
 const END: &str = "end of stream";

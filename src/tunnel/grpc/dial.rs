@@ -14,6 +14,7 @@ use tracing::Span;
 use super::body::CallBody;
 use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller};
 use crate::names::{Instance, NodeName};
+use crate::telemetry::said;
 use crate::tunnel::codec::encode;
 use crate::tunnel::codec::inbound::cause;
 use crate::tunnel::hello::{Caller, Dialect, Hello};
@@ -102,7 +103,7 @@ struct Answered {
 impl Answered {
     fn refusal(&self) -> Result<(), DialError> {
         if let Some(status) = Status::from_header_map(&self.headers.headers) {
-            return Err(DialError::Refused { code: status.code(), message: status.message().to_owned() });
+            return Err(DialError::Refused { code: status.code(), message: said(status.message()) });
         }
         if !self.headers.status.is_success() {
             let message = format!("HTTP status {}; is this the port of a tunnel cloud?", self.headers.status);

@@ -4,13 +4,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::*;
-use crate::names::Instance;
+use crate::names::{Instance, NodeName};
 use crate::telemetry::Metrics;
-use crate::tunnel::frame::{Body, Code, Refusal};
+use crate::tunnel::frame::{Body, Category, Code, Refusal};
+use crate::tunnel::hello::Dialect;
 use crate::tunnel::outbox::Peer;
 use crate::tunnel::recv::Windows;
 use crate::tunnel::table::{Event, Limits, Table};
@@ -32,7 +34,7 @@ fn node() -> NodeName {
 }
 
 fn link(number: u64, peer: Peer) -> Arc<Outbox> {
-    Outbox::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), true)
+    Outbox::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), Dialect::NEWEST)
 }
 
 impl Place {
@@ -93,11 +95,11 @@ fn said(link: &Outbox) -> Vec<Word> {
 }
 
 fn open(epoch: u64) -> Word {
-    Word::Open { target: "edge1:22".parse().unwrap(), limit: 1, epoch, client: "c".into() }
+    Word::Open { target: "edge1:22".parse().unwrap(), limit: 1, epoch, client: "c".into(), opener: None }
 }
 
 fn resume(epoch: u64) -> Word {
-    Word::Resume { received: 0, limit: 9, epoch, instance: Some(Instance::from_bits(2)) }
+    Word::Resume { received: 0, limit: 9, epoch, instance: Some(Instance::from_bits(2)), opener: None }
 }
 
 fn resumed(epoch: u64) -> Word {
@@ -114,6 +116,74 @@ fn reset(epoch: u64) -> Word {
 
 fn lost(epoch: u64) -> Word {
     Word::Lost { epoch }
+}
+
+/// Whether the pod that said it does not know the session of that attempt.
+fn is_unknown(said: &[Word], epoch: u64) -> bool {
+    match said {
+        [Word::Reset { epoch: of, refusal } | Word::Refused { epoch: of, refusal }] => {
+            (*of, refusal.code) == (epoch, Code::Unknown)
+        }
+        _ => false,
+    }
+}
+
+fn opened_by(mut word: Word, who: &str) -> Word {
+    *word.opener().unwrap() = Some(who.parse().unwrap());
+    word
+}
+
+#[tokio::test]
+async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
+    let (pod, stranger) = (link(3, Peer::Pod), link(4, Peer::Edge("stranger".parse().unwrap())));
+    let mut opener = link(5, Peer::Edge("opener".parse().unwrap()));
+    let place = Place::new();
+    place.ask(&opener, open(1)).unwrap().pass(&place.edge);
+    // Whatever an edge says, its pod says who it is.
+    let mut passed = said(&place.edge);
+    assert_eq!(passed.pop().and_then(|mut word| word.opener()?.take()), "node/opener".parse().ok());
+    let goes_on = |opener: &Arc<Outbox>| {
+        place.hear(opener, data("up"));
+        place.hear(&place.edge, data("down"));
+        assert_eq!((said(&place.edge), said(opener)), (vec![data("up")], vec![data("down")]));
+    };
+    for (from, word) in [
+        (&stranger, resume(7)),
+        (&stranger, opened_by(resume(7), "node/opener")),
+        (&stranger, open(7)),
+        (&place.edge, resume(7)),
+        (&pod, opened_by(resume(7), "node/stranger")),
+        (&pod, opened_by(resume(7), "pod/00000000000000000000000000000003")),
+    ] {
+        assert!(place.ask(from, word.clone()).is_none());
+        let answer = said(from);
+        assert!(is_unknown(&answer, 7), "{word:?} from {:?}: {answer:?}", from.peer);
+        goes_on(&opener);
+    }
+    // Itself may, over another link or through another pod, be that as old as it likes.
+    for (from, word) in [
+        (link(6, Peer::Edge("opener".parse().unwrap())), resume(8)),
+        (pod.clone(), opened_by(resume(9), "node/opener")),
+        (pod, resume(10)),
+    ] {
+        place.ask(&from, word).unwrap().pass(&place.edge);
+        assert!(matches!(&said(&place.edge)[..], [Word::Resume { .. }]));
+        opener = from;
+        goes_on(&opener);
+    }
+    // It is not forgotten for that.
+    assert!(place.ask(&stranger, resume(11)).is_none());
+    assert!(is_unknown(&said(&stranger), 11));
+}
+
+#[tokio::test]
+async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
+    // Opened through a pod that is too old to say by whom.
+    let place = Place::bound();
+    assert!(place.ask(&place.edge, resume(2)).is_none());
+    assert!(is_unknown(&said(&place.edge), 2));
+    place.hear(&place.client, data("up"));
+    assert_eq!((said(&place.edge), said(&place.client)), (vec![data("up")], vec![]));
 }
 
 #[tokio::test]
@@ -213,7 +283,7 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
 #[tokio::test]
 async fn there_is_one_hop_between_pods_and_no_way_back() {
     let place = Place::new();
-    let back = Outbox::new(LinkId(5), Peer::Edge(node()), place.client.instance, true);
+    let back = Outbox::new(LinkId(5), Peer::Edge(node()), place.client.instance, Dialect::NEWEST);
     for to in [link(3, Peer::Pod), place.client.clone(), back] {
         place.ask(&place.client, open(1)).unwrap().pass(&to);
         assert!(
@@ -236,7 +306,7 @@ async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
     );
     let asked = place.ask(&place.client, open(3)).unwrap();
     place.hear(&place.client, reset(3));
-    assert!(!asked.is_wanted());
+    assert!(asked.unwanted().now_or_never().is_some());
     asked.pass(&place.edge);
     assert_eq!((said(&place.client), said(&place.edge)), (vec![], vec![]));
     assert!(place.is_empty());
@@ -415,6 +485,67 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     lane.close();
     assert!(edge.pass(&lane, 1));
     assert_eq!(edge.sessions(), 0);
+}
+
+#[tokio::test]
+async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
+    let edge = link(2, Peer::Edge(node()));
+    let lane = || {
+        Lane::new(id(), Category::Ssh, node(), 1000, (Budget::new(1000).share(), Budget::new(1000).share()))
+    };
+    let (newer, late) = (lane(), lane());
+    assert!(edge.pass(&newer, 2));
+    assert!(edge.pass(&late, 1));
+    assert!(late.is_closed() && !newer.is_closed());
+    assert!(newer.push(resume(2)).is_ok_and(|wish| wish.control), "it still speaks");
+    edge.leave_lane(&late);
+    assert_eq!(edge.sessions(), 1);
+}
+
+#[tokio::test]
+async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
+    let place = Place::new();
+    let (asker, wrong) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
+    let not_here = || Word::Refused { epoch: 1, refusal: Refusal::new(Code::NotHere, "it has gone") };
+    let asked = place.ask(&asker, open(1)).unwrap();
+    asked.try_way(&wrong);
+    assert!(asked.tried().now_or_never().is_none());
+    place.hear(&wrong, not_here());
+    assert_eq!(asked.tried().now_or_never(), Some(true));
+    assert_eq!(
+        (said(&asker), said(&wrong)),
+        (vec![], vec![]),
+        "it was said to be nowhere, so nothing is left there"
+    );
+    asked.try_way(&place.edge);
+    assert!(matches!(said(&place.edge)[..], [Word::Open { epoch: 1, .. }]));
+    place.hear(&place.edge, Word::Opened { limit: 1000, epoch: 1, instance: None });
+    assert_eq!(asked.tried().now_or_never(), Some(false));
+    assert!(matches!(said(&asker)[..], [Word::Opened { epoch: 1, .. }]));
+    drop(asked);
+    place.hear(&place.edge, Word::Data("hello".into()));
+    assert_eq!(said(&asker).len(), 1, "it stays bound");
+    // Once nobody seeks any more, its opener hears.
+    let asked = place.ask(&asker, resume(2)).unwrap();
+    asked.try_way(&wrong);
+    drop(asked);
+    place.hear(&wrong, Word::Reset { epoch: 2, refusal: Refusal::new(Code::NotHere, "not here either") });
+    assert!(matches!(said(&asker)[..], [Word::Reset { epoch: 2, .. }]));
+}
+
+#[tokio::test]
+async fn nobody_but_its_opener_moves_a_session_to_another_way() {
+    let place = Place::new();
+    let (asker, silent) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
+    let asked = place.ask(&asker, open(1)).unwrap();
+    asked.try_way(&silent);
+    asked.try_way(&place.edge);
+    assert_eq!(asked.tried().now_or_never(), Some(false));
+    assert_eq!((said(&asker), said(&place.edge)), (vec![lost(1)], vec![]));
+    assert!(matches!(said(&silent)[..], [Word::Open { .. }, Word::Lost { epoch: 1 }]));
+    assert!(asked.unwanted().now_or_never().is_some());
+    drop(asked);
+    assert!(place.is_empty() && said(&asker).is_empty());
 }
 
 proptest! {

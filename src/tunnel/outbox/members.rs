@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use super::super::budget::{Budget, Share};
-use super::super::frame::{Code, Refusal};
 use super::super::lane::Lane;
 use super::super::lock;
 use super::super::session::Shared;
@@ -16,7 +15,8 @@ use crate::names::SessionId;
 #[derive(Debug, Default)]
 pub(in super::super) struct Members {
     own: HashMap<SessionId, (u64, Weak<Shared>)>,
-    passing: HashMap<SessionId, (u64, Arc<Lane>)>,
+    /// With the attempt that each belongs to.
+    passing: HashMap<SessionId, (u64, Arc<Lane>, u64)>,
     came: u64,
 }
 
@@ -48,10 +48,16 @@ impl Outbox {
     pub(in super::super) fn pass(&self, lane: &Arc<Lane>, epoch: u64) -> bool {
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
+        if known.passing.get(&lane.id).is_some_and(|(.., newer)| *newer > epoch) {
+            // This attempt comes late: a newer one has passed here meanwhile.
+            drop(members);
+            lane.close();
+            return true;
+        }
         known.came += 1;
-        let older = known.passing.insert(lane.id, (known.came, lane.clone()));
+        let older = known.passing.insert(lane.id, (known.came, lane.clone(), epoch));
         drop(members);
-        if let Some((_, older)) = older {
+        if let Some((_, older, _)) = older {
             older.retire(epoch);
         }
         // It may have said its last word, or was closed, before it was known here; nobody else takes it off then.
@@ -66,10 +72,22 @@ impl Outbox {
         self.room.get_or_init(|| Budget::new(most)).share()
     }
 
+    /// An empty share of what may wait here for readers of a plain peer's sessions, which [`Table`] bounds in all.
+    ///
+    /// [`Table`]: super::super::table::Table
+    pub(in super::super) fn room_unread(&self, most: usize) -> Share {
+        self.unread.get_or_init(|| Budget::new(most)).share()
+    }
+
+    /// Whether sessions of this plain link have more unread than its share, while half of all is spent.
+    pub(in super::super) fn has_more_than_its_share(&self, all: &Budget) -> bool {
+        self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
+    }
+
     /// The lane leads through here no more.
     pub(in super::super) fn leave_lane(&self, lane: &Arc<Lane>) {
         if let Some(members) = lock(&self.members).as_mut()
-            && members.passing.get(&lane.id).is_some_and(|(_, known)| Arc::ptr_eq(known, lane))
+            && members.passing.get(&lane.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, lane))
         {
             members.passing.remove(&lane.id);
         }
@@ -84,9 +102,14 @@ impl Outbox {
     }
 
     /// Sessions that pass through here.
-    pub(in super::super) fn passing(&self) -> Vec<SessionId> {
+    pub(in super::super) fn passing(&self) -> Vec<Arc<Lane>> {
         let members = lock(&self.members);
-        in_order(members.iter().flat_map(|members| &members.passing).map(|(id, (came, _))| (*came, *id)))
+        in_order(
+            members
+                .iter()
+                .flat_map(|members| members.passing.values())
+                .map(|(came, lane, _)| (*came, lane.clone())),
+        )
     }
 
     /// Sessions with an end here.
@@ -103,7 +126,7 @@ impl Outbox {
             return Default::default();
         };
         let own = own.into_values().filter_map(|(came, session)| Some((came, session.upgrade()?)));
-        (in_order(own), in_order(passing.into_iter().map(|(id, (came, _))| (came, id))))
+        (in_order(own), in_order(passing.into_iter().map(|(id, (came, ..))| (came, id))))
     }
 
     /// Unread bytes of a session that runs here.
@@ -111,14 +134,6 @@ impl Outbox {
         let session =
             lock(&self.members).as_ref().and_then(|m| m.own.get(&id)).and_then(|(_, s)| s.upgrade());
         session.map_or(0, |s| s.queued())
-    }
-
-    /// Resets the session with most unread bytes.
-    pub(in super::super) fn reset_fullest(&self) {
-        if let Some(session) = self.own().into_iter().max_by_key(|s| s.queued()) {
-            session
-                .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
-        }
     }
 }
 

@@ -1,8 +1,11 @@
 //! What the link itself says, beside its sessions: signals, last words, and answers about sessions that are not ours.
 
+use std::fmt;
+
 use super::super::frame::{Body, Category, Code, Found, Frame, Refusal, Word};
+use super::super::hello::Dialect;
 use super::super::session::Shared;
-use super::{MOST_REPLIES, Outbox};
+use super::{MOST_REPLIES, Outbox, Peer};
 use crate::names::{NodeName, SessionId};
 
 impl Outbox {
@@ -43,6 +46,15 @@ impl Outbox {
         }
     }
 
+    /// A pod tells its edge why there is another machine of its name; one of version 1 would not understand.
+    pub fn conflict(&self, why: &impl fmt::Display) {
+        if let Peer::Edge(node) = &self.peer
+            && self.dialect.has(Dialect::CONFLICTS)
+        {
+            self.signal(node, Body::Conflict(Refusal::new(Code::Busy, why).reason));
+        }
+    }
+
     fn signal(&self, node: &NodeName, body: Body) -> bool {
         let mut waiting = self.lock();
         let room = waiting.replies.len() < MOST_REPLIES && !waiting.closed && self.resumes;
@@ -63,5 +75,8 @@ impl Outbox {
 
 /// The reply to a session that we do not know.
 pub(in super::super) fn unknown(epoch: u64) -> Word {
-    Word::Reset { epoch, refusal: Refusal::new(Code::Unknown, "this process does not know the session") }
+    Word::Reset { epoch, refusal: Refusal::new(Code::Unknown, UNKNOWN) }
 }
+
+/// Why a session cannot be taken up.
+pub(in super::super) const UNKNOWN: &str = "this process does not know the session";

@@ -50,7 +50,8 @@ impl Plain {
             id,
             Plainly { topic, category, epoch: 1, sent: 0, received: 0, finished: false, last: now },
         );
-        let open = Word::Open { target, limit: u64::MAX, epoch: 1, client: "a plain peer".into() };
+        let open =
+            Word::Open { target, limit: u64::MAX, epoch: 1, client: "a plain peer".into(), opener: None };
         Meaning::Session(Heard { id, category, words: vec![open] })
     }
 

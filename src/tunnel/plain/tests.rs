@@ -1,4 +1,4 @@
-//! Conversations with a plain peer, written by hand from SuperEdge's reference 2.2 and 2.7.
+//! Conversations with a plain peer, written by hand from docs/superedge.md#session-messages.
 
 use super::hear::LONGEST_TOPIC;
 use super::*;
@@ -50,7 +50,13 @@ fn words(meaning: Meaning) -> Vec<Word> {
 }
 
 fn opened(plain: &mut Plain) -> String {
-    let open = Word::Open { target: "edge-1:22".parse().unwrap(), limit: 9, epoch: 3, client: String::new() };
+    let open = Word::Open {
+        target: "edge-1:22".parse().unwrap(),
+        limit: 9,
+        epoch: 3,
+        client: String::new(),
+        opener: None,
+    };
     let message = say(plain, open).0.unwrap();
     assert_eq!((message.r#type.as_str(), message.addr.as_str()), ("connecting", "127.0.0.1:22"));
     assert_eq!(&message.data[..], b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n\r\n");
@@ -94,8 +100,13 @@ async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() 
 #[tokio::test(start_paused = true)]
 async fn a_failed_dial_says_why() {
     let mut plain = plain();
-    let open =
-        Word::Open { target: "10.0.0.9:22".parse().unwrap(), limit: 9, epoch: 1, client: String::new() };
+    let open = Word::Open {
+        target: "10.0.0.9:22".parse().unwrap(),
+        limit: 9,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
     let topic = say(&mut plain, open).0.unwrap().topic;
     let text = "dial tcp 10.0.0.9:22: connect: connection refused";
     let heard = words(hear(&mut plain, "connect-failed", &topic, text));

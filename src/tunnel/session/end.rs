@@ -1,6 +1,6 @@
 //! One end of a session: its states and what each frame, lost path or wish of its owner does to them.
 //!
-//! The tables of `protocol.md` 3, as code. Nothing here waits, locks or reads a clock: every call returns its
+//! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
 //! [`Effects`], and what the end wants to say is fetched by [`End::speak`] when the link has room for it.
 
 mod depart;
@@ -218,13 +218,14 @@ impl End {
         let epoch = self.epoch;
         let word = match (answer, &self.role) {
             (Answer::Open, Role::Opener { target, client }) => {
-                Word::Open { target: target.clone(), limit: self.recv.limit(), epoch, client: client.clone() }
+                let (target, client) = (target.clone(), client.clone());
+                Word::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
             (Answer::Open, Role::Acceptor) => return (None, Effects::default()),
             (Answer::Opened, _) => Word::Opened { limit: self.recv.limit(), epoch, instance: None },
             (Answer::Resume, _) => {
                 let (received, limit) = self.recv.credit();
-                Word::Resume { received, limit, epoch, instance: self.instance }
+                Word::Resume { received, limit, epoch, instance: self.instance, opener: None }
             }
             (Answer::Resumed, _) => {
                 let (received, limit) = self.recv.credit();

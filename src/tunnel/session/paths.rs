@@ -15,6 +15,7 @@ impl Shared {
     /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
     pub(super) fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>, again: bool) {
         let alive = outbox.join(self);
+        let room = self.table.upgrade().filter(|_| !outbox.resumes).map(|table| table.room_unread(outbox));
         let mut here = false;
         let mut left = None;
         self.act(|inner| {
@@ -22,8 +23,10 @@ impl Shared {
             let epoch = inner.end.epoch();
             let meant = again == inner.end.needs_path();
             let effects = if meant { inner.end.ask(outbox.id) } else { Effects::default() };
-            if !outbox.resumes {
-                inner.end.recv.lift_limit();
+            match room {
+                _ if !meant => {}
+                Some((in_all, of_link)) => inner.end.recv.lift_limit(in_all, of_link),
+                None => inner.end.recv.restore_limit(),
             }
             here = inner.end.path() == Some(outbox.id);
             if here {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::super::frame::Word;
-use super::super::outbox::Spoken;
+use super::super::opener::Opener;
+use super::super::outbox::{Peer, Spoken};
 use super::super::schedule::Turn;
 use super::end::{Effects, LinkId};
 use super::{Inner, Shared};
@@ -19,8 +20,9 @@ impl Shared {
         }
         let (word, effects) = inner.end.speak(link, 0);
         inner.time(word.as_ref(), now);
+        let word = word.map(|word| self.complete(word, &inner));
         self.settle(inner, effects);
-        word.map(|w| self.complete(w))
+        word
     }
 
     /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
@@ -43,6 +45,7 @@ impl Shared {
             (word, effects) = (Some(reset), over);
         }
         inner.time(word.as_ref(), now);
+        let word = word.map(|word| self.complete(word, &inner));
         let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
         let account = if held { turn.starts() } else { turn.account_after(bytes) };
         let mut backlog = None;
@@ -54,21 +57,29 @@ impl Shared {
             inner.in_turns = None;
         }
         self.settle(inner, effects);
-        Spoken { word: word.map(|w| self.complete(w)), bytes, account, backlog }
+        Spoken { word, bytes, account, backlog }
     }
 
-    /// Adds what the end itself does not know.
-    fn complete(&self, word: Word) -> Word {
-        match (word, self.table.upgrade()) {
-            (Word::Opened { limit, epoch, .. }, Some(table)) => {
-                Word::Opened { limit, epoch, instance: Some(table.instance()) }
+    /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
+    /// the pod there does.
+    fn complete(&self, mut word: Word, inner: &Inner) -> Word {
+        let process = || self.table.upgrade().map(|table| table.instance());
+        match &mut word {
+            Word::Opened { instance, .. } => *instance = process(),
+            Word::Open { opener, .. } | Word::Resume { opener, .. } if !inner.speaks_to_cloud() => {
+                *opener = process().map(Opener::Pod);
             }
-            (word, _) => word,
+            _ => {}
         }
+        word
     }
 }
 
 impl Inner {
+    fn speaks_to_cloud(&self) -> bool {
+        self.outbox.as_ref().is_some_and(|outbox| matches!(outbox.peer, Peer::Cloud(_)))
+    }
+
     /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
     fn time(&mut self, word: Option<&Word>, now: Instant) {
         match word {

@@ -8,13 +8,13 @@ use super::end::End;
 use super::end::LinkId;
 use crate::names::{Instance, SessionId};
 use crate::telemetry::Metrics;
-use crate::tunnel::Peer;
 use crate::tunnel::budget::Budget;
 use crate::tunnel::frame::{Category, Code, Refusal, Word};
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::{RecvHalf, Windows};
 use crate::tunnel::send::SendHalf;
 use crate::tunnel::table::{Limits, Table};
+use crate::tunnel::{Dialect, Peer};
 
 fn table() -> Arc<Table> {
     let limits = Limits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
@@ -22,7 +22,7 @@ fn table() -> Arc<Table> {
 }
 
 fn link(id: u64) -> Arc<Outbox> {
-    Outbox::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, true)
+    Outbox::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
 }
 
 fn opener(table: &Arc<Table>) -> Arc<Shared> {
@@ -101,6 +101,26 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     drop(table.link_ended(&links[0], &gone, now));
     ask(&session, &links[1]);
     assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
+}
+
+#[tokio::test]
+async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
+    let (table, link) = (table(), link(2));
+    let plain = Outbox::new(
+        LinkId(1),
+        Peer::Edge("node1".parse().unwrap()),
+        None,
+        crate::tunnel::hello::Dialect::Plain,
+    );
+    let session = opener(&table);
+    let mut limits = Vec::new();
+    for link in [&plain, &link] {
+        session.ask(link, false);
+        let word = session.speak_control(link.id, tokio::time::Instant::now());
+        let Some(Word::Open { limit, .. }) = word else { panic!("{word:?}") };
+        limits.push(limit);
+    }
+    assert_eq!(limits, [u64::MAX, WINDOWS.start]);
 }
 
 const WINDOWS: Windows = Windows { start: 1000, max: 4000 };

@@ -1,10 +1,29 @@
 //! Sessions whose owner has left before they were delivered: the oldest give way when memory or places run out.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
 use super::super::lock;
+use super::super::session::Shared;
 use super::Table;
 use crate::names::SessionId;
 
 impl Table {
+    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
+    /// say, or to say again on another path. Cancel safe.
+    pub async fn delivered(&self) {
+        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
+            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            sessions.iter().any(|session| session.owes())
+        };
+        while self.shards.iter().any(owes) {
+            sleep(LOOK_EVERY).await;
+        }
+    }
+
     /// A session's owner has left, and it is still to be delivered.
     pub(in super::super) fn departed(&self, id: SessionId) {
         let many = {
@@ -43,3 +62,5 @@ impl Table {
 
 /// Ids of sessions that may still be delivered, at the most: 16 bytes each.
 const MOST_DEPARTED: usize = 20_000;
+/// Between two looks whether all is delivered.
+const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -8,8 +8,9 @@ use tokio::time::Instant;
 use super::super::asked::{Asked, refused};
 use super::super::frame::{Category, Code, Refusal, Word};
 use super::super::lock;
-use super::super::middle::Attempt;
-use super::super::outbox::{Outbox, Peer, unknown};
+use super::super::middle::{Attempt, Claim};
+use super::super::opener::Opener;
+use super::super::outbox::{Outbox, Peer, UNKNOWN, unknown};
 use super::super::session::end::End;
 use super::super::session::{Offer, Shared};
 use super::{Event, Table};
@@ -23,10 +24,18 @@ impl Table {
         node: NodeName,
         id: SessionId,
         category: Category,
-        word: Word,
+        mut word: Word,
         now: Instant,
     ) -> Option<Event> {
+        let opener = word.opener().and_then(|said| {
+            *said = Opener::vouched(said.take(), outbox);
+            said.clone()
+        });
         let mut known = self.shard(id).get(&id).cloned();
+        if known.as_ref().is_some_and(|shared| !shared.is_of(opener.as_ref())) {
+            self.foreign(outbox, (id, category, &node), &word);
+            return None;
+        }
         if let Word::Resume { instance: Some(meant), .. } = &word
             && *meant != self.instance
         {
@@ -41,6 +50,9 @@ impl Table {
         }
         if resumes {
             self.metrics.resumed.inc();
+        }
+        if let Some(opener) = opener {
+            shared.opened_by(opener);
         }
         if parks { shared.parked().map(Event::Parked) } else { None }
     }
@@ -61,24 +73,24 @@ impl Table {
         // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(outbox.peer, Peer::Cloud(_));
         match &mut word {
-            Word::Open { epoch, client, .. } if elsewhere => {
+            Word::Open { epoch, client, opener, .. } if elsewhere => {
                 let mut category = category;
                 // An edge must never borrow another front end's rights, nor another's name.
                 if let Some(edge) = edge {
                     (category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
-                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
+                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
                 self.asked(attempt, word)
             }
-            Word::Resume { epoch, instance: Some(instance), .. }
+            Word::Resume { epoch, instance: Some(instance), opener, .. }
                 if elsewhere && *instance != self.instance =>
             {
-                let attempt = Attempt { id, category, node, epoch: *epoch, from: outbox.clone() };
+                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
                 self.asked(attempt, word)
             }
             Word::Open { .. } => {
-                let Word::Open { target, limit, epoch, client } = word else { return None };
-                self.offered(outbox, (id, category, node), (target, client), (limit, epoch))
+                let Word::Open { target, limit, epoch, client, opener } = word else { return None };
+                self.offered(outbox, (id, category, node), (target, client, opener), (limit, epoch))
             }
             Word::Resume { epoch, .. } => {
                 outbox.reply(id, category, &node, unknown(*epoch));
@@ -108,18 +120,25 @@ impl Table {
             from.reply(attempt.id, attempt.category, &attempt.node, refused(&word, refusal));
             return None;
         }
-        if self.middle.asked(&attempt) {
-            return Some(Event::Asked(Asked::new(self.clone(), attempt, word)));
+        match self.middle.asked(&attempt) {
+            Claim::Newest => return Some(Event::Asked(Asked::new(self.clone(), attempt, word))),
+            Claim::Old => self.metrics.frames_dropped.count("out_of_place"),
+            Claim::Foreign => self.foreign(from, (attempt.id, attempt.category, &attempt.node), &word),
         }
-        self.metrics.frames_dropped.count("out_of_place");
         None
+    }
+
+    /// Who wants to take up a session that another has opened is told no more than one who knows none.
+    fn foreign(&self, from: &Outbox, (id, category, node): (SessionId, Category, &NodeName), word: &Word) {
+        self.metrics.frames_dropped.count("not_the_opener");
+        from.reply(id, category, node, refused(word, Refusal::new(Code::Unknown, UNKNOWN)));
     }
 
     pub(in super::super) fn offered(
         self: &Arc<Self>,
         outbox: &Arc<Outbox>,
         (id, category, node): (SessionId, Category, NodeName),
-        (target, client): (Target, String),
+        (target, client, opener): (Target, String, Option<Opener>),
         (limit, epoch): (u64, u64),
     ) -> Option<Event> {
         let refused = if lock(&self.ended).contains(id) {
@@ -140,10 +159,14 @@ impl Table {
             return None;
         };
         if !outbox.resumes {
-            recv.lift_limit();
+            let (in_all, of_link) = self.room_unread(outbox);
+            recv.lift_limit(in_all, of_link);
         }
         let end = End::acceptor(outbox.id, epoch, limit, send, recv);
         let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
+        if let Some(opener) = opener {
+            shared.opened_by(opener);
+        }
         outbox.join(&shared);
         self.insert(&shared);
         let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };

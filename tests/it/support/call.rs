@@ -49,9 +49,14 @@ impl Call {
 
     /// Sends the response headers: of a process that speaks extended, or of a plain one.
     pub(crate) fn answer(&mut self, instance: Option<Instance>) {
+        self.answer_as(instance.map(Hello::response).unwrap_or_default());
+    }
+
+    /// Sends these response headers.
+    pub(crate) fn answer_as(&mut self, headers: HeaderMap) {
         let (answer, said) = self.answer.take().unwrap();
         let mut response = Response::new(Said(said));
-        *response.headers_mut() = instance.map(Hello::response).unwrap_or_default();
+        *response.headers_mut() = headers;
         response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
         answer.send(response).ok().expect("a caller that waits");
     }
@@ -73,7 +78,7 @@ impl Call {
 
     /// The message that says something about a session in the extended dialect.
     pub(crate) fn message(&self, id: SessionId, word: Word) -> StreamMsg {
-        to_message(Frame { node: self.node.clone(), body: Body::Session(id, Category::Ssh, word) })
+        message(&self.node, id, word)
     }
 
     /// Says one of SuperEdge's words about a session.
@@ -83,14 +88,7 @@ impl Call {
 
     /// One of SuperEdge's messages about a session.
     pub(crate) fn plain(&self, kind: &str, topic: &str, data: Bytes) -> StreamMsg {
-        StreamMsg {
-            node: self.node.to_string(),
-            category: "ssh".into(),
-            r#type: kind.into(),
-            topic: topic.into(),
-            data,
-            addr: String::new(),
-        }
+        plain(&self.node, kind, topic, data)
     }
 
     /// The next message, whatever it is; none once the stream has ended.
@@ -151,6 +149,23 @@ impl Call {
         if message.category == "stream" && message.r#type == "heartbeat" && message.data.len() == 8 {
             self.send(StreamMsg { r#type: "pong".into(), ..message }).await;
         }
+    }
+}
+
+/// The message that says something about a session in the extended dialect.
+pub(crate) fn message(node: &NodeName, id: SessionId, word: Word) -> StreamMsg {
+    to_message(Frame { node: node.clone(), body: Body::Session(id, Category::Ssh, word) })
+}
+
+/// One of SuperEdge's messages about a session.
+pub(crate) fn plain(node: &NodeName, kind: &str, topic: &str, data: Bytes) -> StreamMsg {
+    StreamMsg {
+        node: node.to_string(),
+        category: "ssh".into(),
+        r#type: kind.into(),
+        topic: topic.into(),
+        data,
+        addr: String::new(),
     }
 }
 

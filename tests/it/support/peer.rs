@@ -39,6 +39,11 @@ pub(crate) async fn try_link(
     node: &str,
     instance: Option<Instance>,
 ) -> Result<Call, Status> {
+    dial(place, pod, headers(node, instance), node).await
+}
+
+/// What an edge says of itself when it calls: that it speaks extended if it has an instance, else nothing of the kind.
+pub(crate) fn headers(node: &str, instance: Option<Instance>) -> HeaderMap {
     let mut headers =
         Hello::edge_request(&node.parse().unwrap(), TOKEN, instance.unwrap_or(Instance::from_bits(0)));
     if instance.is_none() {
@@ -46,7 +51,7 @@ pub(crate) async fn try_link(
             headers.remove(name);
         }
     }
-    dial(place, pod, headers, node).await
+    headers
 }
 
 /// Links to a pod as another pod that shows that certificate, if any. Its messages are about `node`.
@@ -78,7 +83,19 @@ async fn connect(
     Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
 }
 
-async fn dial(place: &Place, pod: SocketAddr, headers: HeaderMap, node: &str) -> Result<Call, Status> {
+/// The same metadata as a program of version 1 says it.
+pub(crate) fn old(mut headers: HeaderMap) -> HeaderMap {
+    headers.insert("tunnel-dialect", HeaderValue::from_static("1"));
+    headers
+}
+
+/// Links to a pod with that metadata. Its messages are about `node`.
+pub(crate) async fn dial(
+    place: &Place,
+    pod: SocketAddr,
+    headers: HeaderMap,
+    node: &str,
+) -> Result<Call, Status> {
     Box::pin(call(encrypted(place, pod).await, headers, node)).await
 }
 

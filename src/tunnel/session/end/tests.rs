@@ -1,4 +1,4 @@
-//! Every cell of the two tables in `protocol.md` 3.
+//! Every cell of the two tables in docs/protocol.md#states.
 
 use bytes::Bytes;
 
@@ -92,11 +92,11 @@ fn finish() -> Word {
 }
 
 fn open(epoch: u64) -> Word {
-    Word::Open { target: "node1:22".parse().unwrap(), limit: 700, epoch, client: String::new() }
+    Word::Open { target: "node1:22".parse().unwrap(), limit: 700, epoch, client: String::new(), opener: None }
 }
 
 fn resume(epoch: u64) -> Word {
-    Word::Resume { received: 0, limit: 700, epoch, instance: instance() }
+    Word::Resume { received: 0, limit: 700, epoch, instance: instance(), opener: None }
 }
 
 fn reset(epoch: u64, code: Code) -> Word {
@@ -284,7 +284,8 @@ async fn acceptor_open() {
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.speak(A, 99);
     let _ = end.hear(A, data(5), now());
-    let _ = end.hear(B, Word::Resume { received: 2, limit: 700, epoch: 2, instance: None }, now());
+    let _ =
+        end.hear(B, Word::Resume { received: 2, limit: 700, epoch: 2, instance: None, opener: None }, now());
     assert!(matches!(end.speak(B, 99).0, Some(Word::Resumed { received: 5, epoch: 2, .. })));
     assert_eq!(end.speak(B, 99).0, Some(Word::Data(Bytes::from_static(b"llo"))));
     assert!(end.hear(A, data(1), now()).dropped, "the old link does not count any more");
@@ -331,7 +332,8 @@ async fn acceptor_that_has_said_and_heard_all() {
         dropped(acceptor(Phase::Said), A, word);
     }
     let mut end = acceptor(Phase::Said);
-    let _ = end.hear(B, Word::Resume { received: 1, limit: 9, epoch: 2, instance: None }, now());
+    let _ =
+        end.hear(B, Word::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None }, now());
     assert!(matches!(end.speak(B, 9).0, Some(Word::Resumed { received: 1, epoch: 2, .. })));
     assert_eq!(end.phase(), Phase::Said);
     let mut end = acceptor(Phase::Said);

@@ -1,0 +1,48 @@
+//! What peers and clients say, made fit to be shown: in a log, a status line, on a page, or to others.
+
+/// Another's words: printable, on one line, at most [`MOST`] bytes. Whatever could end a line, move a cursor or turn the
+/// direction of writing becomes a space.
+///
+/// Each text of a peer goes through here where it is read, so that nobody behind has to think of it.
+pub fn said(text: &str) -> String {
+    let mut said = String::with_capacity(text.len().min(MOST));
+    for c in text.chars().map(|c| if is_printable(c) { c } else { ' ' }) {
+        if said.len() + c.len_utf8() > MOST {
+            break;
+        }
+        said.push(c);
+    }
+    said
+}
+
+/// Whether a character only shows itself.
+pub(super) fn is_printable(c: char) -> bool {
+    let separates = matches!(c, '\u{2028}' | '\u{2029}');
+    let directs =
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    !(c.is_control() || separates || directs)
+}
+
+/// Longest text of another, in bytes: a sentence, not a flood.
+pub const MOST: usize = 200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn neither_lines_nor_escapes_nor_turned_writing_get_through() {
+        let wild = "a\r\nb\u{1b}[2Jc\u{9b}31md\u{2028}e\u{202e}f\u{7f}\u{e9}";
+        assert_eq!(said(wild), "a  b [2Jc 31md e f \u{e9}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_becomes_a_short_line(text in any::<String>()) {
+            let said = said(&text);
+            prop_assert!(said.len() <= MOST && said.chars().all(is_printable));
+            prop_assert_eq!(super::said(&said), said);
+        }
+    }
+}

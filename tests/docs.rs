@@ -1,0 +1,237 @@
+//! The documents, checked on the files themselves: what is cited exists, and what exists is reachable.
+//!
+//! A document is cited by its path from the root of the project (`docs/protocol.md#traps`) in code, scripts and
+//! settings, and by a relative link in Markdown.
+
+#![allow(clippy::expect_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+/// Where citations are looked for, beside the Markdown files of the root and of `docs`.
+const CITING: [&str; 8] = ["src", "tests", "scripts", "conf", "proto", ".ci", "Cargo.toml", "deny.toml"];
+/// This file holds broken citations on purpose.
+const OURSELVES: &str = "tests/docs.rs";
+
+/// All files that count, by their path from the root.
+#[derive(Debug, Default)]
+struct Project {
+    /// Headings of each Markdown file, as they are linked to.
+    anchors: BTreeMap<String, BTreeSet<String>>,
+    /// Texts in which citations stand.
+    texts: BTreeMap<String, String>,
+}
+
+#[test]
+fn every_citation_of_a_document_leads_somewhere() {
+    let project = Project::read(root());
+    assert!(project.anchors.contains_key("docs/protocol.md"), "no documents below {}", root().display());
+    let faults: Vec<_> = project.texts.iter().flat_map(|(file, text)| project.faults(file, text)).collect();
+    assert!(faults.is_empty(), "{} broken:\n{}", faults.len(), faults.join("\n"));
+}
+
+#[test]
+fn every_document_is_reachable_from_the_readme() {
+    let project = Project::read(root());
+    let (mut seen, mut open) = (BTreeSet::new(), vec!["README.md".to_owned()]);
+    while let Some(file) = open.pop() {
+        let Some(text) = project.texts.get(&file).filter(|_| seen.insert(file.clone())) else { continue };
+        open.extend(links(text).into_iter().filter_map(|(_, to)| resolve(&file, split(&to).0)));
+    }
+    let lost: Vec<_> = project.anchors.keys().filter(|file| !seen.contains(*file)).collect();
+    assert!(lost.is_empty(), "no way leads to {lost:?}");
+}
+
+impl Project {
+    fn read(root: &Path) -> Self {
+        let mut project = Self::default();
+        let mut open: Vec<PathBuf> = CITING.iter().map(|name| root.join(name)).collect();
+        open.push(root.join("docs"));
+        let at_root = std::fs::read_dir(root).expect("the root is readable");
+        open.extend(
+            at_root.map(|entry| entry.expect("the root is readable").path()).filter(|p| is_markdown(p)),
+        );
+        while let Some(path) = open.pop() {
+            if path.is_dir() {
+                let skipped = path.ends_with("target") || path.ends_with("corpus") || path.ends_with("seeds");
+                let entries = std::fs::read_dir(&path).expect("a folder is readable");
+                open.extend(entries.filter(|_| !skipped).map(|entry| entry.expect("is readable").path()));
+            } else if let Ok(text) = std::fs::read_to_string(&path) {
+                let name = path.strip_prefix(root).expect("below the root").to_string_lossy().into_owned();
+                project.add(name, text);
+            }
+        }
+        project
+    }
+
+    fn add(&mut self, name: String, text: String) {
+        if is_markdown(Path::new(&name)) {
+            self.anchors.insert(name.clone(), anchors(&text));
+        }
+        if name != OURSELVES {
+            self.texts.insert(name, text);
+        }
+    }
+
+    /// What is wrong with the citations in a file.
+    fn faults(&self, file: &str, text: &str) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut complain = |line: usize, why: String| faults.push(format!("{file}:{line}: {why}"));
+        if !is_markdown(Path::new(file)) {
+            for (line, cited) in cited(text) {
+                if let Some(why) = self.missing(&cited) {
+                    complain(line, why);
+                }
+            }
+            return faults;
+        }
+        for (line, to) in links(text) {
+            let (path, anchor) = split(&to);
+            match resolve(file, path) {
+                None => complain(line, format!("{to} leads out of the project")),
+                Some(path) if self.anchors.contains_key(&path) => {
+                    let whole = if anchor.is_empty() { path } else { format!("{path}#{anchor}") };
+                    if let Some(why) = self.missing(&whole) {
+                        complain(line, why);
+                    }
+                }
+                Some(path) if !root().join(&path).exists() => complain(line, format!("there is no {path}")),
+                Some(_) => {}
+            }
+        }
+        faults
+    }
+
+    /// Why a document cited by its path from the root cannot be found.
+    fn missing(&self, cited: &str) -> Option<String> {
+        let (path, anchor) = split(cited);
+        match self.anchors.get(path) {
+            None => Some(format!("there is no {path}; a document is cited by its path from the root")),
+            Some(known) if !anchor.is_empty() && !known.contains(anchor) => {
+                Some(format!("{path} has no heading #{anchor}"))
+            }
+            Some(_) => None,
+        }
+    }
+}
+
+/// Documents that a text names, each with its line: whatever ends in `.md`, with an anchor behind it or without.
+fn cited(text: &str) -> Vec<(usize, String)> {
+    let part = |c: char| c.is_ascii_alphanumeric() || "./_-#".contains(c);
+    let words = text.lines().zip(1..).flat_map(|(line, number)| {
+        line.split(move |c| !part(c)).map(move |word| (number, word.trim_end_matches('.').to_owned()))
+    });
+    words.filter(|(_, word)| is_markdown(Path::new(split(word).0))).collect()
+}
+
+/// Targets of relative links in Markdown, each with its line. Code is no link.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in prose(text) {
+        let plain: String =
+            line.split('`').enumerate().map(|(at, part)| if at % 2 == 0 { part } else { "" }).collect();
+        for rest in plain.split("](").skip(1) {
+            let to = rest.split(')').next().unwrap_or_default();
+            if !to.contains("://") && !to.starts_with("mailto:") {
+                found.push((number, to.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+/// The anchors of a Markdown file's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (_, line) in prose(text) {
+        let heading = line.trim_start_matches('#');
+        if heading.len() == line.len() || !heading.starts_with(' ') {
+            continue;
+        }
+        let kept = heading.trim().to_lowercase();
+        let slug: String = kept
+            .chars()
+            .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+            .map(|c| if c == ' ' { '-' } else { c })
+            .collect();
+        let twice = (1..).map(|n| format!("{slug}-{n}")).find(|other| !found.contains(other));
+        let slug = if found.contains(&slug) { twice.unwrap_or(slug) } else { slug };
+        found.insert(slug);
+    }
+    found
+}
+
+/// Lines outside of fenced code, each with its number.
+fn prose(text: &str) -> Vec<(usize, &str)> {
+    let mut fenced = false;
+    let mut found = Vec::new();
+    for (line, number) in text.lines().zip(1..) {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        } else if !fenced {
+            found.push((number, line));
+        }
+    }
+    found
+}
+
+/// The path from the root that a link in `file` leads to; none if it leads out.
+fn resolve(file: &str, to: &str) -> Option<String> {
+    if to.is_empty() {
+        return Some(file.to_owned());
+    }
+    let mut path: Vec<String> = Vec::new();
+    let from = Path::new(file).parent().unwrap_or(Path::new(""));
+    for component in from.join(to).components() {
+        match component {
+            Component::Normal(name) => path.push(name.to_string_lossy().into_owned()),
+            Component::ParentDir => drop(path.pop()?),
+            Component::CurDir => {}
+            Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(path.join("/"))
+}
+
+fn split(cited: &str) -> (&str, &str) {
+    cited.split_once('#').unwrap_or((cited, ""))
+}
+
+fn is_markdown(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "md")
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn small(files: &[(&str, &str)]) -> Project {
+    let mut project = Project::default();
+    for (name, text) in files {
+        project.add((*name).to_owned(), (*text).to_owned());
+    }
+    project
+}
+
+#[test]
+fn a_citation_in_code_names_a_file_and_a_heading_that_are_there() {
+    let project = small(&[("docs/a.md", "# One\n## Two, and three\n```\n# four\n```\n## One\n")]);
+    let faults = |text: &str| project.faults("src/x.rs", text);
+    assert_eq!(faults("//! See `docs/a.md#two-and-three`, and docs/a.md#one-1.\n"), Vec::<String>::new());
+    assert_eq!(faults("\n// docs/a.md#four"), ["src/x.rs:2: docs/a.md has no heading #four"]);
+    assert_eq!(faults("// (`a.md` 3)").len(), 1);
+    assert_eq!(faults("// docs/b.md#one").len(), 1);
+    assert_eq!(faults("// a.mdx, amd, .md5, nothing").len(), 0);
+}
+
+#[test]
+fn a_link_in_markdown_is_relative_to_its_file_and_stays_inside() {
+    let project = small(&[("docs/a.md", "# One\n"), ("docs/b.md", "# Two\n")]);
+    let faults = |text: &str| project.faults("docs/b.md", text);
+    assert_eq!(faults("[a](a.md#one) [b](#two) [c](../docs/a.md) [d](https://example.org/x.md)").len(), 0);
+    assert_eq!(faults("[a](a.md#two)"), ["docs/b.md:1: docs/a.md has no heading #two"]);
+    assert_eq!(faults("[a](docs/a.md)"), ["docs/b.md:1: there is no docs/docs/a.md"]);
+    assert_eq!(faults("[a](../../a.md)"), ["docs/b.md:1: ../../a.md leads out of the project"]);
+    assert_eq!(faults("`[a](nowhere.md)`\n```\n[a](nowhere.md)\n```\n").len(), 0);
+    assert_eq!(faults("[a](../Cargo.toml) [b](../src)").len(), 0);
+}

@@ -1,0 +1,164 @@
+//! One search for everybody: what clients open, what edges open, and what is resumed through a pod.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tunnel::edge::Edge;
+use tunnel::names::{Instance, SessionId};
+use tunnel::tunnel::frame::Word;
+use tunnel::tunnel::{Code, Refusal, Session};
+
+use crate::support::call::Call;
+use crate::support::line::Line;
+use crate::support::pods;
+use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use crate::support::sessions;
+use crate::support::sibling::{announces, asked, open_word, opens, say_to, says, scripted_pod};
+use crate::support::{peer, targets};
+
+/// Lets edges reach every node.
+const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
+
+/// The config of the pod at an address, which lets edges reach every node.
+fn open_config(place: &Place, at: std::net::SocketAddr, registry: &str) -> String {
+    format!("{}\n{ALLOW}", pods::config(place, at, registry))
+}
+
+fn start(place: &Place) -> TestPod {
+    let at = pods::addresses(1)[0];
+    TestPod::from_text(&open_config(place, at, &pods::siblings(&[at])))
+}
+
+/// Refuses the next session that is asked for: the node is not here.
+async fn refuses(pod: &mut Call) {
+    let (id, word) = pod.word().await;
+    let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+    pod.say(id, Word::Refused { epoch, refusal: Refusal::new(Code::NotHere, "it has gone") }).await;
+}
+
+/// Says of the node, for as long as the link lives, that it is not here.
+async fn has_not(mut pod: Call) {
+    loop {
+        let question = asked(&mut pod).await;
+        says(&pod, question, false, Duration::ZERO).await;
+    }
+}
+
+async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
+    let (node, _) = to.split_once(':').unwrap();
+    sessions::asked(edge, node.parse().unwrap(), to.parse().unwrap()).await
+}
+
+#[tokio::test]
+async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
+    let place = Place::new();
+    let pod = start(&place);
+    let (mut wrong, mut right) = (scripted_pod(&place, &pod, 7).await, scripted_pod(&place, &pod, 8).await);
+    announces(&mut wrong, 1).await;
+    let mut one = peer::link(&place, &pod, "asker", Some(Instance::from_bits(5))).await;
+    let id = SessionId::random();
+    say_to(&one, "node1", id, open_word(1)).await;
+    refuses(&mut wrong).await;
+    let (question, other) = tokio::join!(asked(&mut right), asked(&mut wrong));
+    says(&wrong, other, false, Duration::ZERO).await;
+    says(&right, question, true, Duration::ZERO).await;
+    opens(&mut right).await;
+    let (answered, word) = one.word().await;
+    assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true), "{word:?}");
+    // What this search has learned, all know.
+    let (_client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut right));
+}
+
+#[tokio::test]
+async fn what_an_edge_opened_leaves_a_silent_pod_once_its_node_is_at_another() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let all = pods::addresses(3);
+    // The first pod reaches the second over a line of its own.
+    let between_pods = Line::to(all[1]).await;
+    let text = |n: usize, list: &[std::net::SocketAddr]| open_config(&place, all[n], &pods::siblings(list));
+    let first = TestPod::from_text(&text(0, &[between_pods.at, all[2]]));
+    let second = TestPod::from_text(&text(1, &[all[1]]));
+    let third = TestPod::from_text(&text(2, &all));
+    let line = Line::to(all[1]).await;
+    let _node = start_edge(&place.edge("node1", line.at, ""));
+    second.has("node1").await;
+    let asker = edge(&place, &first, "asker").await;
+    let mut session = between(&asker, &at("node1", echo)).await.unwrap();
+    sessions::says(&mut session, "before").await;
+    between_pods.fall_silent();
+    line.lead_to(all[2]);
+    line.reset();
+    third.has("node1").await;
+    let begun = Instant::now();
+    sessions::says(&mut session, "after").await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_pod_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
+    let place = Place::new();
+    let pod = start(&place);
+    let (mut silent, mut right) = (scripted_pod(&place, &pod, 7).await, scripted_pod(&place, &pod, 8).await);
+    announces(&mut silent, 1).await;
+    let mut one = peer::link(&place, &pod, "asker", Some(Instance::from_bits(5))).await;
+    let id = SessionId::random();
+    say_to(&one, "node1", id, open_word(1)).await;
+    let begun = Instant::now();
+    let (_, word) = silent.word().await;
+    assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+    let question = asked(&mut right).await;
+    says(&right, question, true, Duration::ZERO).await;
+    // Only who has opened a session moves it.
+    let (_, word) = one.word().await;
+    assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    say_to(&one, "node1", id, open_word(2)).await;
+    let (_, word) = silent.word().await;
+    assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+    opens(&mut right).await;
+    let (_, word) = one.word().await;
+    assert!(matches!(word, Word::Opened { epoch: 2, .. }), "{word:?}");
+}
+
+#[tokio::test]
+async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
+    let place = Place::new();
+    let pod = start(&place);
+    let mut gone = scripted_pod(&place, &pod, 7).await;
+    announces(&mut gone, 1).await;
+    let says_no = async {
+        refuses(&mut gone).await;
+        has_not(gone).await;
+    };
+    let begun = Instant::now();
+    let answer = tokio::select! { answer = pod.ask("node1:22") => answer, () = says_no => unreachable!() };
+    assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
+    assert!(
+        answer.body.contains("node node1 is not connected; not in DNS; not at the other pod"),
+        "{answer:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
+    let place = Place::new();
+    let pod = start(&place);
+    let mut gone = scripted_pod(&place, &pod, 7).await;
+    announces(&mut gone, 1).await;
+    let asker = edge(&place, &pod, "asker").await;
+    let says_no = async {
+        refuses(&mut gone).await;
+        has_not(gone).await;
+    };
+    let begun = Instant::now();
+    let answer =
+        tokio::select! { answer = between(&asker, "node1:22") => answer, () = says_no => unreachable!() };
+    assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
+    let why = answer.unwrap_err();
+    assert!(why.contains("not connected; not in DNS; not at the other pod"), "{why}");
+    // Of one that was never seen, it hears at once.
+    let begun = Instant::now();
+    let why = between(&asker, "never:22").await.unwrap_err();
+    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    assert!(why.contains("not connected"), "{why}");
+}

@@ -1,0 +1,260 @@
+//! HTTP/2 written by hand: a peer that keeps to as few of its rules as a test wants.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::HeaderMap;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+use tokio_rustls::client::TlsStream;
+use tunnel::names::{Instance, NodeName};
+use tunnel::tunnel::codec::{StreamMsg, encode};
+
+use super::programs::{NAME, Place, TestPod};
+use super::{beside, peer, soon};
+
+type Io = TlsStream<TcpStream>;
+
+/// A connection to a pod's gRPC port. It answers SETTINGS and PING, and does nothing else by itself: what comes is read
+/// and the first [`MOST_HEARD`] frames that nobody has fetched are kept, and no window is ever given back.
+pub(crate) struct Raw {
+    /// Which node its calls speak of.
+    pub(crate) node: NodeName,
+    to: Arc<tokio::sync::Mutex<WriteHalf<Io>>>,
+    windows: Arc<Windows>,
+    heard: mpsc::Receiver<Piece>,
+    calls: u32,
+}
+
+/// One frame of HTTP/2.
+#[derive(Debug, Clone)]
+pub(crate) struct Piece {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) stream: u32,
+    pub(crate) payload: Bytes,
+}
+
+/// What the peer lets us send: on the connection (stream 0) and on each stream.
+#[derive(Default)]
+struct Windows {
+    left: Mutex<HashMap<u32, i64>>,
+    first: Mutex<i64>,
+    more: Notify,
+}
+
+impl Raw {
+    /// A connection that says it takes `window` bytes on each stream, and as many in all.
+    pub(crate) async fn connect(place: &Place, pod: SocketAddr, node: &str, window: u32) -> Self {
+        let (from, mut to) = tokio::io::split(peer::encrypted(place, pod).await);
+        to.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        let windows = Arc::<Windows>::default();
+        *windows.first.lock().unwrap() = FIRST_WINDOW;
+        windows.add(0, FIRST_WINDOW);
+        let (hears, heard) = mpsc::channel(MOST_HEARD);
+        let to = Arc::new(tokio::sync::Mutex::new(to));
+        beside(read(from, to.clone(), windows.clone(), hears));
+        let raw = Self { node: node.parse().unwrap(), to, windows, heard, calls: 0 };
+        let mut settings = BytesMut::new();
+        settings.put_u16(INITIAL_WINDOW_SIZE);
+        settings.put_u32(window);
+        raw.frame(SETTINGS, 0, 0, &settings).await;
+        let more = window.saturating_sub(u32::try_from(FIRST_WINDOW).unwrap());
+        if more > 0 {
+            raw.frame(WINDOW_UPDATE, 0, 0, &more.to_be_bytes()).await;
+        }
+        raw
+    }
+
+    /// A link to a pod as an edge that speaks extended if it has an instance, else plain. It reads as much as comes.
+    pub(crate) async fn link(place: &Place, pod: &TestPod, node: &str, instance: Option<Instance>) -> Self {
+        let mut raw = Self::connect(place, pod.pod.grpc, node, MOST).await;
+        raw.call(&peer::headers(node, instance)).await;
+        while soon("an answer to the call", raw.next()).await.unwrap().kind != HEADERS {}
+        pod.has(node).await;
+        raw
+    }
+
+    /// Calls as an edge does. Returns the call's stream: 1, then 3, 5, ...
+    pub(crate) async fn call(&mut self, headers: &HeaderMap) -> u32 {
+        let stream = 2 * self.calls + 1;
+        self.calls += 1;
+        let first = *self.windows.first.lock().unwrap();
+        self.windows.add(stream, first);
+        let mut block = BytesMut::new();
+        let path = "/proto.Stream/TunnelStreaming";
+        let pseudo = [(":method", "POST"), (":scheme", "https"), (":authority", NAME), (":path", path)];
+        for (name, value) in pseudo.into_iter().chain([("content-type", "application/grpc")]) {
+            literal(&mut block, name.as_bytes(), value.as_bytes());
+        }
+        for (name, value) in headers {
+            literal(&mut block, name.as_str().as_bytes(), value.as_bytes());
+        }
+        self.frame(HEADERS, END_HEADERS, stream, &block).await;
+        stream
+    }
+
+    /// One frame, whatever it says, and however long it is.
+    pub(crate) async fn frame(&self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> bool {
+        write(&self.to, kind, flags, stream, payload).await.is_ok()
+    }
+
+    /// One DATA frame of the first call, once the peer's windows have room for it. Whether it could be sent.
+    pub(crate) async fn data(&self, bytes: &[u8]) -> bool {
+        self.windows.take(1, i64::try_from(bytes.len()).unwrap()).await;
+        self.frame(DATA, 0, 1, bytes).await
+    }
+
+    /// These messages, all in one DATA frame.
+    pub(crate) async fn say(&self, messages: impl IntoIterator<Item = StreamMsg>) -> bool {
+        let all: Vec<u8> = messages.into_iter().flat_map(|m| encode(m).to_bytes()).collect();
+        self.data(&all).await
+    }
+
+    /// The next frame that came, in order; none once the connection has ended.
+    pub(crate) async fn next(&mut self) -> Option<Piece> {
+        self.heard.recv().await
+    }
+}
+
+/// So many connections that say nothing.
+pub(crate) async fn silent(at: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let mut all = Vec::with_capacity(count);
+    for _ in 0..count {
+        all.push(TcpStream::connect(at).await.unwrap());
+    }
+    all
+}
+
+impl Windows {
+    fn add(&self, stream: u32, bytes: i64) {
+        *self.left.lock().unwrap().entry(stream).or_default() += bytes;
+        self.more.notify_waiters();
+    }
+
+    async fn take(&self, stream: u32, bytes: i64) {
+        let take = async {
+            loop {
+                let more = self.more.notified();
+                {
+                    let mut left = self.left.lock().unwrap();
+                    if [0, stream].iter().all(|s| left.get(s).is_some_and(|left| *left >= bytes)) {
+                        for stream in [0, stream] {
+                            *left.entry(stream).or_default() -= bytes;
+                        }
+                        return;
+                    }
+                }
+                more.await;
+            }
+        };
+        soon("room in the peer's windows", take).await;
+    }
+
+    /// The peer has said how large its windows are at first.
+    fn settings(&self, payload: &[u8]) {
+        for setting in payload.as_chunks::<6>().0 {
+            let [a, b, c, d, e, f] = *setting;
+            if u16::from_be_bytes([a, b]) == INITIAL_WINDOW_SIZE {
+                let now = i64::from(u32::from_be_bytes([c, d, e, f]));
+                let before = std::mem::replace(&mut *self.first.lock().unwrap(), now);
+                let streams: Vec<u32> =
+                    self.left.lock().unwrap().keys().copied().filter(|s| *s > 0).collect();
+                for stream in streams {
+                    self.add(stream, now - before);
+                }
+            }
+        }
+    }
+}
+
+async fn read(
+    mut from: ReadHalf<Io>,
+    to: Arc<tokio::sync::Mutex<WriteHalf<Io>>>,
+    windows: Arc<Windows>,
+    hears: mpsc::Sender<Piece>,
+) {
+    while let Ok(piece) = piece(&mut from).await {
+        match (piece.kind, piece.flags & ACK) {
+            (SETTINGS, 0) => {
+                windows.settings(&piece.payload);
+                let _ = write(&to, SETTINGS, ACK, 0, &[]).await;
+            }
+            (PING, 0) => {
+                let _ = write(&to, PING, ACK, 0, &piece.payload).await;
+            }
+            (WINDOW_UPDATE, _) => {
+                if let Some(more) = piece.payload.first_chunk() {
+                    windows.add(piece.stream, i64::from(u32::from_be_bytes(*more)));
+                }
+            }
+            _ => {
+                let _ = hears.try_send(piece);
+            }
+        }
+    }
+}
+
+async fn piece(from: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Piece> {
+    let mut head = [0; 9];
+    from.read_exact(&mut head).await?;
+    let [a, b, c, kind, flags, s, t, u, v] = head;
+    let mut payload = vec![0; usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap()];
+    from.read_exact(&mut payload).await?;
+    Ok(Piece { kind, flags, stream: u32::from_be_bytes([s, t, u, v]), payload: payload.into() })
+}
+
+async fn write(
+    to: &tokio::sync::Mutex<WriteHalf<Io>>,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+    payload: &[u8],
+) -> std::io::Result<()> {
+    let mut frame = BytesMut::with_capacity(9 + payload.len());
+    frame.put_uint(u64::try_from(payload.len()).unwrap(), 3);
+    frame.put_u8(kind);
+    frame.put_u8(flags);
+    frame.put_u32(stream);
+    frame.put_slice(payload);
+    let mut to = to.lock().await;
+    to.write_all(&frame).await?;
+    to.flush().await
+}
+
+/// A header as HPACK writes what it does not keep, without Huffman's code.
+fn literal(block: &mut BytesMut, name: &[u8], value: &[u8]) {
+    block.put_u8(0);
+    for text in [name, value] {
+        match text.len().checked_sub(127) {
+            None => block.put_u8(u8::try_from(text.len()).unwrap()),
+            Some(mut more) => {
+                block.put_u8(127);
+                while more >= 128 {
+                    block.put_u8(u8::try_from(more % 128).unwrap() | 128);
+                    more /= 128;
+                }
+                block.put_u8(u8::try_from(more).unwrap());
+            }
+        }
+        block.put_slice(text);
+    }
+}
+
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PING: u8 = 6;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
+/// Frames kept for the test; what comes beyond them is read and dropped.
+const MOST_HEARD: usize = 10_000;
+const ACK: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
+const INITIAL_WINDOW_SIZE: u16 = 4;
+/// Every window before anybody has said another.
+const FIRST_WINDOW: i64 = 65_535;
+/// The largest window there is.
+pub(crate) const MOST: u32 = (1 << 31) - 1;

@@ -1,0 +1,94 @@
+//! Another pod that is the test, linked to a real one.
+
+use std::time::Duration;
+
+use tunnel::names::{Instance, NodeName, SessionId};
+use tunnel::net::tls::Identity;
+use tunnel::tunnel::extension::{from_message, to_message};
+use tunnel::tunnel::frame::{Body, Category, Frame, Word};
+use tunnel::tunnel::hello::Caller;
+use tunnel::tunnel::{Found, Peer};
+
+use super::call::Call;
+use super::programs::{Place, TestPod};
+use super::{peer, soon};
+
+/// Says a word about a session with another node.
+pub(crate) async fn say_to(edge: &Call, node: &str, id: SessionId, word: Word) {
+    let node: NodeName = node.parse().unwrap();
+    edge.send(to_message(Frame { node, body: Body::Session(id, Category::Ssh, word) })).await;
+}
+
+/// Asks to open a session.
+pub(crate) fn open_word(epoch: u64) -> Word {
+    Word::Open {
+        target: "127.0.0.1:22".parse().unwrap(),
+        limit: 1000,
+        epoch,
+        client: "root".into(),
+        opener: None,
+    }
+}
+
+/// Another pod that is the test, linked to that one.
+pub(crate) async fn scripted_pod(place: &Place, pod: &TestPod, number: u128) -> Call {
+    let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let headers = Caller::pod_request(Instance::from_bits(number));
+    let mut call = peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap();
+    is_heard(&mut call).await;
+    call
+}
+
+/// Waits until the other pod has heard what was said: the answer to a question comes after.
+pub(crate) async fn is_heard(call: &mut Call) {
+    call.send(to_message(Frame { node: call.node.clone(), body: Body::Find(5) })).await;
+    let answer = async {
+        loop {
+            let message = call.next().await.expect("the stream goes on");
+            if let Body::Found(Found { question: 5, .. }) = from_message(message, &Peer::Pod).unwrap().body {
+                return;
+            }
+        }
+    };
+    soon("an answer", answer).await;
+}
+
+/// Waits until the other pod is asked for the node. Returns the question's number.
+pub(crate) async fn asked(call: &mut Call) -> u64 {
+    let question = async {
+        loop {
+            let message = call.next().await.expect("the stream goes on");
+            if let Body::Find(question) = from_message(message, &Peer::Pod).unwrap().body {
+                return question;
+            }
+        }
+    };
+    soon("a question", question).await
+}
+
+/// Says whether the node is here.
+pub(crate) async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
+    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)), age: None };
+    call.send(to_message(Frame { node: call.node.clone(), body: Body::Found(found) })).await;
+}
+
+/// Says unasked that the node is here, and waits until the other pod knows.
+pub(crate) async fn announces(call: &mut Call, instance: u128) {
+    let node = &call.node.clone();
+    let found = Found {
+        question: 0,
+        here: true,
+        heard: Duration::ZERO,
+        instance: Some(Instance::from_bits(instance)),
+        age: None,
+    };
+    call.send(to_message(Frame { node: node.clone(), body: Body::Found(found) })).await;
+    is_heard(call).await;
+}
+
+/// Takes what is asked for at the node.
+pub(crate) async fn opens(call: &mut Call) {
+    let (id, word) = call.word().await;
+    let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+    call.say(id, Word::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
+}

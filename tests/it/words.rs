@@ -1,0 +1,128 @@
+//! What hostile edges and clients say cannot forge the log, nor fill it.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use bytes::{BufMut, BytesMut};
+use tracing::subscriber::DefaultGuard;
+use tunnel::names::Instance;
+
+use crate::support::clients::ask;
+use crate::support::programs::{Place, TestPod};
+use crate::support::raw::Raw;
+use crate::support::{peer, wait_until};
+
+/// The lines that this thread's tasks log, as a reader sees them who escapes nothing.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    fn begin() -> (Self, DefaultGuard) {
+        let lines = Self::default();
+        let to = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).with_writer(move || to.clone()).finish();
+        (lines, tracing::subscriber::set_default(log))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+
+    fn count(&self, part: &str) -> usize {
+        self.text().lines().filter(|line| line.contains(part)).count()
+    }
+
+    /// How many refusals were told with this in their line, or summed up for that cause.
+    fn told(&self, part: &str, cause: &str) -> usize {
+        let text = self.text();
+        let sums = text.lines().filter(|line| line.contains("more like it") && line.contains(cause));
+        let more = sums.map(|line| {
+            let (_, behind) = line.split_once("and ").unwrap();
+            behind.split(' ').next().unwrap().parse::<usize>().unwrap()
+        });
+        more.sum::<usize>() + self.count(part)
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A field of a header block, as it is.
+fn literal(block: &mut BytesMut, name: &str, value: &str) {
+    block.put_u8(0);
+    for text in [name, value] {
+        block.put_u8(u8::try_from(text.len()).unwrap());
+        block.put_slice(text.as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn an_edges_last_words_stay_on_their_line_and_move_no_cursor() {
+    let (lines, _guard) = Lines::begin();
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    for (node, instance) in [("plain", None), ("extended", Some(Instance::random()))] {
+        let edge = Raw::link(&place, &pod, node, instance).await;
+        let mut trailers = BytesMut::new();
+        literal(&mut trailers, "grpc-status", "2");
+        literal(&mut trailers, "grpc-message", "bye%0A2026-01-01T00:00:00Z INFO forged%0D%1B[2J%C2%9B31m");
+        edge.frame(HEADERS, END_STREAM | END_HEADERS, 1, &trailers).await;
+        wait_until("the link has ended", || pod.link(node).is_none()).await;
+    }
+    wait_until("both are told", || lines.count("link has ended") == 2).await;
+    let text = lines.text();
+    assert!(text.lines().all(|line| line.contains("link has ended") || !line.contains("forged")), "{text}");
+    assert_eq!(lines.count("bye 2026-01-01T00:00:00Z INFO forged"), 2, "{text}");
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+}
+
+#[tokio::test]
+async fn a_clients_head_forges_no_line() {
+    let (lines, _guard) = Lines::begin();
+    let pod = TestPod::start(&Place::new());
+    let user = "b3BzCklORk8gZm9yZ2VkG1sySjpwdw=="; // ops, a line's end, INFO forged, an escape
+    for head in [
+        "CONNECT no\u{9b}de:22 HTTP/1.1\r\n\r\n".to_owned(),
+        "CONNECT node1:22 HTTP/1.1\r\nTraceId: a\u{9b}31m\u{2028}\r\nUser-Agent: \u{9b}2J\r\n\r\n".to_owned(),
+        format!("CONNECT node1:22 HTTP/1.1\r\nProxy-Authorization: Basic {user}\r\n\r\n"),
+    ] {
+        let answer = ask(pod.connect, &head).await;
+        assert!(answer.body.chars().all(|c| c == '\n' || !c.is_control()), "{answer:?}");
+    }
+    let text = lines.text();
+    assert!(lines.count("access") >= 2, "{text}");
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{2028}'), "{text:?}");
+    assert!(!text.contains("forged"), "{text}");
+}
+
+#[tokio::test]
+async fn refusals_without_end_are_summed_up_and_all_are_counted() {
+    let (lines, _guard) = Lines::begin();
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    place.file("token", "default:another\n");
+    let other = TestPod::start(&place);
+    for _ in 0..100 {
+        assert_eq!(pod.ask("node1").await.status, 400);
+    }
+    for _ in 0..30 {
+        assert!(peer::try_link(&place, other.pod.grpc, "node1", None).await.is_err());
+    }
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "bad_target"), 100);
+    wait_until("each is told, or summed up", || {
+        lines.told("bad target", "bad_target") == 100 && lines.told("invalid token", "\"token\"") == 30
+    })
+    .await;
+    assert!(lines.count("bad target") < 100, "{}", lines.text());
+}
+
+const HEADERS: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
