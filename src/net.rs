@@ -9,6 +9,7 @@ pub mod pool;
 pub mod proxy;
 pub mod reload;
 pub mod resolver;
+pub mod secret;
 pub mod socket;
 pub mod splice;
 pub mod tls;

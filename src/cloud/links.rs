@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, info_span, warn};
 
 use super::asked;
+use super::proven::Proven;
 use crate::backend::Backend;
 use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
@@ -20,7 +21,6 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::policy::Glob;
-use crate::policy::tokens::Tokens;
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
@@ -32,7 +32,7 @@ use crate::tunnel::{Code, Event, Link, Outbox, Parked, Refusal};
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
 pub(super) struct Shared {
-    pub(super) tokens: Reload<Tokens>,
+    pub(super) proven: Arc<Proven>,
     pub(super) registry: Arc<Registry>,
     pub(super) finder: Arc<Finder>,
     /// None if this pod is alone.
@@ -150,10 +150,10 @@ async fn admit(call: Call, shared: Shared) {
 
 async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let refused = &shared.ground.metrics.calls_refused;
-    if !shared.tokens.load().prove(&hello.node, &hello.token) {
+    if let Err(why) = shared.proven.check(&hello) {
         refused.count("token");
         if shared.ground.metrics.refusals.may_tell("token", call.from.ip()) {
-            warn!("refused: invalid token");
+            warn!("refused: {why}");
         }
         return call.refuse(Dismissal::Token);
     }
@@ -172,6 +172,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let link = call.accept();
     info!(dialect = ?hello.dialect, "node is linked");
     let outbox = link.outbox.clone();
+    shared.proven.begin(&outbox, &hello);
     shared.registry.insert(Linked { outbox: outbox.clone(), instance: hello.instance, from });
     shared.finder.gained(&hello.node);
     make_way(outbox.clone(), hello.node, &shared);
@@ -180,6 +181,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     }
     run(link, &shared).await;
     shared.registry.remove(&outbox);
+    shared.proven.end(&outbox);
 }
 
 async fn admit_pod(call: Call, instance: Instance, shared: Shared) {

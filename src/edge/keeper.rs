@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -17,6 +18,7 @@ use tracing::{info, info_span, warn};
 use super::LINK;
 use crate::admin::Readiness;
 use crate::backend::Backend;
+use crate::config::Secret;
 use crate::config::edge::Client;
 use crate::drain::Drain;
 use crate::names::{Host, Target};
@@ -39,7 +41,10 @@ pub(super) struct Keeper {
     pub(super) client: Client,
     pub(super) name: ServerName<'static>,
     pub(super) authority: String,
-    pub(super) token: Reload<String>,
+    /// What may prove our name, tried in turn.
+    pub(super) tokens: Reload<Vec<Secret>>,
+    /// Which of them is tried next: the one that was taken last.
+    pub(super) turn: AtomicUsize,
     pub(super) tls: Reload<ClientConfig>,
     pub(super) proxy: Option<Proxy>,
     pub(super) resolver: Resolver,
@@ -107,8 +112,13 @@ impl Keeper {
         let io = io.await.context("the TLS handshake took too long")?;
         let io =
             io.with_context(|| format!("TLS with the cloud as {:?} failed", self.client.dns.to_string()))?;
-        let token = self.token.load();
-        Ok(grpc::dial(io, &self.authority, &self.client.node, &token, &self.ground).await?)
+        let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
+        let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
+        let dialled = grpc::dial(io, &self.authority, &self.client.node, token, &self.ground).await;
+        if dialled.as_ref().is_err_and(DialError::is_token_refused) {
+            self.turn.store(turn.wrapping_add(1), Relaxed);
+        }
+        Ok(dialled?)
     }
 
     async fn dial(&self) -> anyhow::Result<TcpStream> {

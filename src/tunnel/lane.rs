@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::budget::Share;
 use super::frame::{Category, Word};
 use super::lock;
-use super::outbox::{Spoken, Wish};
+use super::outbox::{Control, Spoken, Wish};
 use super::pieces::joined;
 use super::schedule::Turn;
 use crate::names::{NodeName, SessionId};
@@ -246,9 +246,10 @@ impl Queue {
     }
 
     fn wish(&mut self) -> Wish {
-        let control = !self.in_control && (self.answer.is_some() || self.credit.is_some());
+        let answer = self.answer.as_ref().map(|_| Control::Answer);
+        let control = answer.or(self.credit.as_ref().map(|_| Control::Credit)).filter(|_| !self.in_control);
         let data = if self.in_turns { None } else { self.backlog() };
-        self.in_control |= control;
+        self.in_control |= control.is_some();
         self.in_turns |= data.is_some();
         Wish { control, data: data.map(|backlog| (self.account, backlog)) }
     }

@@ -6,11 +6,12 @@ mod stall;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Incoming;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -24,7 +25,7 @@ use super::extension::from_message;
 use super::frame::{Body, Code, Frame, Refusal, Word};
 use super::lock;
 use super::outbox::Outbox;
-use super::plain::{Heard, Meaning};
+use super::plain::{Heard, Meaning, Plain};
 use super::session::Parked;
 use super::table::{Event, Table};
 use crate::names::SessionId;
@@ -49,6 +50,8 @@ pub struct Link {
     stall: Stall,
     /// The session that got data last.
     fed: Option<SessionId>,
+    /// Told when a plain session has ended at our side.
+    more_ending: Arc<Notify>,
     _connection: DropGuard,
 }
 
@@ -116,6 +119,10 @@ impl Link {
             alive: Alive { heard: now, asked: now, looked: now, silence },
             stall: Stall::new(now),
             fed: None,
+            more_ending: match &puller.dialect {
+                Voice::Plain(plain) => lock(plain).more_ending.clone(),
+                Voice::Extended => Arc::default(),
+            },
             _connection: far.connection.drop_guard(),
         }
     }
@@ -153,7 +160,7 @@ impl Link {
     /// Waits for the next bytes of the stream, pinging a silent peer.
     async fn piece(&mut self) -> Result<Bytes, LinkEnded> {
         loop {
-            let next = self.alive.next();
+            let next = self.next_look();
             let incoming = Pin::new(&mut self.incoming);
             tokio::select! {
                 biased;
@@ -164,6 +171,7 @@ impl Link {
                 }
                 () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
                 () = sleep_until(next) => self.check_life()?,
+                () = self.more_ending.notified() => {}
             }
         }
     }
@@ -183,7 +191,9 @@ impl Link {
             }
             return Ok(());
         };
-        let ended = lock(plain).tick(now);
+        let plain = plain.clone();
+        self.close_ended(&plain, now);
+        let ended = lock(&plain).tick(now);
         if !self.answers && unasked >= HEARTBEAT_EVERY {
             self.alive.asked = now;
             self.outbox.ping();
@@ -193,6 +203,30 @@ impl Link {
         }
         self.outbox.rouse();
         Ok(())
+    }
+
+    /// When to look at the link's life next, and at targets that have ended.
+    fn next_look(&self) -> Instant {
+        let next = self.alive.next();
+        let Voice::Plain(plain) = &self.dialect else { return next };
+        lock(plain).next_end().map_or(next, |end| end.min(next))
+    }
+
+    /// Says the ends of targets that have taken all that came for them.
+    fn close_ended(&mut self, plain: &Mutex<Plain>, now: Instant) {
+        let ended = lock(plain).ended(now);
+        for id in ended {
+            let taken = self.outbox.queued(id) == 0;
+            let mut plain = lock(plain);
+            let heard = if taken { plain.close(id) } else { None };
+            if !taken {
+                plain.put_off(id, now);
+            }
+            drop(plain);
+            if let Some(heard) = heard {
+                self.deliver(heard, now);
+            }
+        }
     }
 
     /// Who speaks our dialect never stops reading. One that does would keep for ever what waits for it: last words, and

@@ -226,13 +226,22 @@ impl Middle {
 
     /// Lets a session go: both of its ends look for another path, or wait for one. With `epoch`, only that attempt.
     pub(super) fn lose(&self, id: SessionId, epoch: Option<u64>) {
+        self.cut(id, epoch, |epoch| Word::Lost { epoch });
+    }
+
+    /// Ends a session for good: both of its ends hear why.
+    pub(super) fn reset(&self, id: SessionId, why: &Refusal) {
+        self.cut(id, None, |epoch| Word::Reset { epoch, refusal: why.clone() });
+    }
+
+    fn cut(&self, id: SessionId, epoch: Option<u64>, word: impl Fn(u64) -> Word) {
         let mut bindings = lock(&self.bindings);
         let meant = bindings.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
         let binding = if meant { bindings.remove(&id) } else { None };
         drop(bindings);
         let Some(binding) = binding else { return };
         for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
-            hop.cut(Word::Lost { epoch: binding.epoch });
+            hop.cut(word(binding.epoch));
         }
     }
 

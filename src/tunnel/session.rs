@@ -243,12 +243,12 @@ impl Inner {
     fn wish(&mut self) -> Option<(Arc<Outbox>, Wish)> {
         let outbox = self.outbox.as_ref()?;
         let link = Some(outbox.id);
-        let control = self.in_control != link && self.end.has_control();
+        let control = self.end.control().filter(|_| self.in_control != link);
         let data = if self.in_turns == link { None } else { self.end.backlog() };
-        if !control && data.is_none() {
+        if control.is_none() && data.is_none() {
             return None;
         }
-        if control {
+        if control.is_some() {
             self.in_control = link;
         }
         if data.is_some() {

@@ -91,7 +91,6 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     wait_within(4 * crate::support::PATIENCE, "the edge is let in", || pod.link("node1").is_some()).await;
     place.file("token", "default:another");
     wait_refused(&place, &pod).await;
-    assert!(pod.link("node1").is_some(), "whoever is linked stays");
     std::fs::remove_file(place.path().join("token")).unwrap();
     wait_refused(&place, &pod).await;
 }

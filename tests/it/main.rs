@@ -6,6 +6,7 @@
 mod certificates;
 
 mod support;
+mod tokens;
 mod words;
 
 mod abrupt;

@@ -10,6 +10,7 @@ mod state;
 use tokio::time::Instant;
 
 use super::super::frame::{Refusal, Word};
+use super::super::outbox::Control;
 use super::super::recv::RecvHalf;
 use super::super::send::SendHalf;
 use crate::names::{Instance, Target};
@@ -176,9 +177,11 @@ impl End {
         }
     }
 
-    /// Whether it wants to say something that overtakes data: an answer, a reset, or credit.
-    pub fn has_control(&self) -> bool {
-        self.path.is_some() && (self.answer.is_some() || self.phase == Phase::Open && self.recv.credit_due())
+    /// What it wants to say that overtakes data: an answer or a reset, or else credit.
+    pub(in super::super) fn control(&self) -> Option<Control> {
+        self.path?;
+        let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then_some(Control::Credit);
+        self.answer.as_ref().map(|_| Control::Answer).or_else(credit)
     }
 
     /// How many bytes it may say, if any, or if the end of its direction is due.

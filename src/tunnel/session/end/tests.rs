@@ -156,7 +156,7 @@ async fn opener_open() {
     let mut end = opener(Phase::Open);
     assert!(end.hear(A, data(10), now()).read && end.hear(A, credit(), now()).write);
     assert!(end.hear(A, Word::Finish { total: 11 }, now()).read);
-    assert!(end.has_control());
+    assert!(end.control().is_some());
     let mut end = opener(Phase::Open);
     assert!(end.hear(A, Word::Lost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Parked, None));
@@ -186,7 +186,7 @@ async fn opener_parked() {
         dropped(opener(Phase::Parked), A, word);
     }
     let mut end = opener(Phase::Parked);
-    assert!(end.speak(A, 99).0.is_none() && end.backlog().is_none() && !end.has_control());
+    assert!(end.speak(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
     end.send.write(Bytes::from_static(b"forgotten"));
     assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the acceptor does not know yet");
     assert!(end.needs_path() && end.send.unsent() == 0);
