@@ -211,6 +211,8 @@ fn authority(client: &Client) -> String {
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Condition of readiness: there is a link.
 const LINK: &str = "link";
+/// Shown beside readiness: another machine has our name, too.
+const NAME: &str = "name";
 /// Condition of readiness: not stopping.
 const RUNNING: &str = "running";
 /// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes.

@@ -5,6 +5,7 @@ pub mod addresses;
 mod awaited;
 #[cfg(feature = "kubernetes")]
 pub mod cluster;
+mod conflicts;
 pub mod dns;
 pub mod find;
 pub mod publish;
@@ -25,6 +26,7 @@ use crate::tunnel::{Found, Outbox};
 
 pub use awaited::Arrival;
 use awaited::Awaited;
+use conflicts::Conflicts;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
 #[derive(Debug)]
@@ -32,6 +34,7 @@ pub struct Registry {
     nodes: Mutex<Nodes>,
     /// Told whenever a node is linked.
     awaited: Awaited,
+    conflicts: Conflicts,
     /// Told whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
@@ -92,7 +95,8 @@ impl Registry {
     /// No node is linked.
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
-        Arc::new(Self { nodes: Mutex::default(), awaited: Awaited::default(), changed, metrics })
+        let (awaited, conflicts) = (Awaited::default(), Conflicts::default());
+        Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
     /// Where a node is.
@@ -136,15 +140,24 @@ impl Registry {
         }
     }
 
-    /// Whether a process may link as `node`: not while another one of that name is alive. A plain link cannot be asked
-    /// and gives way. Takes up to 2 s.
-    pub async fn admit(&self, node: &NodeName, instance: Option<Instance>) -> Result<(), Taken> {
+    /// Whether a process may link as `node`, from that address: not while another one of that name is alive, which is
+    /// told. A plain link cannot be asked and gives way. Takes up to 2 s.
+    ///
+    /// # Errors
+    ///
+    /// Another one is alive.
+    pub async fn admit(
+        &self,
+        node: &NodeName,
+        instance: Option<Instance>,
+        from: SocketAddr,
+    ) -> Result<(), Taken> {
         let Place::Here(old) = self.find(node) else { return Ok(()) };
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
         if old.outbox.answers_within(ALIVE_WITHIN).await {
-            return Err(Taken { node: node.clone(), from: old.from });
+            return Err(self.keeps(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
         Ok(())

@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, info_span, warn};
+use tracing::{debug, info, info_span, warn};
 
 use super::asked;
 use super::proven::Proven;
@@ -27,7 +27,7 @@ use crate::registry::{Linked, Registry};
 use crate::route::{Room, Route};
 use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
 use crate::tunnel::hello::{Caller, Hello};
-use crate::tunnel::{Code, Event, Link, Outbox, Parked, Refusal};
+use crate::tunnel::{Code, Event, Found, Link, Outbox, Parked, Refusal};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
@@ -161,11 +161,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
         refused.count("stopping");
         return call.refuse(Dismissal::Stopping);
     }
-    if let Err(taken) = shared.registry.admit(&hello.node, hello.instance).await {
+    if let Err(taken) = shared.registry.admit(&hello.node, hello.instance, call.from).await {
         refused.count("name_taken");
-        if shared.ground.metrics.refusals.may_tell("name_taken", call.from.ip()) {
-            error!(%taken, "refused");
-        }
+        debug!(%taken, "refused");
         return call.refuse(Dismissal::NameTaken(taken.to_string()));
     }
     let from = call.from;
@@ -175,7 +173,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     shared.proven.begin(&outbox, &hello);
     shared.registry.insert(Linked { outbox: outbox.clone(), instance: hello.instance, from });
     shared.finder.gained(&hello.node);
-    make_way(outbox.clone(), hello.node, &shared);
+    make_way(outbox.clone(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
         outbox.drain();
     }
@@ -233,11 +231,10 @@ async fn run(mut link: Link, shared: &Shared) {
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.outbox, &node, found) {
-                    make_way(link.outbox.clone(), node, shared);
+                    make_way(link.outbox.clone(), node, Some(found), shared);
                 }
             }
-            // Only an edge is told.
-            Ok(Event::Conflict(_)) => {}
+            Ok(Event::Conflict(node, said)) => shared.finder.gives_way(&node, said),
             // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
@@ -257,8 +254,8 @@ async fn run(mut link: Link, shared: &Shared) {
     }
 }
 
-/// A node was linked anew: older links to it are tried, and left if they are dead.
-fn make_way(to: Arc<Outbox>, node: NodeName, shared: &Shared) {
+/// A node was linked anew, here or as another pod has `found`: older links to it are tried, and left if they are dead.
+fn make_way(to: Arc<Outbox>, node: NodeName, found: Option<Found>, shared: &Shared) {
     if shared.siblings.is_none() {
         return;
     }
@@ -266,7 +263,14 @@ fn make_way(to: Arc<Outbox>, node: NodeName, shared: &Shared) {
     let Ok(place) = shared.moves.clone().try_acquire_owned() else { return };
     let (span, shared) = (info_span!("moved", %node), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
-        for parked in shared.finder.make_way(&to, &node, &shared.ground.table).await {
+        let contest = async {
+            if let Some(found) = found {
+                shared.finder.contest(&to, &node, found).await;
+            }
+        };
+        let table = &shared.ground.table;
+        let (parked, ()) = tokio::join!(shared.finder.make_way(&to, &node, table), contest);
+        for parked in parked {
             seek(parked, &shared);
         }
         drop(place);

@@ -28,6 +28,8 @@ pub struct Metrics {
     pub links_ended: Causes,
     /// Calls that asked to become a link and were refused, by cause.
     pub calls_refused: Causes,
+    /// Times that two processes that were both alive had one name, of which one is linked here.
+    pub name_conflicts: Counter,
     /// Times that an edge began to dial its cloud again.
     pub reconnects: Counter,
     /// Time from a ping to its answer, on every link.
@@ -118,6 +120,7 @@ impl Metrics {
             links: Gauge::default(),
             links_ended: Causes::default(),
             calls_refused: Causes::default(),
+            name_conflicts: Counter::default(),
             reconnects: Counter::default(),
             round_trip: Timing::new(&ROUND_TRIP_SECONDS),
             stalls: Counter::default(),
@@ -144,6 +147,8 @@ impl Metrics {
             "Calls refused before they became links",
             m.calls_refused.0.clone(),
         );
+        let help = "Times that two live processes had one node's name";
+        to.register("tunnel_name_conflicts", help, m.name_conflicts.clone());
         to.register("tunnel_reconnects", "Times an edge dialled its cloud again", m.reconnects.clone());
         let help = "Time from a ping to its answer";
         to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, m.round_trip.0.clone());

@@ -1,6 +1,7 @@
 //! One link at work: the read loop, signs of life, and the pull side that its gRPC stream polls.
 
 mod alive;
+mod ended;
 mod puller;
 mod stall;
 
@@ -16,11 +17,12 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
+pub use ended::LinkEnded;
 pub use puller::{Puller, Voice};
 use stall::Stall;
 
 use super::codec::inbound::next_piece;
-use super::codec::{BadStream, Reader, StreamMsg};
+use super::codec::{Reader, StreamMsg};
 use super::extension::from_message;
 use super::frame::{Body, Code, Frame, Refusal, Word};
 use super::lock;
@@ -63,39 +65,6 @@ pub(super) struct Far {
     pub(super) incoming: Incoming,
     /// Cancelled once the link is dropped, so that the connection goes too.
     pub(super) connection: CancellationToken,
-}
-
-/// How a link ended.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LinkEnded {
-    /// The peer ended the stream, or the connection broke.
-    #[error("the far end closed the link: {0}")]
-    Closed(String),
-    /// Nothing at all was heard for 15 s.
-    #[error("nothing was heard for 15s")]
-    Silent,
-    /// The peer speaks and does not read.
-    #[error("the far end has taken nothing for {UNREAD:?}")]
-    Unread,
-    /// We closed it: replaced by a newer one, or stopping.
-    #[error("closed here")]
-    ClosedHere,
-    /// What came is not the protocol.
-    #[error("protocol violated: {0}")]
-    BadStream(#[from] BadStream),
-}
-
-impl LinkEnded {
-    /// A fixed word for metrics.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Closed(_) => "closed",
-            Self::Silent => "silent",
-            Self::Unread => "unread",
-            Self::ClosedHere => "closed_here",
-            Self::BadStream(_) => "bad_stream",
-        }
-    }
 }
 
 impl Link {
@@ -167,7 +136,7 @@ impl Link {
                 piece = next_piece(incoming) => {
                     self.alive.heard = Instant::now();
                     self.outbox.heard(self.alive.heard);
-                    return piece.map_err(LinkEnded::Closed);
+                    return piece.map_err(LinkEnded::from);
                 }
                 () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
                 () = sleep_until(next) => self.check_life()?,
@@ -271,7 +240,7 @@ impl Link {
             Body::Find(question) => self.events.push_back(Event::Find(node, question)),
             Body::Found(found) => self.events.push_back(Event::Found(node, found)),
             Body::Drain => self.events.push_back(Event::Drain),
-            Body::Conflict(why) => self.events.push_back(Event::Conflict(why)),
+            Body::Conflict(said) => self.events.push_back(Event::Conflict(node, said)),
         }
     }
 

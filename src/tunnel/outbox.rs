@@ -52,6 +52,8 @@ pub struct Outbox {
     /// Told at each answer to a ping.
     answered: Notify,
     closed: CancellationToken,
+    /// Why it was closed, if its name is another's.
+    dismissed: OnceLock<String>,
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
     members: Mutex<Option<Members>>,
@@ -99,6 +101,7 @@ impl Outbox {
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
+            dismissed: OnceLock::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
             room: OnceLock::new(),

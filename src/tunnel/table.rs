@@ -16,7 +16,7 @@ use ended::Ended;
 
 use super::asked::Asked;
 use super::budget::{Budget, Share};
-use super::frame::{Category, Code, Found, Refusal};
+use super::frame::{Category, Code, Conflict, Found, Refusal};
 use super::lock;
 use super::middle::Middle;
 use super::outbox::Outbox;
@@ -75,8 +75,8 @@ pub enum Event {
     Found(NodeName, Found),
     /// The pod wants its edge to attach elsewhere; or the edge says that it has.
     Drain,
-    /// The pod tells its edge that another machine has its name.
-    Conflict(String),
+    /// A pod tells its edge, or another pod about a node, that another process has that name.
+    Conflict(NodeName, Conflict),
 }
 
 /// There are as many sessions as there may be, or no memory is left to promise.

@@ -12,6 +12,7 @@ mod words;
 mod abrupt;
 mod admin;
 mod config;
+mod conflict;
 mod connect;
 mod drain;
 mod finding;
