@@ -171,7 +171,8 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     info!(dialect = ?hello.dialect, "node is linked");
     let outbox = link.outbox.clone();
     shared.proven.begin(&outbox, &hello);
-    shared.registry.insert(Linked { outbox: outbox.clone(), instance: hello.instance, from });
+    let linked = Linked { outbox: outbox.clone(), instance: hello.instance, from };
+    shared.registry.insert(linked, hello.beside);
     shared.finder.gained(&hello.node);
     make_way(outbox.clone(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {

@@ -74,6 +74,11 @@ impl Middle {
         self.queued.used()
     }
 
+    /// What these bytes are counted in.
+    pub(super) fn budget(&self) -> &Budget {
+        &self.queued
+    }
+
     /// An Open or Resume came, and takes the binding if it is the newest of the session's opener.
     pub(super) fn asked(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);

@@ -3,6 +3,7 @@
 mod ended;
 mod hear;
 mod links;
+mod upkeep;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -23,9 +24,7 @@ use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
 use super::session::end::End;
 use super::session::{Offer, Opening, Parked, Shared};
-use crate::drain::Drain;
 use crate::names::{Instance, NodeName, SessionId, Target};
-use crate::net::pool::Pool;
 use crate::telemetry::Metrics;
 
 /// What one process allows itself.
@@ -87,7 +86,7 @@ impl Table {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
         let most = MOST_PASSING.min(limits.memory).max(largest);
         let middle = Middle::new(most, limits.memory.max(most));
-        Arc::new(Self {
+        let table = Arc::new(Self {
             instance,
             metrics,
             promised: Budget::new(limits.memory),
@@ -98,7 +97,9 @@ impl Table {
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
             middle,
-        })
+        });
+        table.show_memory();
+        table
     }
 
     /// This process.
@@ -150,36 +151,6 @@ impl Table {
     /// Sessions that only pass through, or seek their way to a node, and the bytes that wait for them.
     pub fn passing(&self) -> (usize, usize) {
         (self.middle.len(), self.middle.queued())
-    }
-
-    /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
-    pub fn tick(&self, now: Instant) {
-        self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
-        if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
-            lock(&self.ended).forget_before(long_ago);
-        }
-        let Some(before) = now.checked_sub(self.limits.grace) else { return };
-        let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
-        for shard in &self.shards {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            for session in sessions {
-                session.expire(before, &why);
-            }
-        }
-    }
-
-    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins.
-    pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
-        let mut ticks = tokio::time::interval(UPKEEP);
-        loop {
-            tokio::select! {
-                () = drain.draining() => return,
-                _ = ticks.tick() => {
-                    self.tick(Instant::now());
-                    pool.trim();
-                }
-            }
-        }
     }
 
     /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
@@ -253,7 +224,3 @@ const MOST_PASSING: usize = 8 << 20;
 const SHARDS: usize = 16;
 /// Between two looks whether all is delivered.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Between two rounds of upkeep.
-const UPKEEP: Duration = Duration::from_secs(5);
-/// No opener asks again for longer than this, so an ended id is remembered at least so long.
-const LATEST_OPEN: Duration = Duration::from_secs(60);
