@@ -13,7 +13,7 @@ pub(super) use attempt::{Attempt, Claim, Stand};
 use attempt::{Seeker, is_not_here};
 
 use super::budget::Budget;
-use super::frame::{Refusal, Word};
+use super::frame::{Code, Refusal, Word};
 use super::lane::{Full, Lane};
 use super::lock;
 use super::opener::Opener;
@@ -166,10 +166,13 @@ impl Middle {
             return false;
         }
         let epoch = binding.epoch;
-        let last = matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
+        // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
+        let unheard =
+            matches!(word, Word::Broken { .. }) && to.as_ref().is_some_and(|to| !to.link.answers_breaks());
+        let last = unheard || matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
         // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
         // Resume was never said, for its opener thought better of it; it left this one before.
-        if last && word.epoch() < Some(epoch) {
+        if last && word.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
         // Who seeks the way seeks on: nobody there has heard of this attempt.
@@ -186,9 +189,18 @@ impl Middle {
         let removed = if last { bindings.remove(&id) } else { None };
         drop(bindings);
         drop((seeker, removed));
-        if last {
-            back.close();
-        }
+        let word = match word {
+            Word::Broken { refusal, .. } if unheard => {
+                back.cut(Word::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
+                Word::Reset { epoch, refusal }
+            }
+            word => {
+                if last {
+                    back.close();
+                }
+                word
+            }
+        };
         let Some(to) = to else { return last };
         if to.push(word).is_err() {
             self.lose(id, Some(epoch));
