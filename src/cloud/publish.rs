@@ -1,6 +1,6 @@
 //! From the settings of publishing to the store that serves them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -11,11 +11,11 @@ use super::kubernetes::Pods;
 use crate::config::cloud::registry::{Publish, Registry};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
-use crate::registry::publish::Store;
 #[cfg(feature = "kubernetes")]
 use crate::registry::publish::configmap::{self, ConfigMap, Lives};
 use crate::registry::publish::etcd::{Etcd, Settings};
 use crate::registry::publish::hosts::Hosts;
+use crate::registry::publish::{Store, Vet};
 use crate::registry::siblings::Siblings;
 
 /// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
@@ -66,6 +66,30 @@ pub(super) fn store(
             anyhow::bail!("mode.cloud.registry.publish: this program is built without Kubernetes")
         }
     })
+}
+
+/// Who is asked whether a name is somebody else's already: `servers`, else the system's; and over a link, which pods take
+/// at `port`, whether one of its addresses is a pod's.
+pub(super) fn vet(
+    servers: &[SocketAddr],
+    system: &Resolver,
+    pod: Option<IpAddr>,
+    (siblings, port): (Option<Arc<Siblings>>, u16),
+) -> anyhow::Result<Vet> {
+    let resolver = match servers {
+        [] => system.clone(),
+        servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
+    };
+    Ok(Vet::new(resolver, move |ip| {
+        let siblings = siblings.clone();
+        Box::pin(async move {
+            match siblings {
+                _ if Some(ip) == pod => true,
+                Some(siblings) => siblings.answers(ip, port).await,
+                None => false,
+            }
+        })
+    }))
 }
 
 /// Its name in `/readyz`.
