@@ -160,7 +160,7 @@ impl Pod {
         let patterns = publishing.publish_names.clone();
         let vouched = move |node: &_| vouching.names(node);
         let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
-        let vet = publish::vet(&publishing.siblings.dns, &resolver, pod_ip, (shared.siblings.clone(), port))?;
+        let vet = publish::vet(&publishing, &resolver, pod_ip, (shared.siblings.clone(), port))?;
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
         let readiness = Readiness::waiting_for(&[]);
         let nodes = registry.clone();

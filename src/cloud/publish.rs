@@ -1,6 +1,6 @@
 //! From the settings of publishing to the store that serves them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::Context as _;
@@ -71,16 +71,17 @@ pub(super) fn store(
 /// Who is asked whether a name is somebody else's already: `servers`, else the system's; and over a link, which pods take
 /// at `port`, whether one of its addresses is a pod's.
 pub(super) fn vet(
-    servers: &[SocketAddr],
+    registry: &Registry,
     system: &Resolver,
     pod: Option<IpAddr>,
     (siblings, port): (Option<Arc<Siblings>>, u16),
 ) -> anyhow::Result<Vet> {
-    let resolver = match servers {
+    let resolver = match registry.siblings.dns.as_slice() {
         [] => system.clone(),
         servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
     };
-    Ok(Vet::new(resolver, move |ip| {
+    #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
+    let mut vet = Vet::new(resolver, move |ip| {
         let siblings = siblings.clone();
         Box::pin(async move {
             match siblings {
@@ -89,7 +90,15 @@ pub(super) fn vet(
                 None => false,
             }
         })
-    }))
+    });
+    #[cfg(feature = "kubernetes")]
+    if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::reached) {
+        vet.set_nodes(move || {
+            let cluster = cluster.clone();
+            Box::pin(async move { cluster.nodes().await.map_err(|cause| cause.to_string()) })
+        });
+    }
+    Ok(vet)
 }
 
 /// Its name in `/readyz`.

@@ -11,19 +11,23 @@ use tracing::warn;
 
 use crate::names::NodeName;
 use crate::net::resolver::{LookupError, Resolver};
-use crate::policy::zone::Zone;
+use crate::policy::zone::{Nameless, Zone};
 
 /// Who is asked.
 pub struct Vet {
     /// For the addresses that a name has already.
     resolver: Resolver,
     is_pod: Box<IsPod>,
+    nodes: Option<Box<Nodes>>,
+    /// The Nodes of the cluster, and when they were listed.
+    listed: Option<(Instant, BTreeSet<String>)>,
     verdicts: HashMap<NodeName, Verdict>,
     /// Nodes that were named because they are not published.
     named: HashSet<NodeName>,
 }
 
 type IsPod = dyn Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
+type Nodes = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync;
 
 #[derive(Debug)]
 struct Verdict {
@@ -38,7 +42,22 @@ impl Vet {
         resolver: Resolver,
         is_pod: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
     ) -> Self {
-        Self { resolver, is_pod: Box::new(is_pod), verdicts: HashMap::new(), named: HashSet::new() }
+        Self {
+            resolver,
+            is_pod: Box::new(is_pod),
+            nodes: None,
+            listed: None,
+            verdicts: HashMap::new(),
+            named: HashSet::new(),
+        }
+    }
+
+    /// Who lists the names of a cluster's Nodes, all of which may be published: lower case, or why they cannot be listed.
+    pub fn set_nodes(
+        &mut self,
+        nodes: impl Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync + 'static,
+    ) {
+        self.nodes = Some(Box::new(nodes));
     }
 
     /// The records of those nodes that may have one. Of each of the others it is said why, once, as long as there are not
@@ -53,6 +72,9 @@ impl Vet {
         for node in nodes {
             match zone.name(&node) {
                 Ok(name) => named.push((node, name)),
+                Err(Nameless::Foreign) if self.is_of_cluster(&node).await => {
+                    named.push((node.clone(), node.as_str().to_ascii_lowercase()));
+                }
                 Err(why) => self.tell(&node, &why),
             }
         }
@@ -67,6 +89,27 @@ impl Vet {
             });
         }
         named.into_iter().map(|(_, name)| name).collect()
+    }
+
+    /// Whether the cluster has a Node of that name, as it was listed last; it is listed again now and then for one that
+    /// was not among them.
+    async fn is_of_cluster(&mut self, node: &NodeName) -> bool {
+        let Some(nodes) = &self.nodes else { return false };
+        let name = node.as_str().to_ascii_lowercase();
+        let listed = self.listed.as_ref();
+        if listed.is_none_or(|(at, names)| !names.contains(&name) && at.elapsed() >= AGAIN) {
+            let names = match nodes().await {
+                Ok(names) => names,
+                Err(cause) => {
+                    if listed.is_none() {
+                        warn!("Nodes of the cluster with dots in their names are not published: {cause}");
+                    }
+                    self.listed.take().map(|(_, names)| names).unwrap_or_default()
+                }
+            };
+            self.listed = Some((Instant::now(), names));
+        }
+        self.listed.as_ref().is_some_and(|(_, names)| names.contains(&name))
     }
 
     /// Asks for those of which nothing is known, some at a time. DNS that does not answer is no reason to publish nobody.
@@ -132,3 +175,37 @@ const MOST_ADDRESSES: usize = 8;
 const AGAIN: Duration = Duration::from_secs(30);
 /// For each answer: of DNS, and of a pod.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_of_the_cluster_may_have_dots_in_its_name_and_strangers_cost_few_questions() {
+        let nobody = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let dns = Resolver::of_servers(&[nobody.local_addr().unwrap()]).unwrap();
+        let mut vet = Vet::new(dns, |_| Box::pin(async { false }));
+        let (zone, asked) = (Zone::new(String::new(), Vec::new(), |_| false), Arc::new(AtomicUsize::new(0)));
+        let count = asked.clone();
+        vet.set_nodes(move || {
+            let turn = count.fetch_add(1, Relaxed);
+            Box::pin(async move {
+                match turn {
+                    0 => Ok(BTreeSet::from(["a.example.org".to_owned()])),
+                    _ => Err("forbidden".to_owned()),
+                }
+            })
+        });
+        let nodes = || ["A.example.org", "b.example.org", "n"].map(|node| node.parse().unwrap()).to_vec();
+        for _ in 0..10 {
+            let records = vet.records(nodes(), &zone, &BTreeSet::new()).await;
+            assert_eq!(records, ["a.example.org", "n"], "DNS that does not answer keeps nobody out");
+        }
+        assert_eq!(asked.load(Relaxed), 1);
+        tokio::time::advance(AGAIN).await;
+        assert_eq!(vet.records(nodes(), &zone, &BTreeSet::new()).await.len(), 2, "what was listed stands");
+        assert_eq!(asked.load(Relaxed), 2);
+    }
+}
