@@ -173,7 +173,7 @@ async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
     let (listener, target) = listening().await;
     let (opening, _) = pair.ask(&target, Category::Ssh).await;
     let (mut socket, _) = listener.accept().await.unwrap();
-    opening.into_session().reset(Refusal::new(Code::GivenUp, "the client went away"));
+    opening.into_session().break_off(Refusal::new(Code::GivenUp, "the client went away"));
     let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
     assert_eq!(pair.ended("given_up").await, 1);

@@ -1,16 +1,17 @@
 //! Every session of this process.
 
+mod departed;
 mod ended;
 mod hear;
 mod links;
 mod upkeep;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use ended::Ended;
 
@@ -53,6 +54,8 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
+    departed: Mutex<VecDeque<SessionId>>,
     pub(super) middle: Middle,
 }
 
@@ -96,6 +99,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            departed: Mutex::default(),
             middle,
         });
         table.show_memory();
@@ -153,18 +157,6 @@ impl Table {
         (self.middle.len(), self.middle.queued())
     }
 
-    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// say, or to say again on another path. Cancel safe.
-    pub async fn delivered(&self) {
-        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            sessions.iter().any(|session| session.owes())
-        };
-        while self.shards.iter().any(owes) {
-            sleep(LOOK_EVERY).await;
-        }
-    }
-
     /// Resets every session, with a reason for all far ends.
     pub fn reset_all(&self, why: &Refusal) {
         for shard in &self.shards {
@@ -198,7 +190,7 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions {
+        if self.len() >= self.limits.sessions && !self.oldest_gives_way("sessions") {
             return None;
         }
         let start = self.limits.windows.start >> self.promised.scarcity();
@@ -222,5 +214,3 @@ impl Table {
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
-/// Between two looks whether all is delivered.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
