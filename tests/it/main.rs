@@ -24,6 +24,7 @@ mod links;
 mod memory;
 mod opener;
 mod plain;
+mod publish;
 mod refusals;
 mod relay;
 mod resume;
