@@ -96,8 +96,8 @@ async fn a_clients_head_forges_no_line() {
         let answer = ask(pod.connect, &head).await;
         assert!(answer.body.chars().all(|c| c == '\n' || !c.is_control()), "{answer:?}");
     }
+    wait_until("both are told", || lines.count("access") >= 2).await;
     let text = lines.text();
-    assert!(lines.count("access") >= 2, "{text}");
     assert!(text.chars().all(|c| c == '\n' || !c.is_control() && c != '\u{2028}'), "{text:?}");
     assert!(!text.contains("forged"), "{text}");
 }

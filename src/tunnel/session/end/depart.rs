@@ -45,7 +45,11 @@ impl End {
     }
 
     fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
-        let since = self.departed.as_ref().map_or(now, |departed| departed.since);
+        // The first reason counts: an owner that lets go of a session that policy has ended knows no better one.
+        let (why, since) = match self.departed.take() {
+            Some(before) => (before.why, before.since),
+            None => (why, now),
+        };
         self.recv.discard();
         self.ended.get_or_insert_with(|| why.clone());
         self.departed = Some(Departed { why, since, due: true, empty });
