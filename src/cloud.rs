@@ -138,7 +138,7 @@ impl Pod {
                 .flatten()
                 .map(Listener::at)
                 .collect(),
-            resolver,
+            resolver: resolver.clone(),
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), stopping.clients.clone());
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
@@ -160,6 +160,7 @@ impl Pod {
         let patterns = publishing.publish_names.clone();
         let vouched = move |node: &_| vouching.names(node);
         let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
+        let vet = publish::vet(&publishing, &resolver, pod_ip, (shared.siblings.clone(), port))?;
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
         let readiness = Readiness::waiting_for(&[]);
         let nodes = registry.clone();
@@ -199,6 +200,7 @@ impl Pod {
                 registry: pod.registry.clone(),
                 store,
                 zone,
+                vet,
                 metrics: pod.metrics.clone(),
                 tell: Box::new(move |state| readiness.note(publish::NAME, state)),
             };

@@ -7,7 +7,7 @@ mod stall;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,7 +27,7 @@ use super::extension::from_message;
 use super::frame::{Body, Code, Frame, Refusal, Word};
 use super::lock;
 use super::outbox::Outbox;
-use super::plain::{Heard, Meaning, Plain};
+use super::plain::{Heard, Meaning};
 use super::session::Parked;
 use super::table::{Event, Table};
 use crate::names::SessionId;
@@ -179,23 +179,6 @@ impl Link {
         let next = self.alive.next();
         let Voice::Plain(plain) = &self.dialect else { return next };
         lock(plain).next_end().map_or(next, |end| end.min(next))
-    }
-
-    /// Says the ends of targets that have taken all that came for them.
-    fn close_ended(&mut self, plain: &Mutex<Plain>, now: Instant) {
-        let ended = lock(plain).ended(now);
-        for id in ended {
-            let taken = self.outbox.queued(id) == 0;
-            let mut plain = lock(plain);
-            let heard = if taken { plain.close(id) } else { None };
-            if !taken {
-                plain.put_off(id, now);
-            }
-            drop(plain);
-            if let Some(heard) = heard {
-                self.deliver(heard, now);
-            }
-        }
     }
 
     /// Who speaks our dialect never stops reading. One that does would keep for ever what waits for it: last words, and

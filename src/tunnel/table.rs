@@ -1,15 +1,17 @@
 //! Every session of this process.
 
+mod departed;
 mod ended;
 mod hear;
 mod links;
+mod upkeep;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use ended::Ended;
 
@@ -23,9 +25,7 @@ use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
 use super::session::end::End;
 use super::session::{Offer, Opening, Parked, Shared};
-use crate::drain::Drain;
 use crate::names::{Instance, NodeName, SessionId, Target};
-use crate::net::pool::Pool;
 use crate::telemetry::Metrics;
 
 /// What one process allows itself.
@@ -54,6 +54,8 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
+    departed: Mutex<VecDeque<SessionId>>,
     pub(super) middle: Middle,
 }
 
@@ -87,7 +89,7 @@ impl Table {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
         let most = MOST_PASSING.min(limits.memory).max(largest);
         let middle = Middle::new(most, limits.memory.max(most));
-        Arc::new(Self {
+        let table = Arc::new(Self {
             instance,
             metrics,
             promised: Budget::new(limits.memory),
@@ -97,8 +99,11 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            departed: Mutex::default(),
             middle,
-        })
+        });
+        table.show_memory();
+        table
     }
 
     /// This process.
@@ -152,48 +157,6 @@ impl Table {
         (self.middle.len(), self.middle.queued())
     }
 
-    /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
-    pub fn tick(&self, now: Instant) {
-        self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
-        if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
-            lock(&self.ended).forget_before(long_ago);
-        }
-        let Some(before) = now.checked_sub(self.limits.grace) else { return };
-        let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
-        for shard in &self.shards {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            for session in sessions {
-                session.expire(before, &why);
-            }
-        }
-    }
-
-    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins.
-    pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
-        let mut ticks = tokio::time::interval(UPKEEP);
-        loop {
-            tokio::select! {
-                () = drain.draining() => return,
-                _ = ticks.tick() => {
-                    self.tick(Instant::now());
-                    pool.trim();
-                }
-            }
-        }
-    }
-
-    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// say, or to say again on another path. Cancel safe.
-    pub async fn delivered(&self) {
-        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            sessions.iter().any(|session| session.owes())
-        };
-        while self.shards.iter().any(owes) {
-            sleep(LOOK_EVERY).await;
-        }
-    }
-
     /// Resets every session, with a reason for all far ends.
     pub fn reset_all(&self, why: &Refusal) {
         for shard in &self.shards {
@@ -227,7 +190,7 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions {
+        if self.len() >= self.limits.sessions && !self.oldest_gives_way("sessions") {
             return None;
         }
         let start = self.limits.windows.start >> self.promised.scarcity();
@@ -251,9 +214,3 @@ impl Table {
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
-/// Between two looks whether all is delivered.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Between two rounds of upkeep.
-const UPKEEP: Duration = Duration::from_secs(5);
-/// No opener asks again for longer than this, so an ended id is remembered at least so long.
-const LATEST_OPEN: Duration = Duration::from_secs(60);

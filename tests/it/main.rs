@@ -9,6 +9,7 @@ mod support;
 mod tokens;
 mod words;
 
+mod abrupt;
 mod admin;
 mod config;
 mod conflict;
@@ -22,6 +23,7 @@ mod links;
 mod memory;
 mod opener;
 mod plain;
+mod publish;
 mod refusals;
 mod relay;
 mod resume;
