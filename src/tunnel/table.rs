@@ -1,5 +1,6 @@
 //! Every session of this process.
 
+mod clients;
 mod ended;
 mod hear;
 mod links;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use clients::Clients;
 use ended::Ended;
 
 use super::asked::Asked;
@@ -53,6 +55,7 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    clients: Mutex<Clients>,
     pub(super) middle: Middle,
 }
 
@@ -96,6 +99,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            clients: Mutex::default(),
             middle,
         });
         table.show_memory();
@@ -183,6 +187,7 @@ impl Table {
             }
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
+            lock(&self.clients).remove(id);
         }
     }
 
@@ -198,9 +203,10 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions {
-            return None;
-        }
+        if self.len() >= self.limits.sessions { None } else { self.promise() }
+    }
+
+    fn promise(&self) -> Option<(SendHalf, RecvHalf)> {
         let start = self.limits.windows.start >> self.promised.scarcity();
         let promised = self.promised.claim(usize::try_from(start).ok()?)?;
         let windows = Windows { start, max: self.limits.windows.max };
