@@ -157,7 +157,12 @@ impl Edge {
         self.readiness.set(RUNNING, Err("stopping".into()));
         info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
-        let drained = self.sessions.finish(self.deadline, at_once.clone()).await;
+        let why = Refusal::new(Code::Busy, "the edge is stopping");
+        let farewell = async {
+            self.table.reset_all(&why);
+            sleep(LAST_WORDS).await;
+        };
+        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), farewell).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }
@@ -167,7 +172,7 @@ impl Edge {
             () = sleep_until(until) => {}
             () = at_once => {}
         }
-        self.table.reset_all(&Refusal::new(Code::Busy, "the edge is stopping"));
+        self.table.reset_all(&why);
         self.links.begin();
         sleep(LAST_WORDS).await;
         self.uplinks.close_all();
@@ -219,7 +224,7 @@ const RUNNING: &str = "running";
 const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
-/// For the last resets to leave before the link is closed.
+/// For sessions to end by themselves once they are told why, and for the last resets to leave before the link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
 const GOODBYE: Duration = Duration::from_secs(3);

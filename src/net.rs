@@ -13,6 +13,7 @@ pub mod secret;
 pub mod socket;
 pub mod splice;
 pub mod tls;
+mod unacknowledged;
 
 use std::io;
 use std::task::{Context, Poll};

@@ -49,6 +49,8 @@ pub struct Metrics {
     pub bytes_down: Counter,
     /// Sessions reset before their end, by cause.
     pub resets: Causes,
+    /// Sessions that broke off and were forgotten before all that had been accepted was delivered, by cause.
+    pub undelivered: Causes,
     /// Times that a session with an end here went on over another path.
     pub resumed: Counter,
     /// Sessions that only pass through this pod; looked at every few seconds.
@@ -139,6 +141,7 @@ impl Metrics {
             bytes_up: Counter::default(),
             bytes_down: Counter::default(),
             resets: Causes::default(),
+            undelivered: Causes::default(),
             resumed: Counter::default(),
             passing: Gauge::default(),
             memory: Memory::default(),
@@ -176,6 +179,8 @@ impl Metrics {
         let help = "Bytes from targets towards clients";
         to.register_with_unit("tunnel_down", help, Unit::Bytes, m.bytes_down.clone());
         to.register("tunnel_sessions_reset", "Sessions reset before their end, by cause", m.resets.0.clone());
+        let help = "Sessions that broke off and were not delivered in full, by cause";
+        to.register("tunnel_sessions_undelivered", help, m.undelivered.0.clone());
         to.register(
             "tunnel_sessions_resumed",
             "Times a session went on over another path",

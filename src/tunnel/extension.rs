@@ -125,6 +125,7 @@ fn parts(word: Word) -> (&'static str, String, Bytes) {
         }
         Word::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
         Word::Finish { total } => ("finish", Control { total, ..blank }),
+        Word::Broken { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
         Word::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         Word::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
         Word::Resume { received, limit, epoch, instance, opener } => {
@@ -156,6 +157,7 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
         }
         "connect-failed" => Word::Refused { epoch: c.epoch, refusal: refusal() },
         "finish" => Word::Finish { total: c.total },
+        "broken" => Word::Broken { total: c.total, refusal: refusal() },
         "reset" => Word::Reset { epoch: c.epoch, refusal: refusal() },
         "credit" => Word::Credit { received: c.received, limit: c.limit },
         RESUME => Word::Resume {
@@ -264,6 +266,7 @@ mod tests {
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| Word::Refused { epoch, refusal }),
             prop::collection::vec(any::<u8>(), 0..100).prop_map(|b| Word::Data(b.into())),
             any::<u64>().prop_map(|total| Word::Finish { total }),
+            (any::<u64>(), refusal()).prop_map(|(total, refusal)| Word::Broken { total, refusal }),
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| Word::Reset { epoch, refusal }),
             (any::<u64>(), any::<u64>()).prop_map(|(received, limit)| Word::Credit { received, limit }),
             (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener()).prop_map(

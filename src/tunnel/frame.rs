@@ -81,6 +81,9 @@ pub enum Word {
     Data(Bytes),
     /// End of this direction, which had `total` bytes, its end counted as one.
     Finish { total: u64 },
+    /// The owner of this end is gone, and all that it accepted, `total` bytes with an end, stands before this; with 0 the
+    /// rest is forgotten. The other direction is dropped. Answered by a Reset; until then said again on each new path.
+    Broken { total: u64, refusal: Refusal },
     /// The session is over, in both directions.
     Reset { epoch: u64, refusal: Refusal },
     /// What was stored, and how far to send.
@@ -134,7 +137,7 @@ impl Word {
             | Self::Resume { epoch, .. }
             | Self::Resumed { epoch, .. }
             | Self::Lost { epoch } => Some(*epoch),
-            Self::Data(_) | Self::Finish { .. } | Self::Credit { .. } => None,
+            Self::Data(_) | Self::Finish { .. } | Self::Broken { .. } | Self::Credit { .. } => None,
         }
     }
 }

@@ -74,6 +74,8 @@ impl Dialect {
     /// From this version on each Open and Resume says who opened, Found how old a link is, and an edge is told of a
     /// conflict over its name.
     pub const CONFLICTS: u8 = 2;
+    /// From this version on an end whose connection broke off says so behind what it has accepted, and is answered.
+    pub const BREAKS: u8 = 2;
 
     /// From this version on a pod keeps an older link of a process beside a newer one that is marked so.
     pub const BESIDE: u8 = 2;

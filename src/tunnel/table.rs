@@ -1,17 +1,18 @@
 //! Every session of this process.
 
 mod clients;
+mod departed;
 mod ended;
 mod hear;
 mod links;
 mod upkeep;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use clients::Clients;
 use ended::Ended;
@@ -56,6 +57,8 @@ pub struct Table {
     count: AtomicUsize,
     ended: Mutex<Ended>,
     clients: Mutex<Clients>,
+    /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
+    departed: Mutex<VecDeque<SessionId>>,
     pub(super) middle: Middle,
 }
 
@@ -100,6 +103,7 @@ impl Table {
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
             clients: Mutex::default(),
+            departed: Mutex::default(),
             middle,
         });
         table.show_memory();
@@ -157,18 +161,6 @@ impl Table {
         (self.middle.len(), self.middle.queued())
     }
 
-    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// say, or to say again on another path. Cancel safe.
-    pub async fn delivered(&self) {
-        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            sessions.iter().any(|session| session.owes())
-        };
-        while self.shards.iter().any(owes) {
-            sleep(LOOK_EVERY).await;
-        }
-    }
-
     /// Resets every session, with a reason for all far ends.
     pub fn reset_all(&self, why: &Refusal) {
         for shard in &self.shards {
@@ -203,7 +195,8 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions { None } else { self.promise() }
+        let room = self.len() < self.limits.sessions || self.oldest_gives_way("sessions");
+        if room { self.promise() } else { None }
     }
 
     fn promise(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -228,5 +221,3 @@ impl Table {
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
-/// Between two looks whether all is delivered.
-const LOOK_EVERY: Duration = Duration::from_millis(50);

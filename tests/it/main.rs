@@ -9,6 +9,7 @@ mod support;
 mod tokens;
 mod words;
 
+mod abrupt;
 mod admin;
 mod config;
 mod conflict;

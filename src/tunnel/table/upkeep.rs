@@ -13,19 +13,22 @@ use crate::drain::Drain;
 use crate::net::pool::Pool;
 
 impl Table {
-    /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
+    /// Gives up what waited for a path, or to be delivered, longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
         self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
         self.show_memory();
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             lock(&self.ended).forget_before(long_ago);
         }
+        self.forget_delivered();
         let Some(before) = now.checked_sub(self.limits.grace) else { return };
         let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
         for shard in &self.shards {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
             for session in sessions {
-                session.expire(before, &why);
+                if session.expire(before, &why) {
+                    self.metrics.undelivered.count("too_late");
+                }
             }
         }
     }
