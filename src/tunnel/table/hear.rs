@@ -178,8 +178,8 @@ impl Table {
     /// Room for one session more of a client. If there is none, the client that has more than it gives some of its own.
     fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
         // Who gives way is gone from memory at once, and from the table once its far end was told.
-        let given = || (0..MOST_GIVEN).take_while(|_| self.give_way(source)).find_map(|_| self.promise());
-        self.halves().or_else(given)
+        let given = || (0..MOST_GIVEN).take_while(|_| self.give_way(source)).find_map(|_| self.halves());
+        self.has_place().then(|| self.halves()).flatten().or_else(given)
     }
 
     /// Why there is no room, and which key of which program makes more: a cloud asks an edge, any other asks a pod.
