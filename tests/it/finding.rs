@@ -9,12 +9,13 @@ use tunnel::tunnel::frame::Word;
 use tunnel::tunnel::{Code, Refusal, Session};
 
 use crate::support::call::Call;
+use crate::support::clients::{echoed, is_reset};
 use crate::support::line::Line;
-use crate::support::pods;
+use crate::support::pods::{self, Dns, Says};
 use crate::support::programs::{Place, TestPod, at, edge, start_edge};
 use crate::support::sessions;
 use crate::support::sibling::{announces, asked, open_word, opens, say_to, says, scripted_pod};
-use crate::support::{peer, targets};
+use crate::support::{peer, targets, wait_until};
 
 /// Lets edges reach every node.
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
@@ -161,4 +162,41 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
     let why = between(&asker, "never:22").await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
     assert!(why.contains("not connected"), "{why}");
+}
+
+#[tokio::test]
+async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let dns = Dns::start(Says::Nothing).await;
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let line = Line::to(pod.pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    for _ in 0..3 {
+        echoed(&mut client, "before").await;
+        line.reset();
+        let begun = Instant::now();
+        echoed(&mut client, "after").await;
+        assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
+    let place = Place::new();
+    let dns = Dns::start(Says::Nothing).await;
+    let at = pods::addresses(1)[0];
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, at, &lines));
+    let mut old = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
+    let (mut client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut old));
+    drop(old);
+    wait_until("the old link is gone", || pod.link("node1").is_none()).await;
+    let begun = Instant::now();
+    let _new = peer::link(&place, &pod, "node1", Some(Instance::from_bits(9))).await;
+    is_reset(&mut client).await;
+    let took = begun.elapsed();
+    assert!(took > Duration::from_millis(2900) && took < Duration::from_millis(3500), "{took:?}");
 }
