@@ -130,11 +130,19 @@ impl Pod {
         let resolver = Resolver::system().context("DNS")?;
         let drain = stopping.links.clone();
         drain.spawn(info_span!("dns"), resolver.clone().watch(drain.clone()));
-        let means = (&ground, &pool, &resolver);
+        let vouching = tokens.clone();
+        let patterns = publishing.publish_names.clone();
+        let vouched = move |node: &_| vouching.load().names(node);
+        let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
+        let means = (&ground, &pool, &resolver, &zone);
         let found = siblings::finder(&publishing, &server, registry.clone(), means, port, cluster)?;
         stopping.several = found.several.is_some();
         let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
         let finder = found.finder;
+        let readiness = Readiness::waiting_for(&[]);
+        if let Some(siblings) = &siblings {
+            siblings::report(siblings.clone(), readiness.clone(), &drain);
+        }
         let place = Place {
             node: None,
             own: Own::of_interfaces(pod_ip.into_iter().collect()),
@@ -162,12 +170,7 @@ impl Pod {
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
-        let vouching = tokens.clone();
-        let patterns = publishing.publish_names.clone();
-        let vouched = move |node: &_| vouching.load().names(node);
-        let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
-        let readiness = Readiness::waiting_for(&[]);
         let nodes = registry.clone();
         let admin = Admin {
             side: Side::Cloud(Arc::new(move || nodes.nodes())),
@@ -190,7 +193,12 @@ impl Pod {
         };
         admin.spawn(log, metrics_at, &pod.stopping.admin);
         pod.spawn_upkeep(tokens, acceptor.clone(), users.clone(), &pool);
-        let gate = Gate { allow_from: ssh.allow_from, logins: users.map(Logins::new), rules: ssh.rules };
+        let gate = Gate {
+            allow_from: ssh.allow_from,
+            logins: users.map(Logins::new),
+            rules: ssh.rules,
+            zone: Some(zone.clone()),
+        };
         let gate = Arc::new(ArcSwap::from_pointee(gate));
         if let Some(front) = front {
             let sessions = Arc::new(Semaphore::new(session.max.min(Semaphore::MAX_PERMITS)));

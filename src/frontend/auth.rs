@@ -19,6 +19,7 @@ use tracing::warn;
 
 use super::Denial;
 use crate::names::NodeName;
+use crate::policy::zone::Zone;
 use crate::policy::{Networks, Rules};
 
 /// The door of a front end: every client passes it before anything is opened for it.
@@ -30,6 +31,8 @@ pub struct Gate {
     pub logins: Option<Logins>,
     /// Who may ask for what.
     pub rules: Rules,
+    /// By which names nodes may be asked for beside their own; none: by no others.
+    pub zone: Option<Arc<Zone>>,
 }
 
 /// Names and passwords, as bcrypt hashes from an htpasswd file.

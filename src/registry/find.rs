@@ -148,7 +148,16 @@ impl Finder {
     async fn search(&self, wanted: Wanted) -> Result<Yes, NotFound> {
         let Some(others) = &self.others else { return Err(NotFound::default()) };
         let node = wanted.node.clone();
-        let found = others.searches.join(wanted).await;
+        let any = wanted.is_any();
+        let missed = if any { others.known.missing(&node) } else { None };
+        let found = match missed {
+            Some(said) => Err(said),
+            None => others.searches.join(wanted).await.inspect_err(|said| {
+                if any {
+                    others.known.miss(&node, said);
+                }
+            }),
+        };
         found.map_err(|said| {
             let moving = others.known.lost(&node).is_some_and(|since| since < MOVING);
             NotFound { moving, ..said }
