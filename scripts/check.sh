@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What can be known without running the program: format, lints, documents, dependencies, the arrows
-# between modules, shell scripts.
+# What can be known without running the program: format, lints, documents, dependencies, the arrows between modules,
+# shell scripts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/step.sh

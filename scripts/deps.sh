@@ -20,7 +20,7 @@ cargo-shear --locked
 # The graph of crates is read from what cargo has fetched for the build; only the advisories come from elsewhere.
 cargo fetch --quiet --locked
 cargo-deny --offline --log-level error check licenses bans sources
-if cargo-deny --log-level error fetch db 2>/dev/null; then
+if timeout 60 cargo-deny --log-level error fetch db 2>/dev/null; then
   cargo-deny --log-level error check advisories
 else
   echo "advisories: their database cannot be reached from here, so they were not looked at"

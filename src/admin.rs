@@ -17,6 +17,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tracing::{debug, info, info_span};
 
 use crate::drain::Drain;
@@ -36,8 +37,8 @@ enum State {
     Met,
     /// Nobody should be sent here.
     Unmet(String),
-    /// Something does not work, but nobody is served better elsewhere.
-    Troubled(String),
+    /// Something does not work, but nobody is served better elsewhere. Forgotten at that time, if one is given.
+    Troubled(String, Option<Instant>),
 }
 
 /// Everything the admin ports show. Cheap to clone.
@@ -88,7 +89,12 @@ impl Readiness {
     /// Says how something stands without which this process serves as well as others do: shown, and no reason to send
     /// nobody here.
     pub fn note(&self, what: &'static str, state: Result<(), String>) {
-        self.insert(what, state.map_or_else(State::Troubled, |()| State::Met));
+        self.insert(what, state.map_or_else(|why| State::Troubled(why, None), |()| State::Met));
+    }
+
+    /// The same of something that is over if it is not said again before `until`.
+    pub fn note_until(&self, what: &'static str, why: String, until: Instant) {
+        self.insert(what, State::Troubled(why, Some(until)));
     }
 
     /// Whether all is met. One line for each trouble.
@@ -100,7 +106,8 @@ impl Readiness {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let lines = all.iter().filter_map(|(name, state)| match state {
             State::Met => None,
-            State::Unmet(why) | State::Troubled(why) => Some(format!("{name}: {why}\n")),
+            State::Troubled(_, Some(until)) if *until <= Instant::now() => None,
+            State::Unmet(why) | State::Troubled(why, _) => Some(format!("{name}: {why}\n")),
         });
         let lines: String = lines.collect();
         if all.values().any(|state| matches!(state, State::Unmet(_))) { Err(lines) } else { Ok(lines) }

@@ -14,7 +14,7 @@ use crate::net::counted::{Counted, Tally};
 use crate::net::listen::breaks_off;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
-use crate::net::splice::{Ended, How, Side, linger, splice};
+use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
 use crate::telemetry::{Access, Metrics};
 use crate::tunnel::{Category, Code, Offer, Refusal, Session};
 
@@ -92,6 +92,8 @@ impl Backend {
         if ended.by == Side::A || ended.how == How::Finished {
             breaks_off(target.io(), false);
             linger(&mut target).await;
+        } else {
+            deliver(&mut target).await;
         }
     }
 }
@@ -105,7 +107,7 @@ fn address(client: &str) -> IpAddr {
 /// Lets go of a session: one that the target broke off is reset with that reason, any other ends by itself.
 fn leave(session: Session, ended: Ended, why: &str) {
     if ended.by == Side::A && ended.how != How::Finished {
-        session.reset(Refusal::new(Code::GivenUp, why));
+        session.break_off(Refusal::new(Code::GivenUp, why));
     }
 }
 

@@ -4,6 +4,7 @@ mod asked;
 mod bridge;
 mod kubernetes;
 mod links;
+mod proven;
 mod publish;
 mod siblings;
 mod stop;
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
 use links::Shared;
+use proven::Proven;
 use stop::Stopping;
 
 use crate::admin::{Admin, Readiness, Side};
@@ -33,7 +35,6 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
-use crate::policy::tokens::Tokens;
 use crate::policy::zone::Zone;
 use crate::registry::Registry;
 use crate::registry::find::Finder;
@@ -87,14 +88,6 @@ impl Pod {
         } = settings;
         let metrics = Metrics::cloud(&pod_namespace, &pod_name);
         let acceptor = acceptor(&server, publishing.siblings.name.as_deref(), &tls)?;
-        let tokens =
-            Reload::file(&server.tokenfile, |text| Ok(Tokens::parse(&String::from_utf8_lossy(text))))
-                .with_context(|| {
-                    format!("mode.cloud.stream.server.tokenfile: {}", server.tokenfile.display())
-                })?;
-        if tokens.load().is_empty() {
-            warn!(file = %server.tokenfile.display(), "no token in the token file: every edge is refused until there is one");
-        }
         let users = match &ssh.auth {
             Auth::None => None,
             Auth::Basic { users } => Some(read_users(users)?),
@@ -121,6 +114,7 @@ impl Pod {
             grace: session.grace,
         };
         let table = Table::new(Instance::random(), limits, metrics.clone());
+        let proven = Proven::start(&server.tokenfile, table.clone(), &stopping.links)?;
         let registry = Registry::new(metrics.clone());
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
@@ -130,9 +124,9 @@ impl Pod {
         let resolver = Resolver::system().context("DNS")?;
         let drain = stopping.links.clone();
         drain.spawn(info_span!("dns"), resolver.clone().watch(drain.clone()));
-        let vouching = tokens.clone();
+        let vouching = proven.clone();
         let patterns = publishing.publish_names.clone();
-        let vouched = move |node: &_| vouching.load().names(node);
+        let vouched = move |node: &_| vouching.names(node);
         let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
         let means = (&ground, &pool, &resolver, &zone);
         let found = siblings::finder(&publishing, &server, registry.clone(), means, port, cluster)?;
@@ -157,7 +151,7 @@ impl Pod {
         let backend = Backend::new(place, pool.clone(), metrics.clone(), stopping.clients.clone());
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
         let shared = Shared {
-            tokens: tokens.clone(),
+            proven: proven.clone(),
             registry: registry.clone(),
             finder: finder.clone(),
             siblings,
@@ -192,7 +186,7 @@ impl Pod {
             stopping,
         };
         admin.spawn(log, metrics_at, &pod.stopping.admin);
-        pod.spawn_upkeep(tokens, acceptor.clone(), users.clone(), &pool);
+        pod.spawn_upkeep(acceptor.clone(), users.clone(), &pool);
         let gate = Gate {
             allow_from: ssh.allow_from,
             logins: users.map(Logins::new),
@@ -226,13 +220,11 @@ impl Pod {
 
     fn spawn_upkeep(
         &self,
-        tokens: Reload<Tokens>,
         tls: Reload<tokio_rustls::rustls::ServerConfig>,
         users: Option<Reload<Users>>,
         pool: &Pool,
     ) {
         let drain = &self.stopping.links;
-        drain.spawn(info_span!("tokens"), tokens.watch(drain.clone()));
         drain.spawn(info_span!("tls"), tls.watch(drain.clone()));
         if let Some(users) = users {
             drain.spawn(info_span!("users"), users.watch(drain.clone()));

@@ -110,6 +110,16 @@ impl Drain {
 
     /// Begins draining, waits for all tasks, and cuts those that are left after `deadline` or once `at_once` completes.
     pub async fn finish(&self, deadline: Duration, at_once: impl Future<Output = ()>) -> Drained {
+        self.finish_after(deadline, at_once, std::future::ready(())).await
+    }
+
+    /// As [`Self::finish`]; what is to be cut is told why by `farewell`, and may end by itself until that completes.
+    pub async fn finish_after(
+        &self,
+        deadline: Duration,
+        at_once: impl Future<Output = ()>,
+        farewell: impl Future<Output = ()>,
+    ) -> Drained {
         self.begin();
         self.tasks.close();
         let patience = async {
@@ -123,6 +133,11 @@ impl Drain {
             () = self.tasks.wait() => Drained::Finished,
             () = patience => {
                 let left = self.tasks.len();
+                tokio::select! {
+                    biased;
+                    () = farewell => {}
+                    () = self.tasks.wait() => {}
+                }
                 let tasks: Vec<_> = {
                     let mut running = self.running();
                     running.cut = true;
@@ -193,6 +208,20 @@ mod tests {
         let drain = Drain::new();
         drain.spawn(Span::none(), pending());
         assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Cut(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_cut_may_end_by_itself_once_it_is_told_why() {
+        let (drain, (tell, told)) = (Drain::new(), tokio::sync::oneshot::channel());
+        let (before, ended) = (tokio::time::Instant::now(), Arc::new(Mutex::new(None)));
+        let end = ended.clone();
+        drain.spawn(Span::none(), async move { *end.lock().unwrap() = told.await.ok() });
+        let farewell = async {
+            tell.send("why").unwrap();
+            pending().await
+        };
+        assert_eq!(drain.finish_after(Duration::from_secs(4), pending(), farewell).await, Drained::Cut(1));
+        assert_eq!((*ended.lock().unwrap(), before.elapsed().as_secs()), (Some("why"), 4));
     }
 
     #[tokio::test(start_paused = true)]

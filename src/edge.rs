@@ -5,6 +5,7 @@ mod keeper;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -18,6 +19,7 @@ use keeper::Keeper;
 
 use crate::admin::{Admin, Readiness, Side};
 use crate::backend::{Backend, Own, Place};
+use crate::config::Secret;
 use crate::config::edge::{Client, Edge as Settings, MEMORY, Token};
 use crate::drain::{Drain, Drained};
 use crate::names::{Instance, Target};
@@ -102,7 +104,8 @@ impl Edge {
         let keeper = Keeper {
             name: tls::server_name(&client.dns.to_string()).context("mode.edge.stream.client.dns")?,
             authority: authority(&client),
-            token: token(&client.token)?,
+            tokens: tokens(&client.token)?,
+            turn: AtomicUsize::new(0),
             tls: tls::Client {
                 trust: Trust::Ca(client.ca.clone()),
                 identity: None,
@@ -139,7 +142,7 @@ impl Edge {
             deadline: session.drain,
         };
         admin.spawn(log, metrics_at, &admin_drain);
-        links.spawn(info_span!("token"), keeper.token.clone().watch(links.clone()));
+        links.spawn(info_span!("token"), keeper.tokens.clone().watch(links.clone()));
         links.spawn(info_span!("tls"), keeper.tls.clone().watch(links.clone()));
         links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), edge.metrics.refusals.clone().sum_up(links.clone().begun()));
@@ -154,7 +157,12 @@ impl Edge {
         self.readiness.set(RUNNING, Err("stopping".into()));
         info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
-        let drained = self.sessions.finish(self.deadline, at_once.clone()).await;
+        let why = Refusal::new(Code::Busy, "the edge is stopping");
+        let farewell = async {
+            self.table.reset_all(&why);
+            sleep(LAST_WORDS).await;
+        };
+        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), farewell).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }
@@ -164,7 +172,7 @@ impl Edge {
             () = sleep_until(until) => {}
             () = at_once => {}
         }
-        self.table.reset_all(&Refusal::new(Code::Busy, "the edge is stopping"));
+        self.table.reset_all(&why);
         self.links.begin();
         sleep(LAST_WORDS).await;
         self.uplinks.close_all();
@@ -174,16 +182,20 @@ impl Edge {
     }
 }
 
-/// What proves the node: the token itself, or a file that holds nothing else and may change.
-fn token(token: &Token) -> anyhow::Result<Reload<String>> {
+/// What proves the node: the token itself, or a file that holds nothing else and may change. One token, or two.
+fn tokens(token: &Token) -> anyhow::Result<Reload<Vec<Secret>>> {
     match token {
-        Token::Text(secret) => Ok(Reload::fixed(secret.reveal().to_owned())),
+        Token::Text(secret) => Ok(Reload::fixed(vec![secret.clone()])),
         Token::File(path) => Reload::file(path, |text| {
-            let token = String::from_utf8_lossy(text).trim().to_owned();
-            if token.is_empty() {
-                Err("the token file is empty: write the token into it".into())
-            } else {
-                Ok(token)
+            let text = String::from_utf8_lossy(text);
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            let tokens: Vec<Secret> = lines.map(Secret::new).collect();
+            match tokens.len() {
+                0 => Err("the token file is empty: write the token into it".into()),
+                1 | 2 => Ok(tokens),
+                n => Err(format!(
+                    "the token file holds {n} lines: write one token into it, or two, a line each"
+                )),
             }
         })
         .with_context(|| format!("mode.edge.stream.client.token_file: {}", path.display())),
@@ -204,13 +216,15 @@ fn authority(client: &Client) -> String {
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Condition of readiness: there is a link.
 const LINK: &str = "link";
+/// Shown beside readiness: another machine has our name, too.
+const NAME: &str = "name";
 /// Condition of readiness: not stopping.
 const RUNNING: &str = "running";
 /// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes.
 const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
-/// For the last resets to leave before the link is closed.
+/// For sessions to end by themselves once they are told why, and for the last resets to leave before the link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
 const GOODBYE: Duration = Duration::from_secs(3);

@@ -6,6 +6,8 @@
 //! not bound to its link: the link is the path it runs on for now, and when it is gone the opener resumes the session
 //! over the next one.
 //!
+//! docs/architecture.md has the whole of this, docs/protocol.md what goes over a link, docs/glossary.md the words.
+//!
 //! # Rows
 //!
 //! An import goes to a lower row only; `tests/layers.rs` fails otherwise.

@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
-use tokio::signal::unix::{SignalKind, signal};
+use futures_util::future::OptionFuture;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use tunnel::cloud::Pod;
@@ -16,6 +17,8 @@ use tunnel::config::edge::Edge as EdgeSettings;
 use tunnel::config::{Concern, Environment, Secret, Warning};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
+use tunnel::net::reload;
+use tunnel::net::secret::warn_of_readers;
 use tunnel::telemetry::log::{Level, Logs, Settings};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
@@ -78,6 +81,14 @@ enum Form {
     Json,
 }
 
+impl Args {
+    /// Which config file is read.
+    fn config(&self) -> PathBuf {
+        let default = if self.mode == Mode::Cloud { "conf/cloud.toml" } else { "conf/edge.toml" };
+        self.config.clone().unwrap_or_else(|| default.into())
+    }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse_from(std::env::args_os().map(spelled_our_way));
     match args.command {
@@ -110,6 +121,9 @@ fn run(args: &Args) -> ExitCode {
             Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
         }
     }
+    for (key, path) in settings.secrets(&args.config()) {
+        warn_of_readers(key, path);
+    }
     let level = logs.level();
     let runtime = match runtime(args.mode) {
         Ok(runtime) => runtime,
@@ -135,6 +149,14 @@ enum Either {
 }
 
 impl Either {
+    /// The files that hold secrets, each with its key; `config` is where the settings stand.
+    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
+        match self {
+            Self::Cloud(settings, _) => settings.secrets(),
+            Self::Edge(settings, _) => vec![settings.secret(config)],
+        }
+    }
+
     fn warnings(&self) -> &[Warning] {
         match self {
             Self::Cloud(_, warnings) | Self::Edge(_, warnings) => warnings,
@@ -143,8 +165,7 @@ impl Either {
 }
 
 fn read(args: &Args) -> Result<Either, ExitCode> {
-    let default = if args.mode == Mode::Cloud { "conf/cloud.toml" } else { "conf/edge.toml" };
-    let path = args.config.clone().unwrap_or_else(|| default.into());
+    let path = args.config();
     let bad = |what: &dyn Display| {
         say(&format!("tunnel: {}: {what}", path.display()));
         ExitCode::from(BAD_CONFIG)
@@ -160,7 +181,7 @@ fn read(args: &Args) -> Result<Either, ExitCode> {
 }
 
 async fn serve(settings: Either, level: Level) -> anyhow::Result<Drained> {
-    let mut signals = Signals::new()?;
+    let mut signals = Signals::of_a_daemon()?;
     match settings {
         Either::Cloud(settings, _) => {
             let pod = Pod::start(*settings, Some(level))?;
@@ -191,21 +212,35 @@ fn run_demo(check: bool) -> ExitCode {
     }
 }
 
-/// SIGTERM and SIGINT, each as often as it comes.
+/// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
 struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    terminate: Signal,
+    interrupt: Signal,
+    /// None where a terminal that goes away is to end the program.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        Ok(Self { terminate, interrupt, hangup: None })
+    }
+
+    /// As [`Self::new`]; SIGHUP means to read the files again.
+    fn of_a_daemon() -> std::io::Result<Self> {
+        Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
     }
 
     async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
+                    info!("SIGHUP: certificates, tokens and users are read again; the config itself only at a start");
+                    reload::look_now();
+                }
+            }
         }
     }
 }

@@ -9,9 +9,11 @@ pub mod pool;
 pub mod proxy;
 pub mod reload;
 pub mod resolver;
+pub mod secret;
 pub mod socket;
 pub mod splice;
 pub mod tls;
+mod unacknowledged;
 
 use std::io;
 use std::task::{Context, Poll};

@@ -5,6 +5,7 @@ pub mod addresses;
 mod awaited;
 #[cfg(feature = "kubernetes")]
 pub mod cluster;
+mod conflicts;
 pub mod dns;
 pub mod find;
 pub mod publish;
@@ -25,6 +26,7 @@ use crate::tunnel::{Found, Outbox};
 
 pub use awaited::Arrival;
 use awaited::Awaited;
+use conflicts::Conflicts;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
 #[derive(Debug)]
@@ -32,6 +34,7 @@ pub struct Registry {
     nodes: Mutex<Nodes>,
     /// Told whenever a node is linked.
     awaited: Awaited,
+    conflicts: Conflicts,
     /// Told whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
@@ -70,8 +73,17 @@ pub struct Taken {
 #[derive(Debug, Default)]
 struct Nodes {
     linked: HashMap<NodeName, Linked>,
+    /// Older links that their processes keep beside those: at most one of each node.
+    older: HashMap<NodeName, Linked>,
     /// When nodes that are not linked any more were last; bounded by [`MOST_GONE`].
     gone: HashMap<NodeName, Instant>,
+}
+
+impl Nodes {
+    /// Every link.
+    fn all(&self) -> Vec<Linked> {
+        self.linked.values().chain(self.older.values()).cloned().collect()
+    }
 }
 
 impl Linked {
@@ -92,7 +104,8 @@ impl Registry {
     /// No node is linked.
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
-        Arc::new(Self { nodes: Mutex::default(), awaited: Awaited::default(), changed, metrics })
+        let (awaited, conflicts) = (Awaited::default(), Conflicts::default());
+        Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
     /// Where a node is.
@@ -136,29 +149,45 @@ impl Registry {
         }
     }
 
-    /// Whether a process may link as `node`: not while another one of that name is alive. A plain link cannot be asked
-    /// and gives way. Takes up to 2 s.
-    pub async fn admit(&self, node: &NodeName, instance: Option<Instance>) -> Result<(), Taken> {
+    /// Whether a process may link as `node`, from that address: not while another one of that name is alive, which is
+    /// told. A plain link cannot be asked and gives way. Takes up to 2 s.
+    ///
+    /// # Errors
+    ///
+    /// Another one is alive.
+    pub async fn admit(
+        &self,
+        node: &NodeName,
+        instance: Option<Instance>,
+        from: SocketAddr,
+    ) -> Result<(), Taken> {
         let Place::Here(old) = self.find(node) else { return Ok(()) };
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
         if old.outbox.answers_within(ALIVE_WITHIN).await {
-            return Err(Taken { node: node.clone(), from: old.from });
+            return Err(self.keeps(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
         Ok(())
     }
 
-    /// Makes a link the one of its node, and closes the one before.
-    pub fn insert(&self, linked: Linked) {
+    /// Makes a link the one of its node. The one before is closed, unless the new one is to stand `beside` it and is of
+    /// the same process; a third one closes the oldest.
+    pub fn insert(&self, linked: Linked, beside: bool) {
         let Some(node) = linked.outbox.peer.node().cloned() else { return };
         let mut nodes = self.lock();
         nodes.gone.remove(&node);
-        let old = nodes.linked.insert(node.clone(), linked);
+        let instance = linked.instance;
+        let before = nodes.linked.insert(node.clone(), linked);
+        let oldest = nodes.older.remove(&node);
+        let (kept, before): (Vec<_>, Vec<_>) = before.into_iter().partition(|before| {
+            beside && before.instance.is_some() && before.instance == instance && !before.outbox.is_closed()
+        });
+        nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
         drop(nodes);
-        if let Some(old) = old {
+        for old in oldest.into_iter().chain(before) {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
             old.outbox.close();
         }
@@ -166,11 +195,17 @@ impl Registry {
         self.changed.send_replace(());
     }
 
-    /// Removes a link that has ended, unless a newer one has its place.
+    /// Removes a link that has ended, unless a newer one has its place. One that stood beside it takes its place.
     pub fn remove(&self, outbox: &Outbox) {
         let Some(node) = outbox.peer.node() else { return };
         let mut nodes = self.lock();
-        if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id) {
+        if nodes.older.get(node).is_some_and(|older| older.outbox.id == outbox.id) {
+            nodes.older.remove(node);
+        } else if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id)
+            && let Some(older) = nodes.older.remove(node)
+        {
+            nodes.linked.insert(node.clone(), older);
+        } else if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id) {
             nodes.linked.remove(node);
             if nodes.gone.len() >= MOST_GONE {
                 nodes.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
@@ -196,7 +231,7 @@ impl Registry {
 
     /// Asks every edge to link to another pod.
     pub fn drain_all(&self) {
-        let all: Vec<Linked> = self.lock().linked.values().cloned().collect();
+        let all = self.lock().all();
         for linked in all {
             linked.outbox.drain();
         }
@@ -204,7 +239,7 @@ impl Registry {
 
     /// Closes every link.
     pub fn close_all(&self) {
-        let all: Vec<Linked> = self.lock().linked.values().cloned().collect();
+        let all = self.lock().all();
         for linked in all {
             linked.outbox.close();
         }

@@ -24,7 +24,7 @@ pub mod table;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use asked::Asked;
-pub use frame::{Category, Code, Found, Refusal};
+pub use frame::{Category, Code, Conflict, Found, Refusal};
 pub use hello::Dialect;
 pub use link::{Link, LinkEnded};
 pub use opener::Opener;

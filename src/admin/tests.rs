@@ -167,3 +167,13 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         assert!(answer.starts_with(line), "{peer}: {answer}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_trouble_that_is_not_said_again_is_forgotten() {
+    let readiness = Readiness::waiting_for(&[]);
+    let until = Instant::now() + Duration::from_secs(90);
+    readiness.note_until("name", "two machines".into(), until);
+    assert_eq!(readiness.check(), Ok("name: two machines\n".into()));
+    tokio::time::advance(Duration::from_secs(90)).await;
+    assert_eq!(readiness.check(), Ok(String::new()));
+}

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Host, NodeName, Target};
-use crate::net::dial::{DialError, dial};
+use crate::net::dial::{DialError, Failure, dial};
 use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::plain;
 use crate::policy::targets::{Listening, Targets};
@@ -175,16 +175,13 @@ async fn resolve(
 }
 
 fn refusal(why: &DialError) -> Refusal {
-    match why {
-        DialError::Refused(at) => {
-            Refusal::new(Code::TargetRefused, format_args!("{at} refused the connection"))
-        }
-        DialError::Timeout { at, .. } => {
-            Refusal::new(Code::TargetTimeout, format_args!("{at} did not answer in time"))
-        }
-        DialError::Local { .. } => Refusal::new(Code::Internal, why),
-        DialError::Unreachable { .. } | DialError::NoAddress => Refusal::new(Code::TargetUnreachable, why),
-    }
+    let code = match why.first() {
+        Some(Failure::Refused(_)) => Code::TargetRefused,
+        Some(Failure::Timeout(..)) => Code::TargetTimeout,
+        Some(Failure::Local(..)) => Code::Internal,
+        Some(Failure::Unreachable(..)) | None => Code::TargetUnreachable,
+    };
+    Refusal::new(code, why)
 }
 
 /// Addresses of one target that are looked at: a name with more would only use up the patience of the first.

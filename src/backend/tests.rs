@@ -133,11 +133,11 @@ async fn an_offered_session_reaches_its_target_and_both_ends_end_well() {
 #[tokio::test]
 async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
     let pair = Pair::new();
-    let (listener, target) = listening().await;
+    let (listener, _) = listening().await;
     let at = listener.local_addr().unwrap();
     drop(listener);
     for (target, category, code, says) in [
-        (target.as_str(), Category::Ssh, Code::TargetRefused, format!("{at} refused the connection")),
+        (at.to_string().as_str(), Category::Ssh, Code::TargetRefused, format!("{at} refused the connection")),
         ("192.0.2.1:22", Category::Ssh, Code::NotAllowed, "this edge may not dial 192.0.2.1:22".into()),
         (
             "edge-1:443",
@@ -173,7 +173,7 @@ async fn a_session_reset_by_the_far_end_breaks_the_targets_connection_too() {
     let (listener, target) = listening().await;
     let (opening, _) = pair.ask(&target, Category::Ssh).await;
     let (mut socket, _) = listener.accept().await.unwrap();
-    opening.into_session().reset(Refusal::new(Code::GivenUp, "the client went away"));
+    opening.into_session().break_off(Refusal::new(Code::GivenUp, "the client went away"));
     let broken = socket.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset, "not a clean end");
     assert_eq!(pair.ended("given_up").await, 1);

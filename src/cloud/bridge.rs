@@ -57,7 +57,7 @@ async fn carry(offer: Offer, node: NodeName, plain: Arc<Outbox>, table: Arc<Tabl
     let why = broken.account().ended.unwrap_or_else(|| Refusal::new(Code::GivenUp, "the session broke"));
     debug!(%why, "a session with a plain node is over");
     alive.end(why.code.name());
-    other.reset(why);
+    other.break_off(why);
 }
 
 /// This end's name in metrics.

@@ -10,9 +10,10 @@ use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, info, info_span, warn};
+use tracing::{debug, info, info_span, warn};
 
 use super::asked;
+use super::proven::Proven;
 use crate::backend::Backend;
 use crate::names::{Instance, NodeName};
 use crate::net::listen::{Listener, tune_link};
@@ -20,19 +21,18 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::policy::Glob;
-use crate::policy::tokens::Tokens;
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
 use crate::route::{Room, Route};
 use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
 use crate::tunnel::hello::{Caller, Hello};
-use crate::tunnel::{Code, Event, Link, Outbox, Parked, Refusal};
+use crate::tunnel::{Code, Event, Found, Link, Outbox, Parked, Refusal};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
 pub(super) struct Shared {
-    pub(super) tokens: Reload<Tokens>,
+    pub(super) proven: Arc<Proven>,
     pub(super) registry: Arc<Registry>,
     pub(super) finder: Arc<Finder>,
     /// None if this pod is alone.
@@ -150,10 +150,10 @@ async fn admit(call: Call, shared: Shared) {
 
 async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let refused = &shared.ground.metrics.calls_refused;
-    if !shared.tokens.load().prove(&hello.node, &hello.token) {
+    if let Err(why) = shared.proven.check(&hello) {
         refused.count("token");
         if shared.ground.metrics.refusals.may_tell("token", call.from.ip()) {
-            warn!("refused: invalid token");
+            warn!("refused: {why}");
         }
         return call.refuse(Dismissal::Token);
     }
@@ -161,25 +161,26 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
         refused.count("stopping");
         return call.refuse(Dismissal::Stopping);
     }
-    if let Err(taken) = shared.registry.admit(&hello.node, hello.instance).await {
+    if let Err(taken) = shared.registry.admit(&hello.node, hello.instance, call.from).await {
         refused.count("name_taken");
-        if shared.ground.metrics.refusals.may_tell("name_taken", call.from.ip()) {
-            error!(%taken, "refused");
-        }
+        debug!(%taken, "refused");
         return call.refuse(Dismissal::NameTaken(taken.to_string()));
     }
     let from = call.from;
     let link = call.accept();
     info!(dialect = ?hello.dialect, "node is linked");
     let outbox = link.outbox.clone();
-    shared.registry.insert(Linked { outbox: outbox.clone(), instance: hello.instance, from });
+    shared.proven.begin(&outbox, &hello);
+    let linked = Linked { outbox: outbox.clone(), instance: hello.instance, from };
+    shared.registry.insert(linked, hello.beside);
     shared.finder.gained(&hello.node);
-    make_way(outbox.clone(), hello.node, &shared);
+    make_way(outbox.clone(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
         outbox.drain();
     }
     run(link, &shared).await;
     shared.registry.remove(&outbox);
+    shared.proven.end(&outbox);
 }
 
 async fn admit_pod(call: Call, instance: Instance, shared: Shared) {
@@ -231,11 +232,10 @@ async fn run(mut link: Link, shared: &Shared) {
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.outbox, &node, found) {
-                    make_way(link.outbox.clone(), node, shared);
+                    make_way(link.outbox.clone(), node, Some(found), shared);
                 }
             }
-            // Only an edge is told.
-            Ok(Event::Conflict(_)) => {}
+            Ok(Event::Conflict(node, said)) => shared.finder.gives_way(&node, said),
             // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
@@ -255,8 +255,8 @@ async fn run(mut link: Link, shared: &Shared) {
     }
 }
 
-/// A node was linked anew: older links to it are tried, and left if they are dead.
-fn make_way(to: Arc<Outbox>, node: NodeName, shared: &Shared) {
+/// A node was linked anew, here or as another pod has `found`: older links to it are tried, and left if they are dead.
+fn make_way(to: Arc<Outbox>, node: NodeName, found: Option<Found>, shared: &Shared) {
     if shared.siblings.is_none() {
         return;
     }
@@ -264,7 +264,14 @@ fn make_way(to: Arc<Outbox>, node: NodeName, shared: &Shared) {
     let Ok(place) = shared.moves.clone().try_acquire_owned() else { return };
     let (span, shared) = (info_span!("moved", %node), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
-        for parked in shared.finder.make_way(&to, &node, &shared.ground.table).await {
+        let contest = async {
+            if let Some(found) = found {
+                shared.finder.contest(&to, &node, found).await;
+            }
+        };
+        let table = &shared.ground.table;
+        let (parked, ()) = tokio::join!(shared.finder.make_way(&to, &node, table), contest);
+        for parked in parked {
             seek(parked, &shared);
         }
         drop(place);

@@ -50,7 +50,12 @@ impl Pod {
             }
         }
         let left = until.saturating_duration_since(Instant::now());
-        let drained = clients.finish(left, at_once.clone()).await;
+        let why = Refusal::new(Code::Busy, "the pod is stopping");
+        let farewell = async {
+            self.table.reset_all(&why);
+            sleep(LAST_WORDS).await;
+        };
+        let drained = clients.finish_after(left, at_once.clone(), farewell).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }
@@ -66,7 +71,7 @@ impl Pod {
             () = sleep_until(until) => warn!("deadline over: other pods' sessions have to find their way"),
             () = at_once => {}
         }
-        self.table.reset_all(&Refusal::new(Code::Busy, "the pod is stopping"));
+        self.table.reset_all(&why);
         publisher.finish(GOODBYE, std::future::pending()).await;
         links.begin();
         sleep(LAST_WORDS).await;
@@ -82,7 +87,7 @@ impl Pod {
 const STILL_COMING: Duration = Duration::from_secs(2);
 /// How often it is looked whether other pods' sessions have found another way.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// For the last resets to leave before the links are closed.
+/// For sessions to end by themselves once they are told why, and for the last resets to leave before links are closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
 const GOODBYE: Duration = Duration::from_secs(3);

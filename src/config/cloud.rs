@@ -1,7 +1,7 @@
 //! Settings of a pod, as read from the table `mode.cloud`.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::fold::{Report, Table};
@@ -135,6 +135,23 @@ impl Cloud {
         let mut report = Report::default();
         let cloud = Self::gather(text, env, &mut report);
         report.finish(text, Some(cloud))
+    }
+
+    /// The files that hold secrets, each with its key.
+    pub fn secrets(&self) -> Vec<(&'static str, &Path)> {
+        let mut all = vec![
+            ("mode.cloud.stream.server.key", self.server.key.as_path()),
+            ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
+        ];
+        if let Auth::Basic { users } = &self.ssh.auth {
+            all.push(("mode.cloud.ssh.users", users));
+        }
+        if let registry::Publish::Etcd(etcd) = &self.registry.publish {
+            all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
+            let password = etcd.login.iter().map(|(_, file)| file.as_path());
+            all.extend(password.map(|file| ("mode.cloud.registry.etcd_password_file", file)));
+        }
+        all
     }
 
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {

@@ -1,7 +1,7 @@
 //! Settings of an edge, as read from the table `mode.edge`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -78,6 +78,14 @@ impl Edge {
         let mut report = Report::default();
         let edge = Self::gather(text, env, &mut report);
         report.finish(text, edge)
+    }
+
+    /// The file that holds the secret, and its key; `config` is where these settings stand.
+    pub fn secret<'a>(&'a self, config: &'a Path) -> (&'static str, &'a Path) {
+        match &self.client.token {
+            Token::Text(_) => ("mode.edge.stream.client.token", config),
+            Token::File(file) => ("mode.edge.stream.client.token_file", file),
+        }
     }
 
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Option<Self> {

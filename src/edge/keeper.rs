@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -14,9 +15,10 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tracing::{info, info_span, warn};
 
-use super::LINK;
+use super::{LINK, NAME};
 use crate::admin::Readiness;
 use crate::backend::Backend;
+use crate::config::Secret;
 use crate::config::edge::Client;
 use crate::drain::Drain;
 use crate::names::{Host, Target};
@@ -39,7 +41,10 @@ pub(super) struct Keeper {
     pub(super) client: Client,
     pub(super) name: ServerName<'static>,
     pub(super) authority: String,
-    pub(super) token: Reload<String>,
+    /// What may prove our name, tried in turn.
+    pub(super) tokens: Reload<Vec<Secret>>,
+    /// Which of them is tried next: the one that was taken last.
+    pub(super) turn: AtomicUsize,
     pub(super) tls: Reload<ClientConfig>,
     pub(super) proxy: Option<Proxy>,
     pub(super) resolver: Resolver,
@@ -88,10 +93,7 @@ impl Keeper {
                         said = text;
                     }
                     if why.downcast_ref().is_some_and(DialError::is_name_taken) {
-                        tokio::select! {
-                            () = links.draining() => return,
-                            () = sleep(NAME_TAKEN) => {}
-                        }
+                        self.leave_name().await;
                     }
                 }
             }
@@ -107,8 +109,13 @@ impl Keeper {
         let io = io.await.context("the TLS handshake took too long")?;
         let io =
             io.with_context(|| format!("TLS with the cloud as {:?} failed", self.client.dns.to_string()))?;
-        let token = self.token.load();
-        Ok(grpc::dial(io, &self.authority, &self.client.node, &token, &self.ground).await?)
+        let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
+        let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
+        let dialled = grpc::dial(io, &self.authority, &self.client.node, token, &self.ground).await;
+        if dialled.as_ref().is_err_and(DialError::is_token_refused) {
+            self.turn.store(turn.wrapping_add(1), Relaxed);
+        }
+        Ok(dialled?)
     }
 
     async fn dial(&self) -> anyhow::Result<TcpStream> {
@@ -157,7 +164,19 @@ impl Keeper {
         // A session that only went on here was carried as well.
         carried |= link.outbox.sessions() > 0;
         self.ended(&link, &why);
+        if let LinkEnded::NameTaken(why) = why {
+            warn!("{why}");
+            self.leave_name().await;
+        }
         carried
+    }
+
+    /// Another process of our name is alive: dialling soon again is of no use.
+    async fn leave_name(&self) {
+        tokio::select! {
+            () = self.ground.drain.draining() => {}
+            () = sleep(NAME_TAKEN) => {}
+        }
     }
 
     /// Serves a link whose pod is stopping: what we opened to nodes moves to the next link as soon as there is one;
@@ -205,8 +224,11 @@ impl Keeper {
                 return true;
             }
             Event::Parked(parked) => self.seek(parked),
+            Event::Conflict(_, said) => {
+                self.readiness.note_until(NAME, said.reason, Instant::now() + CONFLICT);
+            }
             // A cloud says nothing of the kind to an edge, and a second Drain is as good as one.
-            Event::Asked(_) | Event::Find(..) | Event::Found(..) | Event::Drain | Event::Conflict(_) => {}
+            Event::Asked(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
         }
         false
     }
@@ -236,3 +258,5 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long to wait when another machine of our name is alive.
 const NAME_TAKEN: Duration = Duration::from_secs(30);
+/// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still there.
+const CONFLICT: Duration = Duration::from_secs(90);

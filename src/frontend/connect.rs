@@ -23,7 +23,7 @@ use crate::net::counted::{Counted, Tally};
 use crate::net::listen::{Listener, breaks_off};
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
-use crate::net::splice::{Ended, How, Side, linger, splice};
+use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
 use crate::policy::plain;
 use crate::route::{Request, Route};
 use crate::telemetry::metrics::Alive;
@@ -206,13 +206,15 @@ async fn carry(opened: Opened, mut client: Socket<TcpStream>, metrics: &Metrics)
     if ended.by == Side::A || ended.how == How::Finished {
         breaks_off(client.io(), false);
         linger(&mut client).await;
+    } else {
+        deliver(&mut client).await;
     }
 }
 
 /// Lets go of a session: one that the client broke off is reset with that reason, any other ends by itself.
 fn leave(session: Session, ended: Ended, why: &str) {
     if ended.by == Side::A && ended.how != How::Finished {
-        session.reset(Refusal::new(Code::GivenUp, why));
+        session.break_off(Refusal::new(Code::GivenUp, why));
     }
 }
 

@@ -1,5 +1,7 @@
 //! Connecting to one of several addresses, with a deadline.
 
+use std::cmp::Reverse;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,39 +12,22 @@ use tokio::time::{Instant, timeout};
 
 use super::listen::tune;
 
-/// Why nobody answered. Of several addresses, the one that came closest to answering is told.
-#[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    /// The machine answered that nothing listens there. Usual cause: the service is down, or the port is wrong.
-    #[error("{0} refused the connection: nothing listens there")]
-    Refused(SocketAddr),
-    /// No answer in time. Usual causes: a firewall that drops, or a machine that is off.
-    #[error("{at} did not answer within {patience:?}")]
-    Timeout {
-        /// Where.
-        at: SocketAddr,
-        /// How long it was waited for.
-        patience: Duration,
-    },
+/// Why nobody answered: what came of each address, the most telling first.
+#[derive(Debug)]
+pub struct DialError(Vec<Failure>);
+
+/// What came of one address. The order is that of [`DialError`], from the least telling.
+#[derive(Debug)]
+pub enum Failure {
     /// The network says that there is no way. Usual causes: no route, or a firewall that rejects.
-    #[error("{at} cannot be reached: {cause}")]
-    Unreachable {
-        /// Where.
-        at: SocketAddr,
-        /// What the system said.
-        cause: io::Error,
-    },
+    Unreachable(SocketAddr, io::Error),
     /// This machine could not even try. Usual causes: too many open files, or no free port left.
-    #[error("cannot connect to {at} from here: {cause}")]
-    Local {
-        /// Where.
-        at: SocketAddr,
-        /// What the system said.
-        cause: io::Error,
-    },
-    /// There was no address to try.
-    #[error("there is no address to connect to")]
-    NoAddress,
+    Local(SocketAddr, io::Error),
+    /// The machine answered that nothing listens there. Usual cause: the service is down, or the port is wrong.
+    Refused(SocketAddr),
+    /// No answer in that time. Usual causes: a firewall that drops, or a machine or a service that hangs. Whoever wants
+    /// to reach it has waited for this one.
+    Timeout(SocketAddr, Duration),
 }
 
 /// Connects to the first address that answers, in the order given, all within `patience`.
@@ -51,52 +36,111 @@ pub enum DialError {
 /// time for the others. The socket has no delay for small writes, and keep-alive. Cancel safe.
 pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream, DialError> {
     let deadline = Instant::now() + patience;
-    let mut told = DialError::NoAddress;
+    let mut failed = Vec::new();
     for (left, &at) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
         let share = deadline.saturating_duration_since(Instant::now()) / left;
-        let failed = match timeout(share, TcpStream::connect(at)).await {
+        failed.push(match timeout(share, TcpStream::connect(at)).await {
             Ok(Ok(socket)) => match tune(&SockRef::from(&socket)) {
                 Ok(()) => return Ok(socket),
-                Err(cause) => DialError::Local { at, cause },
+                Err(cause) => Failure::Local(at, cause),
             },
             Ok(Err(cause)) => sorted(at, cause, share),
             Err(_) => late(at, share),
-        };
-        if failed.rank() > told.rank() {
-            told = failed;
-        }
+        });
     }
-    Err(told)
+    failed.sort_by_key(|failure| Reverse(failure.rank()));
+    Err(DialError(failed))
 }
 
 impl DialError {
-    /// How close it came to an answer.
+    /// The failure that tells most; none if there was no address.
+    pub fn first(&self) -> Option<&Failure> {
+        self.0.first()
+    }
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("there is no address to connect to");
+        }
+        for (n, alike) in self.0.chunk_by(Failure::is_like).enumerate() {
+            let between = if n > 0 { "; " } else { "" };
+            match alike {
+                [Failure::Refused(first), rest @ ..] => {
+                    write!(f, "{between}{first} refused the connection{}", And(", and so did", rest))?;
+                }
+                [Failure::Timeout(first, patience), rest @ ..] => {
+                    write!(
+                        f,
+                        "{between}{first} did not answer within {patience:?}{}",
+                        And(", nor did", rest)
+                    )?;
+                }
+                [Failure::Unreachable(at, cause), ..] => {
+                    write!(f, "{between}{at} cannot be reached: {cause}")?
+                }
+                [Failure::Local(at, cause), ..] => {
+                    write!(f, "{between}cannot connect to {at} from here: {cause}")?;
+                }
+                [] => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for DialError {}
+
+/// More addresses of which the same is to be said.
+struct And<'a>(&'static str, &'a [Failure]);
+
+impl fmt::Display for And<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, failure) in self.1.iter().enumerate() {
+            write!(f, "{} {}", if n == 0 { self.0 } else { "," }, failure.at())?;
+        }
+        Ok(())
+    }
+}
+
+impl Failure {
+    fn at(&self) -> SocketAddr {
+        match self {
+            Self::Unreachable(at, _) | Self::Local(at, _) | Self::Refused(at) | Self::Timeout(at, _) => *at,
+        }
+    }
+
     fn rank(&self) -> u8 {
         match self {
-            Self::NoAddress => 0,
-            Self::Unreachable { .. } => 1,
-            Self::Timeout { .. } => 2,
-            Self::Local { .. } => 3,
-            Self::Refused(_) => 4,
+            Self::Unreachable(..) => 0,
+            Self::Local(..) => 1,
+            Self::Refused(_) => 2,
+            Self::Timeout(..) => 3,
         }
+    }
+
+    /// Whether one sentence does for both.
+    fn is_like(&self, other: &Self) -> bool {
+        self.rank() == other.rank() && self.rank() >= 2
     }
 }
 
 /// In whole milliseconds, as people count.
-fn late(at: SocketAddr, patience: Duration) -> DialError {
+fn late(at: SocketAddr, patience: Duration) -> Failure {
     let millis = (patience + Duration::from_micros(500)).as_millis();
-    DialError::Timeout { at, patience: Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)) }
+    Failure::Timeout(at, Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
 }
 
-fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> DialError {
+fn sorted(at: SocketAddr, cause: io::Error, patience: Duration) -> Failure {
     use io::ErrorKind as Kind;
     match cause.kind() {
-        Kind::ConnectionRefused | Kind::ConnectionReset => DialError::Refused(at),
+        Kind::ConnectionRefused | Kind::ConnectionReset => Failure::Refused(at),
         Kind::TimedOut => late(at, patience),
         Kind::HostUnreachable | Kind::NetworkUnreachable | Kind::NetworkDown => {
-            DialError::Unreachable { at, cause }
+            Failure::Unreachable(at, cause)
         }
-        _ => DialError::Local { at, cause },
+        _ => Failure::Local(at, cause),
     }
 }
 
@@ -138,11 +182,14 @@ mod tests {
         let (_listener, mute, _held) = silent().await;
         let refuses = closed().await;
         let brief = Duration::from_millis(100);
-        assert!(matches!(dial(&[refuses], SOON).await, Err(DialError::Refused(at)) if at == refuses));
-        let late = dial(&[mute], brief).await.unwrap_err();
-        assert_eq!(late.to_string(), format!("{mute} did not answer within 100ms"));
-        assert!(matches!(dial(&[refuses, mute], brief).await, Err(DialError::Refused(at)) if at == refuses));
-        assert!(matches!(dial(&[], SOON).await, Err(DialError::NoAddress)));
+        let says = async |addresses: &[SocketAddr], patience| {
+            dial(addresses, patience).await.unwrap_err().to_string()
+        };
+        assert_eq!(says(&[refuses], SOON).await, format!("{refuses} refused the connection"));
+        assert_eq!(says(&[mute], brief).await, format!("{mute} did not answer within 100ms"));
+        assert_eq!(says(&[], SOON).await, "there is no address to connect to");
+        let failed = dial(&[refuses, mute], brief).await.unwrap_err();
+        assert!(matches!(failed.first(), Some(Failure::Timeout(at, _)) if *at == mute), "it was waited for");
     }
 
     #[tokio::test]
@@ -155,13 +202,23 @@ mod tests {
     }
 
     #[test]
-    fn the_systems_words_are_sorted() {
-        let at = "192.0.2.1:1".parse().unwrap();
-        let of = |kind: io::ErrorKind| sorted(at, kind.into(), SOON).rank();
+    fn all_addresses_are_told_and_a_silent_one_first() {
         use io::ErrorKind as Kind;
+        let of = |last: u8, kind: Kind| sorted(([192, 0, 2, last], 22).into(), kind.into(), SOON);
+        let failed = |kinds: &[Kind]| {
+            let mut all: Vec<_> = (1..).zip(kinds).map(|(last, kind)| of(last, *kind)).collect();
+            all.sort_by_key(|failure| Reverse(failure.rank()));
+            DialError(all).to_string()
+        };
         assert_eq!(
-            [Kind::ConnectionRefused, Kind::TimedOut, Kind::HostUnreachable, Kind::AddrNotAvailable].map(of),
-            [4, 2, 1, 3]
+            failed(&[Kind::ConnectionRefused, Kind::TimedOut, Kind::ConnectionReset, Kind::HostUnreachable]),
+            "192.0.2.2:22 did not answer within 5s; 192.0.2.1:22 refused the connection, and so did 192.0.2.3:22; \
+             192.0.2.4:22 cannot be reached: host unreachable"
+        );
+        assert_eq!(
+            failed(&[Kind::AddrNotAvailable, Kind::TimedOut, Kind::TimedOut, Kind::TimedOut]),
+            "192.0.2.2:22 did not answer within 5s, nor did 192.0.2.3:22, 192.0.2.4:22; cannot connect to 192.0.2.1:22 \
+             from here: address not available"
         );
     }
 }

@@ -4,18 +4,21 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tracing::{info, warn};
+use tokio::sync::watch;
+use tracing::{error, info};
 
 use crate::drain::Drain;
 
 /// A value made of one or more files that follows their content. Cheap to clone; clones share the value.
 ///
 /// Content is compared, not times: a swapped link (as Kubernetes mounts do it) and an edit are both noticed, and a
-/// file that was only touched is not. Until [`Self::watch`] runs, the value stays as it was first read.
+/// file that was only touched is not. New content counts once it was read twice alike, so that half of what somebody is
+/// writing never does, and a file that is empty or gone changes nothing. Until [`Self::watch`] runs, the value stays as
+/// it was first read.
 pub struct Reload<T>(Arc<Shared<T>>);
 
 /// Why a value could not be read from its files.
@@ -29,6 +32,9 @@ pub enum ReloadError {
         /// What the system said.
         cause: io::Error,
     },
+    /// A file that held something is empty now. Usual cause: a full disk, or a writer that died.
+    #[error("{} is empty; write its content into it again", .0.display())]
+    Empty(PathBuf),
     /// The files were read, but what they say will not do. The sentence names the file and the remedy.
     #[error("{0}")]
     Content(String),
@@ -48,6 +54,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
             first: fingerprint(&contents),
             paths,
             parse: Box::new(parse),
+            changed: watch::Sender::new(()),
         })))
     }
 
@@ -63,7 +70,8 @@ impl<T: Send + Sync + 'static> Reload<T> {
     pub fn fixed(value: T) -> Self {
         let value = ArcSwap::from_pointee(value);
         let parse = Box::new(|_: &[Vec<u8>]| Err("is fixed".to_owned()));
-        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse }))
+        let changed = watch::Sender::new(());
+        Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse, changed }))
     }
 
     /// The value as last read. Take it for each use; who keeps it keeps the old one.
@@ -71,19 +79,29 @@ impl<T: Send + Sync + 'static> Reload<T> {
         self.0.value.load_full()
     }
 
-    /// Looks every few seconds whether the content changed, until draining begins.
+    /// Tells of every change of the value from now on; changes that nobody looked at meanwhile are told once.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
+    }
+
+    /// Looks every few seconds, and after [`look_now`], whether the content changed, until draining begins. What has
+    /// changed counts within 6 s.
     ///
     /// When reading or parsing fails, the old value stays and one warning is logged for each new trouble. Cancel safe.
     pub async fn watch(self, drain: Drain) {
         if self.0.paths.is_empty() {
             return;
         }
-        let mut seen = Seen { content: self.0.first, trouble: None };
+        let mut seen = Seen { content: self.0.first, ..Seen::default() };
+        let mut asked = LOOK_NOW.subscribe();
         loop {
+            let pause = if seen.unsettled.is_some() { SETTLE } else { LOOK };
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                // The sender is never dropped.
+                _ = asked.changed() => {}
+                () = tokio::time::sleep(pause) => {}
             }
             let next = self.look(&seen).await;
             seen = self.told(seen, next);
@@ -94,6 +112,9 @@ impl<T: Send + Sync + 'static> Reload<T> {
         let mut contents = Vec::with_capacity(self.0.paths.len());
         for path in &self.0.paths {
             match tokio::fs::read(path).await {
+                Ok(content) if content.trim_ascii().is_empty() => {
+                    return Look::Failed(seen.content, ReloadError::Empty(path.clone()));
+                }
                 Ok(content) => contents.push(content),
                 Err(cause) => return Look::Failed(seen.content, unreadable(path, cause)),
             }
@@ -101,6 +122,9 @@ impl<T: Send + Sync + 'static> Reload<T> {
         let content = fingerprint(&contents);
         if content == seen.content {
             return Look::Same;
+        }
+        if seen.unsettled != Some(content) {
+            return Look::Unsettled(content);
         }
         match (self.0.parse)(&contents) {
             Ok(value) => Look::New(content, value),
@@ -112,18 +136,22 @@ impl<T: Send + Sync + 'static> Reload<T> {
     fn told(&self, seen: Seen, found: Look<T>) -> Seen {
         match found {
             // A bad content that has not changed stays bad, and was said.
-            Look::Same => seen,
+            Look::Same if seen.bad => Seen { unsettled: None, ..seen },
+            Look::Same => Seen { unsettled: None, trouble: None, ..seen },
+            Look::Unsettled(content) => Seen { unsettled: Some(content), ..seen },
             Look::New(content, value) => {
                 self.0.value.store(Arc::new(value));
                 info!(files = %self.0, "changed and read again");
-                Seen { content, trouble: None }
+                self.0.changed.send_replace(());
+                Seen { content, ..Seen::default() }
             }
             Look::Failed(content, cause) => {
                 let trouble = cause.to_string();
                 if seen.trouble.as_ref() != Some(&trouble) {
-                    warn!(files = %self.0, cause = %trouble, "what was read before stays in use");
+                    error!(files = %self.0, cause = %trouble, "what was read before stays in use");
                 }
-                Seen { content, trouble: Some(trouble) }
+                let bad = matches!(cause, ReloadError::Content(_));
+                Seen { content, unsettled: None, bad, trouble: Some(trouble) }
             }
         }
     }
@@ -145,19 +173,28 @@ struct Shared<T> {
     value: ArcSwap<T>,
     paths: Vec<PathBuf>,
     parse: Box<Parse<T>>,
+    changed: watch::Sender<()>,
     /// Fingerprint of what the first value was made of.
     first: u64,
 }
 
 type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
+#[derive(Default)]
 struct Seen {
+    /// What was parsed last.
     content: u64,
+    /// What was read last, if it differs from that and was read only once.
+    unsettled: Option<u64>,
+    /// Whether that will not do.
+    bad: bool,
+    /// What was told last.
     trouble: Option<String>,
 }
 
 enum Look<T> {
     Same,
+    Unsettled(u64),
     New(u64, T),
     Failed(u64, ReloadError),
 }
@@ -182,8 +219,19 @@ fn fingerprint(contents: &[Vec<u8>]) -> u64 {
     hasher.finish()
 }
 
+/// All files that this process watches are looked at now.
+pub fn look_now() {
+    LOOK_NOW.send_replace(());
+}
+
+/// One for the process, as the signal is that asks for it.
+static LOOK_NOW: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
+
 /// Time between two looks. A Kubernetes mount takes a minute or more to change, so a few seconds cost nobody anything.
-const LOOK: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_secs(4);
+
+/// Between two looks at content that has changed: longer than a writer needs.
+const SETTLE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
@@ -194,10 +242,17 @@ mod tests {
         String::from_utf8_lossy(content).trim().parse().map_err(|_| "not a number".to_owned())
     }
 
-    /// Looks once, as the watch does every few seconds.
-    async fn look(reload: &Reload<u32>, seen: Seen) -> Seen {
-        let found = reload.look(&seen).await;
-        reload.told(seen, found)
+    /// Looks twice, as the watch does within a few seconds.
+    async fn look(reload: &Reload<u32>, mut seen: Seen) -> Seen {
+        for _ in 0..2 {
+            let found = reload.look(&seen).await;
+            seen = reload.told(seen, found);
+        }
+        seen
+    }
+
+    fn first(reload: &Reload<u32>) -> Seen {
+        Seen { content: reload.0.first, ..Seen::default() }
     }
 
     #[tokio::test]
@@ -207,7 +262,8 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let reload = Reload::file(&path, number).unwrap();
         let old = reload.load();
-        let mut seen = Seen { content: reload.0.first, trouble: None };
+        let mut seen = first(&reload);
+        let changes = reload.changes();
 
         std::fs::write(&path, "2").unwrap();
         seen = look(&reload, seen).await;
@@ -221,9 +277,29 @@ mod tests {
         seen = look(&reload, seen).await;
         assert!(seen.trouble.as_ref().unwrap().contains("cannot read"), "{:?}", seen.trouble);
 
+        assert!(changes.has_changed().unwrap());
+        std::fs::write(&path, " \n").unwrap();
+        seen = look(&reload, seen).await;
+        assert!(seen.trouble.as_ref().unwrap().contains("is empty"), "{:?}", seen.trouble);
+
         std::fs::write(&path, "3").unwrap();
         seen = look(&reload, seen).await;
         assert_eq!((*reload.load(), seen.trouble), (3, None));
+    }
+
+    #[tokio::test]
+    async fn what_somebody_is_writing_counts_once_it_was_read_twice_alike() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        std::fs::write(&path, "1").unwrap();
+        let reload = Reload::file(&path, number).unwrap();
+        let mut seen = first(&reload);
+        for (content, counts) in [("", 1), ("2", 1), ("", 1), ("2", 1), ("23", 1), ("234", 1), ("234", 234)] {
+            std::fs::write(&path, content).unwrap();
+            let found = reload.look(&seen).await;
+            seen = reload.told(seen, found);
+            assert_eq!(*reload.load(), counts, "{content}");
+        }
     }
 
     #[tokio::test]
@@ -239,7 +315,7 @@ mod tests {
         })
         .unwrap();
         std::fs::write(&path, "bad").unwrap();
-        let mut seen = Seen { content: reload.0.first, trouble: None };
+        let mut seen = first(&reload);
         for _ in 0..3 {
             seen = look(&reload, seen).await;
         }
@@ -261,6 +337,23 @@ mod tests {
         }
         let ended = drain.finish(Duration::from_secs(1), std::future::pending()).await;
         assert_eq!(ended, crate::drain::Drained::Finished);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_need_not_wait_for_the_next_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("n");
+        std::fs::write(&path, "1").unwrap();
+        let reload = Reload::file(&path, number).unwrap();
+        let (drain, mut changes) = (Drain::new(), reload.changes());
+        drain.spawn(tracing::Span::none(), reload.clone().watch(drain.clone()));
+        tokio::task::yield_now().await;
+        let begun = tokio::time::Instant::now();
+        std::fs::write(&path, "2").unwrap();
+        look_now();
+        changes.changed().await.unwrap();
+        assert_eq!((*reload.load(), begun.elapsed() <= SETTLE), (2, true), "{:?}", begun.elapsed());
+        drain.finish(Duration::from_secs(1), std::future::pending()).await;
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-pub use linger::{ENOUGH, PATIENCE, SILENCE, linger};
+pub use linger::{DELIVERY, ENOUGH, PATIENCE, SILENCE, deliver, linger};
 
 use super::Duplex;
 
@@ -248,6 +248,11 @@ impl Flow {
     }
 
     fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<Stop>> {
+        // The system tells of a reset once only. It told the writer, so that this is no end of stream.
+        let reset = Ended { by: self.from, how: How::WriteFailed(io::ErrorKind::ConnectionReset) };
+        if log.failed == Some(reset) {
+            return Poll::Ready(ControlFlow::Break(Stop::Over));
+        }
         log.finished.get_or_insert(self.from);
         self.state = State::Finishing;
         Poll::Ready(ControlFlow::Continue(()))

@@ -8,51 +8,100 @@ use crate::names::NodeName;
 
 /// What a token file says: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without a line
 /// of their own (docs/superedge.md#token-file). Never shown.
-pub struct Tokens(HashMap<String, String>);
+pub struct Tokens {
+    lines: HashMap<String, String>,
+    faults: Vec<(usize, &'static str)>,
+}
+
+/// Why a token does not prove a node.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unproven {
+    /// Nothing could prove it.
+    #[error("the token file has no line for {0}, and no default")]
+    NoLine(NodeName),
+    /// It is another one than that of the line that counts.
+    #[error("the token differs from that of {0}")]
+    Differs(&'static str),
+}
 
 impl Tokens {
-    /// Reads a file's text. A line without a colon is skipped, as is one without a token: an empty token proves nothing.
+    /// Reads a file's text. A line without a colon is passed over, and an empty token proves nothing; [`Self::faults`]
+    /// tells of both. Empty lines, and those that begin with `#`, are nobody's.
     pub fn parse(text: &str) -> Self {
-        let mut tokens = HashMap::new();
-        for line in text.lines() {
+        let (mut lines, mut faults) = (HashMap::new(), Vec::new());
+        for (at, line) in (1..).zip(text.lines()) {
             let line = line.replace(' ', "");
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
             let mut parts = line.split(':');
-            if let (Some(node), Some(token)) = (parts.next(), parts.next()) {
-                tokens.insert(node.to_ascii_lowercase(), token.to_owned());
+            let (node, token, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+            let before = token.and_then(|t| lines.insert(node.to_ascii_lowercase(), t.to_owned()));
+            let fault = match token {
+                None => "it has no ':' and is passed over: write node:token",
+                Some(_) if node.parse::<NodeName>().is_err() => {
+                    "what stands before its ':' is no node's name"
+                }
+                Some("") => "it has no token, so that nothing proves its node",
+                _ if more.is_some() => {
+                    "what stands behind its second ':' is not part of the token, which cannot hold one"
+                }
+                _ if before.is_some() => "its node has an earlier line as well, which does not count",
+                _ => continue,
+            };
+            if faults.len() < MOST_TOLD {
+                faults.push((at, fault));
             }
         }
-        Self(tokens)
+        Self { lines, faults }
     }
 
     /// Whether `token` proves `node`. A node with a line of its own cannot use the default token.
-    pub fn prove(&self, node: &NodeName, token: &str) -> bool {
-        let own = self.0.get(&node.as_str().to_ascii_lowercase());
-        let expected = own.or_else(|| self.0.get(DEFAULT)).map_or("", String::as_str);
+    ///
+    /// # Errors
+    ///
+    /// Why not, for those who run the cloud: whoever asks may be told only that it does not.
+    pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), Unproven> {
+        let own = self.lines.get(&node.as_str().to_ascii_lowercase());
+        let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
         let equal: bool = expected.as_bytes().ct_eq(token.as_bytes()).into();
-        equal && !expected.is_empty()
+        match (equal, own) {
+            _ if expected.is_empty() => Err(Unproven::NoLine(node.clone())),
+            (true, _) => Ok(()),
+            (false, Some(_)) => Err(Unproven::Differs("the node's own line")),
+            (false, None) => Err(Unproven::Differs("the default line")),
+        }
+    }
+
+    /// The lines that are not as they should be: from 1, and what is wrong with them. The first [`MOST_TOLD`] of them.
+    pub fn faults(&self) -> &[(usize, &'static str)] {
+        &self.faults
     }
 
     /// Whether a node has a line of its own.
     pub fn names(&self, node: &NodeName) -> bool {
-        self.0.contains_key(&node.as_str().to_ascii_lowercase())
+        self.lines.contains_key(&node.as_str().to_ascii_lowercase())
     }
 
     /// How many lines count.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.lines.len()
     }
 
     /// Whether nobody can prove anything.
     pub fn is_empty(&self) -> bool {
-        self.0.values().all(String::is_empty)
+        self.lines.values().all(String::is_empty)
     }
 }
 
 impl std::fmt::Debug for Tokens {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Tokens({} lines)", self.0.len())
+        write!(f, "Tokens({} lines)", self.lines.len())
     }
 }
+
+/// Lines that are told of: who has more of them has seen what it is about.
+const MOST_TOLD: usize = 20;
 
 /// The line for nodes without one of their own.
 const DEFAULT: &str = "default";
@@ -63,7 +112,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn prove(text: &str, node: &str, token: &str) -> bool {
-        Tokens::parse(text).prove(&node.parse().unwrap(), token)
+        Tokens::parse(text).prove(&node.parse().unwrap(), token).is_ok()
     }
 
     #[test]
@@ -78,6 +127,28 @@ mod tests {
     fn an_empty_token_proves_nothing() {
         assert!(!prove("", "n", "") && !prove("default:", "n", "") && !prove("n:\ndefault:a", "n", ""));
         assert!(!prove("n:\ndefault:a", "n", "a"), "its own line counts, even an empty one");
+    }
+
+    #[test]
+    fn why_a_token_does_not_prove_a_node_is_told_apart() {
+        let why = |text, node: &str| {
+            Tokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
+        };
+        assert_eq!(why("node1:t", "node7"), "the token file has no line for node7, and no default");
+        assert_eq!(why("default:\nnode7:", "node7"), "the token file has no line for node7, and no default");
+        assert_eq!(why("node7:a\ndefault:t", "node7"), "the token differs from that of the node's own line");
+        assert_eq!(why("default:a", "node7"), "the token differs from that of the default line");
+    }
+
+    #[test]
+    fn lines_that_are_not_as_they_should_be_are_told_by_their_number_and_nothing_of_them_is_shown() {
+        let text =
+            "# a:b:c\n\ndefault:s\nnode1 SECRET\nnode2:\nnode3:a:b\nNode4:a\nnode4:b\n!:a\n node5 : a \n";
+        let tokens = Tokens::parse(text);
+        let lines: Vec<usize> = tokens.faults().iter().map(|(line, _)| *line).collect();
+        assert_eq!(lines, [4, 5, 6, 8, 9]);
+        assert!(!format!("{:?}", tokens.faults()).contains("SECRET"));
+        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MOST_TOLD);
     }
 
     proptest! {

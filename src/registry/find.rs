@@ -1,5 +1,6 @@
 //! Finding a node: linked here, else what is remembered, else what DNS and the other pods say.
 
+mod contest;
 mod known;
 mod missing;
 mod search;
@@ -217,7 +218,7 @@ impl Finder {
     }
 
     /// Another pod has said something of a node. True if it said unasked that the node is there now: then
-    /// [`Self::make_way`] is to be called.
+    /// [`Self::contest`] and [`Self::make_way`] are to be called.
     pub fn heard(&self, from: &Arc<Outbox>, node: &NodeName, found: Found) -> bool {
         let Some(others) = &self.others else { return false };
         if !others.siblings.heard(from, found) || !found.here {
@@ -228,18 +229,9 @@ impl Finder {
         true
     }
 
-    /// A node was linked anew, here or at the pod behind `to`. An older link of it here, and those to other pods on which
-    /// sessions of ours run to it, are asked for a sign of life, and left if there is none within 1 s. Returns the
-    /// sessions that need another path.
+    /// A node was linked anew, here or at the pod behind `to`. Links to other pods on which sessions of ours run to it are
+    /// asked for a sign of life, and left if there is none within 1 s. Returns the sessions that need another path.
     pub async fn make_way(&self, to: &Outbox, node: &NodeName, table: &Table) -> Vec<Parked> {
-        if let Some(linked) = self.registry.here(node)
-            && linked.outbox.id != to.id
-            && linked.instance.is_some()
-            && !linked.outbox.answers_within(ALIVE_WITHIN).await
-        {
-            tracing::info!(%node, "linked to another pod, and silent here: its old link is closed");
-            linked.outbox.close();
-        }
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
         links.retain(|link| link.id != to.id && link.sessions() > 0);

@@ -1,9 +1,10 @@
 //! Every metric's name, unit and meaning, in one place.
 
+mod labels;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -12,6 +13,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::Refusals;
+use labels::{Budget, Cause, Ended, Front, Pod};
+
 use super::process::Process;
 
 /// The numbers of this process: made once by the wiring, given to every part that counts. Cheap to clone.
@@ -28,6 +31,8 @@ pub struct Metrics {
     pub links_ended: Causes,
     /// Calls that asked to become a link and were refused, by cause.
     pub calls_refused: Causes,
+    /// Times that two processes that were both alive had one name, of which one is linked here.
+    pub name_conflicts: Counter,
     /// Times that an edge began to dial its cloud again.
     pub reconnects: Counter,
     /// Time from a ping to its answer, on every link.
@@ -44,10 +49,14 @@ pub struct Metrics {
     pub bytes_down: Counter,
     /// Sessions reset before their end, by cause.
     pub resets: Causes,
+    /// Sessions that broke off and were forgotten before all that had been accepted was delivered, by cause.
+    pub undelivered: Causes,
     /// Times that a session with an end here went on over another path.
     pub resumed: Counter,
     /// Sessions that only pass through this pod; looked at every few seconds.
     pub passing: Gauge,
+    /// What sessions may hold in memory, by budget; looked at every few seconds.
+    pub memory: Memory,
     /// Frames dropped because they came from the wrong link, role or attempt, or are not known, by cause.
     pub frames_dropped: Causes,
     /// Client connections closed without a session, by cause (head too slow, not HTTP, too many, ...).
@@ -64,6 +73,13 @@ pub struct Metrics {
 /// A counter for each of a few causes, which are fixed words of ours.
 #[derive(Debug, Clone, Default)]
 pub struct Causes(Family<Cause, Counter>);
+
+/// Bytes held of each of a few budgets, and their bounds.
+#[derive(Debug, Clone, Default)]
+pub struct Memory {
+    used: Family<Budget, Gauge>,
+    limit: Family<Budget, Gauge>,
+}
 
 /// Sessions alive now, and sessions ended by result, for each front end.
 #[derive(Debug, Clone, Default)]
@@ -116,6 +132,7 @@ impl Metrics {
             links: Gauge::default(),
             links_ended: Causes::default(),
             calls_refused: Causes::default(),
+            name_conflicts: Counter::default(),
             reconnects: Counter::default(),
             round_trip: Timing::new(&ROUND_TRIP_SECONDS),
             stalls: Counter::default(),
@@ -124,8 +141,10 @@ impl Metrics {
             bytes_up: Counter::default(),
             bytes_down: Counter::default(),
             resets: Causes::default(),
+            undelivered: Causes::default(),
             resumed: Counter::default(),
             passing: Gauge::default(),
+            memory: Memory::default(),
             frames_dropped: Causes::default(),
             connections_refused: Causes::default(),
             published: Gauge::default(),
@@ -141,6 +160,8 @@ impl Metrics {
             "Calls refused before they became links",
             m.calls_refused.0.clone(),
         );
+        let help = "Times that two live processes had one node's name";
+        to.register("tunnel_name_conflicts", help, m.name_conflicts.clone());
         to.register("tunnel_reconnects", "Times an edge dialled its cloud again", m.reconnects.clone());
         let help = "Time from a ping to its answer";
         to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, m.round_trip.0.clone());
@@ -158,12 +179,19 @@ impl Metrics {
         let help = "Bytes from targets towards clients";
         to.register_with_unit("tunnel_down", help, Unit::Bytes, m.bytes_down.clone());
         to.register("tunnel_sessions_reset", "Sessions reset before their end, by cause", m.resets.0.clone());
+        let help = "Sessions that broke off and were not delivered in full, by cause";
+        to.register("tunnel_sessions_undelivered", help, m.undelivered.0.clone());
         to.register(
             "tunnel_sessions_resumed",
             "Times a session went on over another path",
             m.resumed.clone(),
         );
         to.register("tunnel_sessions_passing", "Sessions that only pass through this pod", m.passing.clone());
+        let help = "Bytes held of each budget: promised to far ends, kept until they have received it (or a little more), \
+                    passing through to another link, unpromised (sent by plain peers, not read yet)";
+        to.register_with_unit("tunnel_memory", help, Unit::Bytes, m.memory.used.clone());
+        let help = "Bytes that each budget has; see memory in the config";
+        to.register_with_unit("tunnel_memory_limit", help, Unit::Bytes, m.memory.limit.clone());
         to.register("tunnel_frames_dropped", "Frames dropped, by cause", m.frames_dropped.0.clone());
         let help = "Client connections closed without a session, by cause";
         to.register("tunnel_connections_refused", help, m.connections_refused.0.clone());
@@ -189,6 +217,15 @@ impl Causes {
     /// How many were counted for `cause`.
     pub fn counted(&self, cause: &'static str) -> u64 {
         self.0.get_or_create(&Cause { cause }).get()
+    }
+}
+
+impl Memory {
+    /// Of `budget`, a fixed word of ours, so many of so many bytes are held now.
+    pub fn set(&self, budget: &'static str, used: usize, limit: usize) {
+        for (family, bytes) in [(&self.used, used), (&self.limit, limit)] {
+            family.get_or_create(&Budget { budget }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
     }
 }
 
@@ -240,28 +277,6 @@ impl Timing {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Pod {
-    kubernetes_namespace: String,
-    kubernetes_pod_name: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Cause {
-    cause: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Front {
-    front: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ended {
-    front: &'static str,
-    result: &'static str,
-}
-
 /// The type of [`Metrics::encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -293,11 +308,14 @@ mod tests {
         metrics.links_ended.count("silent");
         metrics.bytes_up.inc_by(7);
         metrics.opening.observe(Duration::from_millis(3));
+        metrics.memory.set("kept", 5, 6);
         let text = metrics.encode();
         for line in [
             gauge(1).trim_end(),
             "tunnel_links_ended_total{cause=\"silent\"} 1",
             "tunnel_up_bytes_total 7",
+            "tunnel_memory_bytes{budget=\"kept\"} 5",
+            "tunnel_memory_limit_bytes{budget=\"kept\"} 6",
             "tunnel_session_opening_seconds_bucket{le=\"0.01\"} 1",
             "tunnel_session_opening_seconds_bucket{le=\"0.0025\"} 0",
         ] {

@@ -1,4 +1,4 @@
-//! What the kernel says about this process, read when somebody asks.
+//! What the kernel and the runtime say about this process, read when somebody asks.
 
 use std::fmt;
 use std::fs;
@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-/// Memory, processor time and open files of this process, from `/proc/self`, at each scrape.
+/// Memory, processor time and open files of this process, from `/proc/self`, and its tasks, at each scrape.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -37,6 +37,10 @@ impl Collector for Process {
             let help = "Open file descriptors";
             let at = encoder.encode_descriptor("process_open_fds", help, None, MetricType::Gauge)?;
             ConstGauge::new(files).encode(at)?;
+        }
+        if let Some(tasks) = tasks() {
+            let at = encoder.encode_descriptor("tunnel_tasks", "Tasks alive now", None, MetricType::Gauge)?;
+            ConstGauge::new(tasks).encode(at)?;
         }
         Ok(())
     }
@@ -76,6 +80,12 @@ fn open_files() -> Option<usize> {
     fs::read_dir("/proc/self/fd").ok().map(|dir| dir.count().saturating_sub(1))
 }
 
+/// None outside a runtime.
+fn tasks() -> Option<i64> {
+    let runtime = tokio::runtime::Handle::try_current().ok()?;
+    i64::try_from(runtime.metrics().num_alive_tasks()).ok()
+}
+
 /// cgroup v1 writes a number near the largest for "none".
 const NO_LIMIT: u64 = 1 << 60;
 /// Fields between the program's name and `utime`; proc(5): state is field 3, utime 14, stime 15.
@@ -86,6 +96,8 @@ const TICK_MILLIS: u64 = 10;
 
 #[cfg(test)]
 mod tests {
+    use tokio::task::JoinSet;
+
     use super::*;
 
     #[test]
@@ -95,6 +107,17 @@ mod tests {
         let before = open_files().unwrap();
         let _held: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/status").unwrap()).collect();
         assert!(open_files().unwrap() >= before.max(50));
+    }
+
+    #[tokio::test]
+    async fn tasks_count_as_long_as_they_live() {
+        let (before, mut set) = (tasks().unwrap(), JoinSet::new());
+        for _ in 0..7 {
+            set.spawn(std::future::pending::<()>());
+        }
+        assert_eq!(tasks().unwrap(), before + 7);
+        set.shutdown().await;
+        assert_eq!(tasks().unwrap(), before);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use prost::Message as _;
 
 use super::codec::StreamMsg;
 use super::codec::proto::Control;
-use super::frame::{Body, Category, Code, Found, Frame, Refusal, Word};
+use super::frame::{Body, Category, Code, Conflict, Found, Frame, Refusal, Word};
 use super::opener::Opener;
 use super::outbox::Peer;
 use crate::names::{Instance, NodeName, SessionId};
@@ -52,10 +52,10 @@ pub fn to_message(frame: Frame) -> StreamMsg {
         Body::Find(question) => between_pods(node, FIND, question, Control::default()),
         Body::Found(found) => between_pods(node, FOUND, found.question, about(&found)),
         Body::Drain => signal(node, DRAIN, None),
-        Body::Conflict(reason) => StreamMsg {
-            data: pack(&Control { reason, ..Control::default() }),
-            ..signal(node, CONFLICT, None)
-        },
+        Body::Conflict(Conflict { instance, reason }) => {
+            let said = Control { instance: wire(instance), reason, ..Control::default() };
+            StreamMsg { data: pack(&said), ..signal(node, CONFLICT, None) }
+        }
         Body::Session(id, category, word) => {
             let (kind, addr, data) = parts(word);
             StreamMsg {
@@ -77,8 +77,10 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
         (STREAM, HEARTBEAT) => Body::Ping(number(&message.data)),
         (STREAM, PONG) => Body::Pong(number(&message.data)),
         (STREAM, DRAIN) if !pods => Body::Drain,
-        (STREAM, CONFLICT) if matches!(peer, Peer::Cloud(_)) => {
-            Body::Conflict(Refusal::new(Code::Busy, control(&message)?.reason).reason)
+        (STREAM, CONFLICT) if !matches!(peer, Peer::Edge(_)) => {
+            let said = control(&message)?;
+            let reason = Refusal::new(Code::Busy, said.reason).reason;
+            Body::Conflict(Conflict { instance: Instance::from_bytes(&said.instance), reason })
         }
         (STREAM, FIND) if pods => Body::Find(control(&message)?.epoch),
         (STREAM, FOUND) if pods => Body::Found(found(&control(&message)?)),
@@ -123,6 +125,7 @@ fn parts(word: Word) -> (&'static str, String, Bytes) {
         }
         Word::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
         Word::Finish { total } => ("finish", Control { total, ..blank }),
+        Word::Broken { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
         Word::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
         Word::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
         Word::Resume { received, limit, epoch, instance, opener } => {
@@ -154,6 +157,7 @@ fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
         }
         "connect-failed" => Word::Refused { epoch: c.epoch, refusal: refusal() },
         "finish" => Word::Finish { total: c.total },
+        "broken" => Word::Broken { total: c.total, refusal: refusal() },
         "reset" => Word::Reset { epoch: c.epoch, refusal: refusal() },
         "credit" => Word::Credit { received: c.received, limit: c.limit },
         RESUME => Word::Resume {
@@ -262,6 +266,7 @@ mod tests {
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| Word::Refused { epoch, refusal }),
             prop::collection::vec(any::<u8>(), 0..100).prop_map(|b| Word::Data(b.into())),
             any::<u64>().prop_map(|total| Word::Finish { total }),
+            (any::<u64>(), refusal()).prop_map(|(total, refusal)| Word::Broken { total, refusal }),
             (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| Word::Reset { epoch, refusal }),
             (any::<u64>(), any::<u64>()).prop_map(|(received, limit)| Word::Credit { received, limit }),
             (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener()).prop_map(
@@ -331,7 +336,7 @@ mod tests {
         let found = Found { question: 3, here: true, heard, instance, age };
         let away = Found { question: 0, here: false, heard: Duration::ZERO, instance: None, age: None };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
-        let conflict = Body::Conflict("two machines".into());
+        let conflict = Body::Conflict(Conflict { instance, reason: "two machines".into() });
         for (body, theirs, others) in [
             (Body::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
             (Body::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
@@ -339,7 +344,7 @@ mod tests {
             (Body::Find(5), pod.to_vec(), edge.to_vec()),
             (Body::Found(found), pod.to_vec(), edge.to_vec()),
             (Body::Found(away), pod.to_vec(), edge.to_vec()),
-            (conflict, edge[1..].to_vec(), vec![edge[0].clone(), Peer::Pod]),
+            (conflict, vec![edge[1].clone(), Peer::Pod], edge[..1].to_vec()),
         ] {
             let frame = Frame { node: node.clone(), body };
             for peer in &theirs {

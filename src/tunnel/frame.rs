@@ -34,8 +34,8 @@ pub enum Body {
     Found(Found),
     /// From a pod: attach elsewhere, nothing is cut yet. From an edge: I have.
     Drain,
-    /// From a pod: another machine of this name wants to be linked, and why that is so.
-    Conflict(String),
+    /// From a pod: another process has this name as well.
+    Conflict(Conflict),
 }
 
 /// What a pod says of a node, from its own links only.
@@ -51,6 +51,15 @@ pub struct Found {
     pub instance: Option<Instance>,
     /// How long ago its link was made, in whole milliseconds; a pod of version 1 does not say.
     pub age: Option<Duration>,
+}
+
+/// Two processes have one name, and both are alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// The one that keeps it: between pods, to which this pod is linked; the other pod's has to give way.
+    pub instance: Option<Instance>,
+    /// For people; at most 200 bytes, printable.
+    pub reason: String,
 }
 
 /// What is said about a session.
@@ -72,6 +81,9 @@ pub enum Word {
     Data(Bytes),
     /// End of this direction, which had `total` bytes, its end counted as one.
     Finish { total: u64 },
+    /// The owner of this end is gone, and all that it accepted, `total` bytes with an end, stands before this; with 0 the
+    /// rest is forgotten. The other direction is dropped. Answered by a Reset; until then said again on each new path.
+    Broken { total: u64, refusal: Refusal },
     /// The session is over, in both directions.
     Reset { epoch: u64, refusal: Refusal },
     /// What was stored, and how far to send.
@@ -125,7 +137,7 @@ impl Word {
             | Self::Resume { epoch, .. }
             | Self::Resumed { epoch, .. }
             | Self::Lost { epoch } => Some(*epoch),
-            Self::Data(_) | Self::Finish { .. } | Self::Credit { .. } => None,
+            Self::Data(_) | Self::Finish { .. } | Self::Broken { .. } | Self::Credit { .. } => None,
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct Hello {
     pub instance: Option<Instance>,
     /// What both ends speak.
     pub dialect: Dialect,
+    /// Whether an older link of the same process is to stay beside this one, until the edge ends one of them.
+    pub beside: bool,
 }
 
 /// Who calls.
@@ -72,6 +74,11 @@ impl Dialect {
     /// From this version on each Open and Resume says who opened, Found how old a link is, and an edge is told of a
     /// conflict over its name.
     pub const CONFLICTS: u8 = 2;
+    /// From this version on an end whose connection broke off says so behind what it has accepted, and is answered.
+    pub const BREAKS: u8 = 2;
+
+    /// From this version on a pod keeps an older link of a process beside a newer one that is marked so.
+    pub const BESIDE: u8 = 2;
 
     /// Whether both ends speak that version of the extended dialect, or a newer one.
     pub fn has(self, version: u8) -> bool {
@@ -135,7 +142,9 @@ impl Hello {
             ));
         }
         let (dialect, instance) = agreed(headers);
-        Ok(Self { node, token: claim.token, instance, dialect })
+        let marked = headers.get(&BESIDE).is_some_and(|mark| mark.as_bytes() == b"1");
+        let beside = marked && dialect.has(Dialect::BESIDE);
+        Ok(Self { node, token: claim.token, instance, dialect, beside })
     }
 
     /// The metadata of an edge's request.
@@ -148,6 +157,14 @@ impl Hello {
             headers.insert(http::header::AUTHORIZATION, value);
         }
         headers.insert(ROLE, HeaderValue::from_static("edge"));
+        headers
+    }
+
+    /// As [`Self::edge_request`], for a link that leaves an older one of this process in place. To be said only to a pod
+    /// that has [`Dialect::BESIDE`]: any other closes the older one.
+    pub fn beside_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
+        let mut headers = Self::edge_request(node, token, instance);
+        headers.insert(BESIDE, HeaderValue::from_static("1"));
         headers
     }
 
@@ -218,6 +235,8 @@ const VERSION: u8 = 2;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
+/// Mark of a link that leaves an older one of its process in place.
+const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
 /// The role of a pod; absent, or any other that is known, it is an edge.
 const POD: &[u8] = b"pod";
 
@@ -244,6 +263,23 @@ mod tests {
         }
         headers.remove("tunnel-instance");
         assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Plain);
+    }
+
+    #[test]
+    fn a_link_beside_another_is_marked_and_the_mark_counts_only_where_both_know_it() {
+        let node = "edge-1".parse().unwrap();
+        let mut headers = Hello::beside_request(&node, "t", Instance::from_bits(3));
+        let beside = |headers: &HeaderMap| Hello::from_request(headers).unwrap().beside;
+        assert!(beside(&headers));
+        assert!(!beside(&Hello::edge_request(&node, "t", Instance::from_bits(3))));
+        headers.insert("tunnel-dialect", HeaderValue::from_static("1"));
+        assert!(!beside(&headers), "the older dialect does not know it");
+        headers.insert("tunnel-dialect", HeaderValue::from_static("2"));
+        headers.insert("tunnel-beside", HeaderValue::from_static("0"));
+        assert!(!beside(&headers));
+        headers.insert("tunnel-beside", HeaderValue::from_static("1"));
+        headers.remove("tunnel-instance");
+        assert!(!beside(&headers), "a plain edge has no process that could have two links");
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! What waits on one link for a session that only passes through.
 //!
 //! A lane belongs to one binding and one direction: a session that is bound anew gets new lanes, so what a late thread
-//! still puts into an old one is never said. Data, Finish, Reset and Lost stay in order; the other words overtake them.
-//! Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying; docs/protocol.md#traps,
-//! 1 to 3).
+//! still puts into an old one is never said. Data, Finish, Broken, Reset and Lost stay in order; the other words
+//! overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
+//! docs/protocol.md#traps, 1 to 3).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::budget::Share;
 use super::frame::{Category, Word};
 use super::lock;
-use super::outbox::{Spoken, Wish};
+use super::outbox::{Control, Spoken, Wish};
 use super::pieces::joined;
 use super::schedule::Turn;
 use crate::names::{NodeName, SessionId};
@@ -39,7 +39,7 @@ struct Queue {
     /// Open, Opened, Refused, Resume or Resumed.
     answer: Option<Word>,
     credit: Option<Word>,
-    /// Data, Finish, Reset, Lost.
+    /// Data, Finish, Broken, Reset, Lost.
     ordered: VecDeque<Word>,
     /// Bytes of data in `ordered`.
     bytes: usize,
@@ -95,7 +95,7 @@ impl Lane {
             }
             Word::Credit { .. } => queue.credit = Some(word),
             Word::Data(bytes) => queue.data(bytes)?,
-            Word::Finish { .. } => queue.finish(word)?,
+            Word::Finish { .. } | Word::Broken { .. } => queue.finish(word)?,
             Word::Reset { .. } | Word::Lost { .. } => {
                 queue.credit = None;
                 queue.sealed = true;
@@ -223,7 +223,7 @@ impl Queue {
     fn take(&mut self, longest: usize) -> Option<Word> {
         let word = self.ordered.pop_front()?;
         let Word::Data(mut bytes) = word else {
-            if let Word::Finish { .. } = word {
+            if let Word::Finish { .. } | Word::Broken { .. } = word {
                 self.give_back(OVERHEAD);
             }
             return Some(word);
@@ -246,9 +246,10 @@ impl Queue {
     }
 
     fn wish(&mut self) -> Wish {
-        let control = !self.in_control && (self.answer.is_some() || self.credit.is_some());
+        let answer = self.answer.as_ref().map(|_| Control::Answer);
+        let control = answer.or(self.credit.as_ref().map(|_| Control::Credit)).filter(|_| !self.in_control);
         let data = if self.in_turns { None } else { self.backlog() };
-        self.in_control |= control;
+        self.in_control |= control.is_some();
         self.in_turns |= data.is_some();
         Wish { control, data: data.map(|backlog| (self.account, backlog)) }
     }

@@ -1,6 +1,7 @@
 //! One link at work: the read loop, signs of life, and the pull side that its gRPC stream polls.
 
 mod alive;
+mod ended;
 mod puller;
 mod stall;
 
@@ -11,15 +12,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Incoming;
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
+pub use ended::LinkEnded;
 pub use puller::{Puller, Voice};
 use stall::Stall;
 
 use super::codec::inbound::next_piece;
-use super::codec::{BadStream, Reader, StreamMsg};
+use super::codec::{Reader, StreamMsg};
 use super::extension::from_message;
 use super::frame::{Body, Code, Frame, Refusal, Word};
 use super::lock;
@@ -49,6 +52,8 @@ pub struct Link {
     stall: Stall,
     /// The session that got data last.
     fed: Option<SessionId>,
+    /// Told when a plain session has ended at our side.
+    more_ending: Arc<Notify>,
     _connection: DropGuard,
 }
 
@@ -60,39 +65,6 @@ pub(super) struct Far {
     pub(super) incoming: Incoming,
     /// Cancelled once the link is dropped, so that the connection goes too.
     pub(super) connection: CancellationToken,
-}
-
-/// How a link ended.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LinkEnded {
-    /// The peer ended the stream, or the connection broke.
-    #[error("the far end closed the link: {0}")]
-    Closed(String),
-    /// Nothing at all was heard for 15 s.
-    #[error("nothing was heard for 15s")]
-    Silent,
-    /// The peer speaks and does not read.
-    #[error("the far end has taken nothing for {UNREAD:?}")]
-    Unread,
-    /// We closed it: replaced by a newer one, or stopping.
-    #[error("closed here")]
-    ClosedHere,
-    /// What came is not the protocol.
-    #[error("protocol violated: {0}")]
-    BadStream(#[from] BadStream),
-}
-
-impl LinkEnded {
-    /// A fixed word for metrics.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Closed(_) => "closed",
-            Self::Silent => "silent",
-            Self::Unread => "unread",
-            Self::ClosedHere => "closed_here",
-            Self::BadStream(_) => "bad_stream",
-        }
-    }
 }
 
 impl Link {
@@ -116,6 +88,10 @@ impl Link {
             alive: Alive { heard: now, asked: now, looked: now, silence },
             stall: Stall::new(now),
             fed: None,
+            more_ending: match &puller.dialect {
+                Voice::Plain(plain) => lock(plain).more_ending.clone(),
+                Voice::Extended => Arc::default(),
+            },
             _connection: far.connection.drop_guard(),
         }
     }
@@ -153,17 +129,18 @@ impl Link {
     /// Waits for the next bytes of the stream, pinging a silent peer.
     async fn piece(&mut self) -> Result<Bytes, LinkEnded> {
         loop {
-            let next = self.alive.next();
+            let next = self.next_look();
             let incoming = Pin::new(&mut self.incoming);
             tokio::select! {
                 biased;
                 piece = next_piece(incoming) => {
                     self.alive.heard = Instant::now();
                     self.outbox.heard(self.alive.heard);
-                    return piece.map_err(LinkEnded::Closed);
+                    return piece.map_err(LinkEnded::from);
                 }
                 () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
                 () = sleep_until(next) => self.check_life()?,
+                () = self.more_ending.notified() => {}
             }
         }
     }
@@ -183,7 +160,9 @@ impl Link {
             }
             return Ok(());
         };
-        let ended = lock(plain).tick(now);
+        let plain = plain.clone();
+        self.close_ended(&plain, now);
+        let ended = lock(&plain).tick(now);
         if !self.answers && unasked >= HEARTBEAT_EVERY {
             self.alive.asked = now;
             self.outbox.ping();
@@ -193,6 +172,13 @@ impl Link {
         }
         self.outbox.rouse();
         Ok(())
+    }
+
+    /// When to look at the link's life next, and at targets that have ended.
+    fn next_look(&self) -> Instant {
+        let next = self.alive.next();
+        let Voice::Plain(plain) = &self.dialect else { return next };
+        lock(plain).next_end().map_or(next, |end| end.min(next))
     }
 
     /// Who speaks our dialect never stops reading. One that does would keep for ever what waits for it: last words, and
@@ -237,7 +223,7 @@ impl Link {
             Body::Find(question) => self.events.push_back(Event::Find(node, question)),
             Body::Found(found) => self.events.push_back(Event::Found(node, found)),
             Body::Drain => self.events.push_back(Event::Drain),
-            Body::Conflict(why) => self.events.push_back(Event::Conflict(why)),
+            Body::Conflict(said) => self.events.push_back(Event::Conflict(node, said)),
         }
     }
 

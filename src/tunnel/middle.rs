@@ -13,7 +13,7 @@ pub(super) use attempt::{Attempt, Claim, Stand};
 use attempt::{Seeker, is_not_here};
 
 use super::budget::Budget;
-use super::frame::Word;
+use super::frame::{Code, Refusal, Word};
 use super::lane::{Full, Lane};
 use super::lock;
 use super::opener::Opener;
@@ -72,6 +72,11 @@ impl Middle {
     /// Bytes that wait in all lanes, with what their frames cost.
     pub(super) fn queued(&self) -> usize {
         self.queued.used()
+    }
+
+    /// What these bytes are counted in.
+    pub(super) fn budget(&self) -> &Budget {
+        &self.queued
     }
 
     /// An Open or Resume came, and takes the binding if it is the newest of the session's opener.
@@ -161,10 +166,13 @@ impl Middle {
             return false;
         }
         let epoch = binding.epoch;
-        let last = matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
+        // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
+        let unheard =
+            matches!(word, Word::Broken { .. }) && to.as_ref().is_some_and(|to| !to.link.answers_breaks());
+        let last = unheard || matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
         // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
         // Resume was never said, for its opener thought better of it; it left this one before.
-        if last && word.epoch() < Some(epoch) {
+        if last && word.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
         // Who seeks the way seeks on: nobody there has heard of this attempt.
@@ -181,9 +189,18 @@ impl Middle {
         let removed = if last { bindings.remove(&id) } else { None };
         drop(bindings);
         drop((seeker, removed));
-        if last {
-            back.close();
-        }
+        let word = match word {
+            Word::Broken { refusal, .. } if unheard => {
+                back.cut(Word::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
+                Word::Reset { epoch, refusal }
+            }
+            word => {
+                if last {
+                    back.close();
+                }
+                word
+            }
+        };
         let Some(to) = to else { return last };
         if to.push(word).is_err() {
             self.lose(id, Some(epoch));
@@ -214,13 +231,22 @@ impl Middle {
 
     /// Lets a session go: both of its ends look for another path, or wait for one. With `epoch`, only that attempt.
     pub(super) fn lose(&self, id: SessionId, epoch: Option<u64>) {
+        self.cut(id, epoch, |epoch| Word::Lost { epoch });
+    }
+
+    /// Ends a session for good: both of its ends hear why.
+    pub(super) fn reset(&self, id: SessionId, why: &Refusal) {
+        self.cut(id, None, |epoch| Word::Reset { epoch, refusal: why.clone() });
+    }
+
+    fn cut(&self, id: SessionId, epoch: Option<u64>, word: impl Fn(u64) -> Word) {
         let mut bindings = lock(&self.bindings);
         let meant = bindings.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
         let binding = if meant { bindings.remove(&id) } else { None };
         drop(bindings);
         let Some(binding) = binding else { return };
         for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
-            hop.cut(Word::Lost { epoch: binding.epoch });
+            hop.cut(word(binding.epoch));
         }
     }
 

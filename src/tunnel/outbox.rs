@@ -9,7 +9,6 @@ mod say;
 mod speaker;
 mod waiting;
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
@@ -22,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use members::Members;
 pub(super) use say::{UNKNOWN, unknown};
 use speaker::Speaker;
-pub(super) use speaker::{Spoken, Wish};
+pub(super) use speaker::{Control, Spoken, Wish};
 use waiting::{Next, Waiting};
 
 use super::budget::Budget;
@@ -53,6 +52,8 @@ pub struct Outbox {
     /// Told at each answer to a ping.
     answered: Notify,
     closed: CancellationToken,
+    /// Why it was closed, if its name is another's.
+    dismissed: OnceLock<String>,
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
     members: Mutex<Option<Members>>,
@@ -100,6 +101,7 @@ impl Outbox {
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
+            dismissed: OnceLock::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
             room: OnceLock::new(),
@@ -123,7 +125,7 @@ impl Outbox {
                 Some(Next::Control(speaker)) => {
                     let (word, again) = speaker.speak_control(self.id, now);
                     if again {
-                        self.lock().control.push_back(speaker.clone());
+                        self.lock().credits.push_back(speaker.clone());
                     }
                     (speaker, word)
                 }
@@ -150,12 +152,14 @@ impl Outbox {
 
     fn wait(&self, speaker: &Speaker, wish: &Wish) {
         let mut waiting = self.lock();
-        if waiting.closed || !wish.control && wish.data.is_none() {
+        if waiting.closed || wish.control.is_none() && wish.data.is_none() {
             return;
         }
         waiting.sweep();
-        if wish.control {
-            waiting.control.push_back(speaker.clone());
+        match wish.control {
+            Some(Control::Answer) => waiting.answers.push_back(speaker.clone()),
+            Some(Control::Credit) => waiting.credits.push_back(speaker.clone()),
+            None => {}
         }
         if let Some((account, backlog)) = wish.data {
             let longest = waiting.longest_frame();
@@ -225,11 +229,17 @@ impl Outbox {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
+    /// Whether its peer knows Broken, and answers it.
+    pub(super) fn answers_breaks(&self) -> bool {
+        self.dialect.has(Dialect::BREAKS)
+    }
+
     /// Nothing more is said on this link.
     pub fn close(&self) {
         let mut waiting = self.lock();
         waiting.closed = true;
-        (waiting.control, waiting.turns) = (VecDeque::new(), Schedule::new());
+        (waiting.answers, waiting.credits) = Default::default();
+        waiting.turns = Schedule::new();
         waiting.replies.clear();
         waiting.wake();
         drop(waiting);
@@ -248,7 +258,7 @@ impl Outbox {
 
     /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
     pub(super) fn is_behind(&self) -> bool {
-        self.lock().control.len() >= MOST_REPLIES
+        self.lock().answers.len() >= MOST_REPLIES
     }
 
     /// Whether the link was closed.
@@ -259,7 +269,7 @@ impl Outbox {
     /// Entries that wait to be said: answers, and sessions with control or data, stale ones among them.
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
-        waiting.replies.len() + waiting.control.len() + waiting.turns.len()
+        waiting.replies.len() + waiting.speakers()
     }
 
     fn poll_next(&self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {

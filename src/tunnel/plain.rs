@@ -3,14 +3,17 @@
 //! Of SuperEdge's generations it speaks the newest (docs/superedge.md#generations).
 //!
 //! A plain peer knows no limits, no half-close and no resume. So its limit is endless, what was handed to the link
-//! counts as received, a finished direction is remembered until the other is finished too, and `closed` ends both.
+//! counts as received, a finished direction is remembered until the other is finished too, and `closed` ends both. A
+//! target that has ended is most often done with its client, which waits for nothing but that: then `closed` follows soon.
 
 mod hear;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::codec::StreamMsg;
@@ -26,6 +29,10 @@ pub struct Plain {
     sessions: HashMap<SessionId, Plainly>,
     /// What is to be sent; bounded by [`MOST_WAITING`].
     waiting: VecDeque<StreamMsg>,
+    /// Sessions whose target has ended, and when that is looked at: in this order.
+    ending: VecDeque<(Instant, SessionId)>,
+    /// Told when there is one more of them.
+    pub(super) more_ending: Arc<Notify>,
 }
 
 /// One session as the plain peer sees it.
@@ -40,6 +47,10 @@ struct Plainly {
     received: u64,
     /// Our direction is finished; said once the peer's is too, or after [`HALF_OPEN`] of silence.
     finished: bool,
+    /// The target is at our end.
+    accepted: bool,
+    /// The peer has sent bytes after our direction was finished.
+    goes_on: bool,
     last: Instant,
 }
 
@@ -70,7 +81,14 @@ pub enum Meaning {
 impl Plain {
     /// The sessions of a new link to or from `node`.
     pub fn new(node: NodeName) -> Self {
-        Self { node, by_topic: HashMap::new(), sessions: HashMap::new(), waiting: VecDeque::new() }
+        Self {
+            node,
+            by_topic: HashMap::new(),
+            sessions: HashMap::new(),
+            waiting: VecDeque::new(),
+            ending: VecDeque::new(),
+            more_ending: Arc::default(),
+        }
     }
 
     /// Says one of our frames. Returns what our session hears at once, as no answer will come.
@@ -95,7 +113,29 @@ impl Plain {
     pub fn tick(&mut self, now: Instant) -> Vec<Heard> {
         let late = |s: &Plainly| s.finished && now - s.last >= HALF_OPEN;
         let ids: Vec<SessionId> = self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect();
-        ids.into_iter().filter_map(|id| self.end(id, "EOF").map(|session| over(id, &session))).collect()
+        ids.into_iter().filter_map(|id| self.close(id)).collect()
+    }
+
+    /// When [`Self::ended`] has something to tell next, if nothing changes.
+    pub fn next_end(&self) -> Option<Instant> {
+        self.ending.front().map(|(at, _)| *at)
+    }
+
+    /// Sessions whose target ended some time ago, and whose peer has sent nothing since: to be closed, or put off.
+    pub fn ended(&mut self, now: Instant) -> Vec<SessionId> {
+        let count = self.ending.iter().take_while(|(at, _)| *at <= now).count();
+        let due = self.ending.drain(..count).map(|(_, id)| id);
+        due.filter(|id| self.sessions.get(id).is_some_and(|session| !session.goes_on)).collect()
+    }
+
+    /// The target has not taken all that came from the peer: its end is looked at again later.
+    pub fn put_off(&mut self, id: SessionId, now: Instant) {
+        self.ending.push_back((now + AFTER_TARGET, id));
+    }
+
+    /// Ends a session in both directions. Returns what ours hears.
+    pub fn close(&mut self, id: SessionId) -> Option<Heard> {
+        self.end(id, "EOF").map(|session| over(id, &session))
     }
 
     fn say_word(&mut self, id: SessionId, category: Category, word: Word, now: Instant) -> Option<Heard> {
@@ -120,6 +160,10 @@ impl Plain {
             }
             Word::Finish { total } => {
                 session.finished = true;
+                if session.accepted {
+                    self.put_off(id, now);
+                    self.more_ending.notify_one();
+                }
                 total
             }
             Word::Refused { refusal, .. } => {
@@ -152,6 +196,8 @@ impl Plain {
                 sent: 0,
                 received: 0,
                 finished: false,
+                accepted: false,
+                goes_on: false,
                 last: now,
             },
         );
@@ -227,5 +273,7 @@ fn over(id: SessionId, session: &Plainly) -> Heard {
 
 /// How long a finished direction waits for the other after the last byte, as `closed` ends both.
 const HALF_OPEN: Duration = Duration::from_secs(30);
+/// How long a target's end waits for the peer to send more: then nobody will.
+const AFTER_TARGET: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests;

@@ -139,6 +139,13 @@ impl RecvHalf {
         Ok(())
     }
 
+    /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
+    /// forgotten the rest.
+    pub fn breaks(&self, total: u64) -> Result<(), BadData> {
+        let here = self.total.unwrap_or(self.received.saturating_add(1));
+        if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
+    }
+
     /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which
     /// is that of the link, or of those measured all the way, if they are longer.
     pub fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
@@ -206,8 +213,9 @@ impl RecvHalf {
         self.promised.set(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
 
-    /// Drops what was stored and not taken.
+    /// Drops what was stored and not taken, as if it had been taken.
     pub fn discard(&mut self) {
+        self.taken += as_u64(self.queued());
         self.queue.clear();
     }
 

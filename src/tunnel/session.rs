@@ -129,16 +129,42 @@ impl Shared {
         self.lock().end.instance()
     }
 
-    /// Resets the session from our side.
+    /// Resets the session from our side; what was not delivered is forgotten.
     pub(super) fn reset(self: &Arc<Self>, why: Refusal) {
-        self.act(|inner| inner.end.abandon(why));
+        self.act(|inner| inner.end.abandon(why, Instant::now()));
+        self.depart();
+    }
+
+    /// Resets the session behind all that was written.
+    fn break_off(self: &Arc<Self>, why: Refusal) {
+        self.act(|inner| inner.end.break_off(why, Instant::now()));
+        self.depart();
+    }
+
+    /// Its owner has left; the table sees that it does not stay for ever.
+    fn depart(self: &Arc<Self>) {
+        let stays = self.lock().end.departed_since().is_some();
+        if stays && let Some(table) = self.table.upgrade() {
+            table.departed(self.id);
+        }
+    }
+
+    /// Forgets what it still has to deliver for an owner that has left. False if there is no such thing.
+    pub(super) fn give_way(self: &Arc<Self>) -> bool {
+        let mut gave_way = false;
+        self.act(|inner| {
+            let (given, effects) = inner.end.give_way();
+            gave_way = given;
+            effects
+        });
+        gave_way
     }
 
     /// Resets the session and drops what was not read: nobody can wait for its reader.
     pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
         self.act(|inner| {
             inner.end.recv.discard();
-            inner.end.abandon(why)
+            inner.end.abandon(why, Instant::now())
         });
     }
 
@@ -217,12 +243,12 @@ impl Inner {
     fn wish(&mut self) -> Option<(Arc<Outbox>, Wish)> {
         let outbox = self.outbox.as_ref()?;
         let link = Some(outbox.id);
-        let control = self.in_control != link && self.end.has_control();
+        let control = self.end.control().filter(|_| self.in_control != link);
         let data = if self.in_turns == link { None } else { self.end.backlog() };
-        if !control && data.is_none() {
+        if control.is_none() && data.is_none() {
             return None;
         }
-        if control {
+        if control.is_some() {
             self.in_control = link;
         }
         if data.is_some() {

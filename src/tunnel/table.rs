@@ -1,20 +1,23 @@
 //! Every session of this process.
 
+mod departed;
 mod ended;
 mod hear;
+mod links;
+mod upkeep;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use ended::Ended;
 
 use super::asked::Asked;
 use super::budget::{Budget, Share};
-use super::frame::{Category, Code, Found, Refusal};
+use super::frame::{Category, Code, Conflict, Found, Refusal};
 use super::lock;
 use super::middle::Middle;
 use super::outbox::Outbox;
@@ -22,9 +25,7 @@ use super::recv::{RecvHalf, Windows};
 use super::send::SendHalf;
 use super::session::end::End;
 use super::session::{Offer, Opening, Parked, Shared};
-use crate::drain::Drain;
 use crate::names::{Instance, NodeName, SessionId, Target};
-use crate::net::pool::Pool;
 use crate::telemetry::Metrics;
 
 /// What one process allows itself.
@@ -53,6 +54,8 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
+    departed: Mutex<VecDeque<SessionId>>,
     pub(super) middle: Middle,
 }
 
@@ -71,8 +74,8 @@ pub enum Event {
     Found(NodeName, Found),
     /// The pod wants its edge to attach elsewhere; or the edge says that it has.
     Drain,
-    /// The pod tells its edge that another machine has its name.
-    Conflict(String),
+    /// A pod tells its edge, or another pod about a node, that another process has that name.
+    Conflict(NodeName, Conflict),
 }
 
 /// There are as many sessions as there may be, or no memory is left to promise.
@@ -86,7 +89,7 @@ impl Table {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
         let most = MOST_PASSING.min(limits.memory).max(largest);
         let middle = Middle::new(most, limits.memory.max(most));
-        Arc::new(Self {
+        let table = Arc::new(Self {
             instance,
             metrics,
             promised: Budget::new(limits.memory),
@@ -96,8 +99,11 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            departed: Mutex::default(),
             middle,
-        })
+        });
+        table.show_memory();
+        table
     }
 
     /// This process.
@@ -146,90 +152,9 @@ impl Table {
         Ok(Opening::new(shared))
     }
 
-    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and tells the other side
-    /// of what passed through. Returns the sessions for which a new path is to be sought.
-    pub fn link_ended(&self, outbox: &Outbox, why: &Refusal, now: Instant) -> Vec<Parked> {
-        let why = (!outbox.resumes).then(|| why.clone());
-        let mut parked = Vec::new();
-        let (own, passing) = outbox.disband();
-        for shared in own {
-            shared.link_ended(outbox.id, why.clone(), now);
-            parked.extend(shared.parked());
-        }
-        self.middle.link_ended(outbox.id, passing);
-        parked
-    }
-
-    /// The sessions that were opened here and run on that link let go of it and say so there, if their node and the
-    /// process of their other end, where that is known, are `meant`. Returns them: a new path is to be sought for each.
-    pub fn leave(
-        &self,
-        outbox: &Arc<Outbox>,
-        meant: impl Fn(&NodeName, Option<Instance>) -> bool,
-    ) -> Vec<Parked> {
-        let mut parked = Vec::new();
-        for session in outbox.own() {
-            if !meant(&session.node, session.instance()) {
-                continue;
-            }
-            session.leave(outbox);
-            parked.extend(session.parked());
-        }
-        parked
-    }
-
-    /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
-    pub fn release(&self, outbox: &Outbox, meant: impl Fn(&NodeName) -> bool) {
-        for lane in outbox.passing().into_iter().filter(|lane| meant(&lane.node)) {
-            self.middle.lose(lane.id, None);
-        }
-    }
-
     /// Sessions that only pass through, or seek their way to a node, and the bytes that wait for them.
     pub fn passing(&self) -> (usize, usize) {
         (self.middle.len(), self.middle.queued())
-    }
-
-    /// Gives up what waited for a path longer than the grace time. To be called every few seconds.
-    pub fn tick(&self, now: Instant) {
-        self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
-        if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
-            lock(&self.ended).forget_before(long_ago);
-        }
-        let Some(before) = now.checked_sub(self.limits.grace) else { return };
-        let why = Refusal::new(Code::GivenUp, format!("no path for {:?}", self.limits.grace));
-        for shard in &self.shards {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            for session in sessions {
-                session.expire(before, &why);
-            }
-        }
-    }
-
-    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins.
-    pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
-        let mut ticks = tokio::time::interval(UPKEEP);
-        loop {
-            tokio::select! {
-                () = drain.draining() => return,
-                _ = ticks.tick() => {
-                    self.tick(Instant::now());
-                    pool.trim();
-                }
-            }
-        }
-    }
-
-    /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// say, or to say again on another path. Cancel safe.
-    pub async fn delivered(&self) {
-        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
-            let sessions: Vec<_> = lock(shard).values().cloned().collect();
-            sessions.iter().any(|session| session.owes())
-        };
-        while self.shards.iter().any(owes) {
-            sleep(LOOK_EVERY).await;
-        }
     }
 
     /// Resets every session, with a reason for all far ends.
@@ -265,7 +190,7 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions {
+        if self.len() >= self.limits.sessions && !self.oldest_gives_way("sessions") {
             return None;
         }
         let start = self.limits.windows.start >> self.promised.scarcity();
@@ -289,9 +214,3 @@ impl Table {
 const MOST_PASSING: usize = 8 << 20;
 /// Locks the sessions are spread over, so that busy ones do not meet.
 const SHARDS: usize = 16;
-/// Between two looks whether all is delivered.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Between two rounds of upkeep.
-const UPKEEP: Duration = Duration::from_secs(5);
-/// No opener asks again for longer than this, so an ended id is remembered at least so long.
-const LATEST_OPEN: Duration = Duration::from_secs(60);

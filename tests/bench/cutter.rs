@@ -1,12 +1,18 @@
-//! A line between edge and pod that can be cut under their hands: broken off, or silent while new connections work.
+//! A line between edge and pod that can be cut under their hands: broken off, silent, frozen, or refusing.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::Result;
+use rand::seq::SliceRandom;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast;
+use tokio::time::sleep;
 use tunnel::net::listen::breaks_off;
 
 /// A relay in this process; the network is back at once for whoever connects after a cut.
@@ -15,6 +21,7 @@ pub(crate) struct Cutter {
     /// Where it listens.
     pub(crate) at: SocketAddr,
     cuts: broadcast::Sender<Cut>,
+    refuses: Arc<AtomicBool>,
 }
 
 /// How a line is cut.
@@ -24,24 +31,36 @@ pub(crate) enum Cut {
     Reset,
     /// Whatever is sent vanishes, and neither end is told.
     Silent,
+    /// Nothing is carried for this long; then all goes on.
+    Frozen(Duration),
 }
 
 impl Cutter {
     /// A line to `to`, until the process ends.
     pub(crate) fn to(to: SocketAddr) -> Result<Self> {
+        Self::among(vec![to])
+    }
+
+    /// A line to whichever of `to` takes a connection, each time a random one.
+    pub(crate) fn among(to: Vec<SocketAddr>) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let at = listener.local_addr()?;
         let (cuts, _) = broadcast::channel(8);
-        let sender = cuts.clone();
+        let (sender, refuses) = (cuts.clone(), Arc::new(AtomicBool::new(false)));
+        let refusing = refuses.clone();
         thread::spawn(move || {
             runtime.block_on(async {
                 while let Ok((socket, _)) = listener.accept().await {
-                    tokio::spawn(carry(socket, to, sender.subscribe()));
+                    if refusing.load(Relaxed) {
+                        breaks_off(&socket, true);
+                    } else {
+                        tokio::spawn(carry(socket, to.clone(), sender.subscribe()));
+                    }
                 }
             });
         });
-        Ok(Self { at, cuts })
+        Ok(Self { at, cuts, refuses })
     }
 
     /// Cuts all connections that stand now.
@@ -49,19 +68,33 @@ impl Cutter {
         // Fails only if no connection stands.
         let _ = self.cuts.send(how);
     }
+
+    /// Whether whoever connects from now on is sent away.
+    pub(crate) fn refuse(&self, refuses: bool) {
+        self.refuses.store(refuses, Relaxed);
+    }
 }
 
 async fn carry(
     mut near: TcpStream,
-    to: SocketAddr,
+    mut to: Vec<SocketAddr>,
     mut cuts: broadcast::Receiver<Cut>,
 ) -> std::io::Result<()> {
-    let mut far = TcpStream::connect(to).await?;
+    to.shuffle(&mut rand::rng());
+    let mut far = TcpStream::connect(to.as_slice()).await?;
     near.set_nodelay(true)?;
     far.set_nodelay(true)?;
-    let how = tokio::select! {
-        ended = copy_bidirectional(&mut near, &mut far) => return ended.map(drop),
-        how = cuts.recv() => how,
+    let how = {
+        let mut copy = pin!(copy_bidirectional(&mut near, &mut far));
+        loop {
+            tokio::select! {
+                ended = &mut copy => return ended.map(drop),
+                how = cuts.recv() => match how {
+                    Ok(Cut::Frozen(time)) => sleep(time).await,
+                    how => break how,
+                }
+            }
+        }
     };
     if how == Ok(Cut::Silent) {
         // Both ends give it up by themselves; what they say until then is swallowed, so that they never see it wait.

@@ -15,6 +15,7 @@ mod proxy;
 mod relay;
 mod role;
 mod sessions;
+mod soak;
 mod ssh;
 mod table;
 mod targets;
@@ -110,9 +111,13 @@ pub(crate) enum Figure {
 
 fn main() -> Result<()> {
     let mut words = std::env::args().skip(1);
-    if words.next().as_deref() == Some("role") {
-        let role = words.next().context("no role")?;
-        return serde_json::from_str::<role::Role>(&role)?.play();
+    match words.next().as_deref() {
+        Some("role") => {
+            let role = words.next().context("no role")?;
+            return serde_json::from_str::<role::Role>(&role)?.play();
+        }
+        Some("soak") => return soak::run(&soak::Flags::parse_from(std::env::args().skip(1))),
+        _ => {}
     }
     let flags = Flags::parse();
     let dir = tempfile::Builder::new().prefix("tunnel-bench-").tempdir()?;

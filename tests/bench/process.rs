@@ -5,10 +5,10 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 
 use crate::role::Role;
@@ -23,6 +23,17 @@ pub(crate) struct Process {
     name: String,
     /// It has something to clear up, and ends when its input does: not to be killed.
     gentle: bool,
+}
+
+/// What a process can be told by its kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Signal {
+    /// To end.
+    Terminate,
+    /// To stand still.
+    Stop,
+    /// To go on.
+    Continue,
 }
 
 impl Process {
@@ -85,6 +96,23 @@ impl Process {
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// How it ended, once it has.
+    pub(crate) fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
+    }
+
+    /// Sends it a signal; it must not have been waited for yet.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<()> {
+        let name = match signal {
+            Signal::Terminate => "TERM",
+            Signal::Stop => "STOP",
+            Signal::Continue => "CONT",
+        };
+        let done = Command::new("sh").args(["-c", &format!("kill -{name} {}", self.child.id())]).status()?;
+        ensure!(done.success(), "cannot send {signal:?} to {}", self.name);
+        Ok(())
     }
 
     /// True while it runs.

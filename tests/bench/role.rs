@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::way::Way;
-use crate::{echo, edges, line, load, relay, sessions, targets};
+use crate::{echo, edges, line, load, relay, sessions, soak, targets};
 
 /// One part, with all it needs to know; it travels as JSON in the command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -63,6 +63,8 @@ pub(crate) enum Role {
     Line(line::Line),
     /// The line itself.
     Carry(line::Carry),
+    /// An edge that opens sessions itself.
+    Opener(soak::Opener),
 }
 
 impl Role {
@@ -81,6 +83,7 @@ impl Role {
             Self::Edges(edges) => edges.run(),
             Self::Line(line) => line.run(),
             Self::Carry(carry) => carry.run(),
+            Self::Opener(opener) => opener.run(),
         }
     }
 }

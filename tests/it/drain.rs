@@ -146,6 +146,37 @@ async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
 }
 
 #[tokio::test]
+async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
+    let place = Place::new();
+    let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
+    let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
+    let accepts = async {
+        let (id, Word::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
+        call.say(id, Word::Opened { limit: 10_000, epoch, instance: None }).await;
+        id
+    };
+    let (_client, id) = tokio::join!(pod.open("node1:22"), accepts);
+    let metrics = pod.pod.metrics.clone();
+    let (stopped, word) = tokio::join!(pod.pod.stop(pending()), call.word());
+    assert_eq!(stopped, Drained::Cut(1));
+    let why = |reason: &str| Refusal::new(Code::Busy, reason);
+    assert_eq!(word, (id, Word::Reset { epoch: 1, refusal: why("the pod is stopping") }));
+    assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
+
+    let echo = targets::echo().await;
+    let mut cloud = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", cloud.at, "[mode.edge.session]\ndrain = \"0s\""));
+    let mut call = cloud.call().await;
+    call.answer(Some(Instance::random()));
+    let open = Word::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
+    call.say(id, open).await;
+    assert!(matches!(call.word().await.1, Word::Opened { .. }));
+    let (stopped, word) = tokio::join!(edge.stop(pending()), call.word());
+    assert_eq!(stopped, Drained::Cut(1));
+    assert_eq!(word, (id, Word::Reset { epoch: 1, refusal: why("the edge is stopping") }));
+}
+
+#[tokio::test]
 async fn programs_without_work_stop_at_once() {
     let place = Place::new();
     let pod = TestPod::start(&place);

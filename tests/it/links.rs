@@ -9,6 +9,7 @@ use tunnel::names::Instance;
 use tunnel::tunnel::Peer;
 use tunnel::tunnel::extension::from_message;
 use tunnel::tunnel::frame::Body;
+use tunnel::tunnel::hello::Hello;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
@@ -91,7 +92,6 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     wait_within(4 * crate::support::PATIENCE, "the edge is let in", || pod.link("node1").is_some()).await;
     place.file("token", "default:another");
     wait_refused(&place, &pod).await;
-    assert!(pod.link("node1").is_some(), "whoever is linked stays");
     std::fs::remove_file(place.path().join("token")).unwrap();
     wait_refused(&place, &pod).await;
 }
@@ -119,6 +119,36 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
     let own = place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "itsown");
     let _edge = start_edge(&own);
     pod.has("node1").await;
+}
+
+#[tokio::test]
+async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_one() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let instance = Instance::random();
+    let beside = || Hello::beside_request(&"node1".parse().unwrap(), TOKEN, instance);
+    let current = || pod.link("node1").unwrap().outbox;
+    let link = async || {
+        let before = pod.link("node1").map(|linked| linked.outbox.id);
+        let call = peer::link_as_pod(&place, pod.pod.grpc, None, beside(), "node1").await.unwrap();
+        wait_until("the new link is the node's", || pod.link("node1").map(|l| l.outbox.id) != before).await;
+        call
+    };
+    let mut first = peer::link(&place, &pod, "node1", Some(instance)).await;
+    let oldest = current();
+    let second = link().await;
+    assert!(!oldest.is_closed(), "both stand");
+    drop(second);
+    wait_until("the older one has its place again", || current().id == oldest.id).await;
+    let _third = link().await;
+    let middle = current();
+    let mut fourth = link().await;
+    first.ends().await;
+    assert!(!middle.is_closed() && current().id != middle.id, "of three the oldest goes");
+    let _last = peer::try_link(&place, pod.pod.grpc, "node1", Some(instance)).await.unwrap();
+    fourth.ends().await;
+    wait_until("without the mark the newest stands alone", || middle.is_closed()).await;
+    assert_eq!(pod.pod.registry.nodes().len(), 1);
 }
 
 #[tokio::test]

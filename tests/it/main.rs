@@ -6,10 +6,13 @@
 mod certificates;
 
 mod support;
+mod tokens;
 mod words;
 
+mod abrupt;
 mod admin;
 mod config;
+mod conflict;
 mod connect;
 mod drain;
 mod finding;

@@ -64,6 +64,7 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
     let place = Place::new();
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
     let mut bad = Raw::link(&place, &pod, "bad", None).await;
+    let idle = accepted(&pod, &mut bad, false).await;
     let mut slow = Vec::new();
     for _ in 0..8 {
         slow.push(accepted(&pod, &mut bad, true).await);
@@ -81,8 +82,20 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
     };
     tokio::time::timeout(Duration::from_secs(60), flood).await.expect("it goes on");
     assert!((limit / 4..=limit + 64 * 1024).contains(&most), "{most} bytes of {limit} waited");
+    let table = &pod.pod.table;
+    table.tick(tokio::time::Instant::now());
+    let text = pod.pod.metrics.encode();
+    for (budget, bound) in
+        [("promised", 4 << 20), ("kept", 4 << 20), ("passing", 4 << 20), ("unpromised", 2 << 20)]
+    {
+        let line = format!("tunnel_memory_limit_bytes{{budget=\"{budget}\"}} {bound}");
+        assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        let held = format!("tunnel_memory_bytes{{budget=\"{budget}\"}} ");
+        let held = text.lines().find_map(|l| l.strip_prefix(&held)).unwrap().parse::<usize>().unwrap();
+        assert!(held <= bound && (held > 0 || budget != "promised"), "{budget}: {held}");
+    }
     wait_until("some are reset", || pod.pod.metrics.resets.counted("plain_reader_too_slow") > 0).await;
-    drop((bad, slow));
+    drop((bad, slow, idle));
     pod.forgets_all().await;
     assert_eq!(pod.pod.table.unpromised().0, 0);
 }

@@ -221,15 +221,10 @@ async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before(
     call.send(StreamMsg { addr: target.to_string(), ..connecting }).await;
     assert_eq!(call.hears().await.r#type, "connected");
     assert_eq!(call.hears().await.data, "last words");
-    hurry();
-    // Half a minute at the most, longer than a message is waited for otherwise.
-    let closed = loop {
-        let message = call.next().await.unwrap();
-        if message.category != "stream" {
-            break message;
-        }
-    };
-    assert_eq!(closed.r#type, "closed");
+    // The client waits for nothing but this.
+    let begun = Instant::now();
+    assert_eq!(call.hears().await.r#type, "closed");
+    assert!(begun.elapsed().as_millis() < 3000, "{:?}", begun.elapsed());
     edge_forgets_all(&edge).await;
 }
 

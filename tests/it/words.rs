@@ -117,7 +117,7 @@ async fn refusals_without_end_are_summed_up_and_all_are_counted() {
     }
     assert_eq!(pod.pod.metrics.sessions.ended("ssh", "bad_target"), 100);
     wait_until("each is told, or summed up", || {
-        lines.told("bad target", "bad_target") == 100 && lines.told("invalid token", "\"token\"") == 30
+        lines.told("bad target", "bad_target") == 100 && lines.told("the token differs", "\"token\"") == 30
     })
     .await;
     assert!(lines.count("bad target") < 100, "{}", lines.text());

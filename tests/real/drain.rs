@@ -56,6 +56,22 @@ fn a_second_signal_ends_the_edge_at_once() {
 }
 
 #[test]
+fn a_hangup_means_to_read_the_files_again_and_ends_nothing() {
+    let mut pair = Pair::start();
+    pair.cloud.process.says("every user of this machine may read it");
+    std::fs::write(pair.place.path().join("token"), "default:another\nnode1 no-colon\n").unwrap();
+    for process in [&mut pair.cloud.process, &mut pair.edge.process] {
+        process.hang_up();
+        process.says("SIGHUP");
+        process.lives();
+    }
+    pair.cloud.process.says("tokens were revoked");
+    pair.cloud.process.says("the token differs from that of the default line");
+    pair.cloud.process.said("in the token file: it has no ':'");
+    assert!(!pair.cloud.process.log().contains("no-colon"), "a bad line may hold a secret");
+}
+
+#[test]
 fn processes_without_sessions_stop_at_once() {
     let mut pair = Pair::start();
     pair.edge.process.terminate();

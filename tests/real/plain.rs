@@ -1,9 +1,10 @@
 //! A plain peer, in another language on another gRPC, as edge and as cloud.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::parts::{free_port, have, plain_peer};
 use crate::process::{PATIENCE, Running, run};
@@ -42,6 +43,33 @@ fn a_plain_cloud_is_served_by_our_edge() {
     cloud.process.says("attached node1");
     cloud.process.says("heartbeat node1");
     sshd.works_through(&helper("nc.openbsd", cloud.connect.port()));
+}
+
+#[test]
+fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
+    let Some(program) = ready() else { return };
+    let place = Place::new();
+    let mut cloud = PlainCloud::start(program, &place);
+    let _edge = Edge::start(&place, &cloud.grpc.to_string());
+    cloud.process.says("attached node1");
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = target.local_addr().unwrap().port();
+    // As HTTP/1.0 does; its thread ends with the test.
+    std::thread::spawn(move || {
+        for conn in target.incoming() {
+            conn.unwrap().write_all(b"an answer").unwrap();
+        }
+    });
+    for _ in 0..3 {
+        let begun = Instant::now();
+        let mut client = TcpStream::connect(cloud.connect).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(client, "CONNECT node1:{port} HTTP/1.1\r\nHost: node1\r\n\r\n").unwrap();
+        let mut said = Vec::new();
+        client.read_to_end(&mut said).unwrap();
+        assert!(said.ends_with(b"an answer"), "{}", String::from_utf8_lossy(&said));
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    }
 }
 
 /// Without our program: whatever fails here is no fault of it.

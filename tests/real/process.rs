@@ -51,6 +51,11 @@ impl Running {
         self.signal("TERM");
     }
 
+    /// Sends it SIGHUP, as who has changed its files does.
+    pub(crate) fn hang_up(&mut self) {
+        self.signal("HUP");
+    }
+
     /// Makes it stand still, without its connections being closed.
     pub(crate) fn freeze(&mut self) {
         self.signal("STOP");

@@ -60,7 +60,9 @@ impl World {
             let table = &process.table;
             let memory = self.plan.memory[usize::from(!process.is_pod())];
             let ((promised, kept), queued) = (table.memory(), table.queued());
-            if promised > memory || queued > promised {
+            // What pieces cost beside their bytes comes on top: of two neighbours one is longer than half of what is joined.
+            let pieces = queued / (JOINED / 2) + 2 * self.plan.sessions;
+            if promised > memory + pieces * PIECE || queued > promised {
                 return Err(format!("process {at} promised {promised} of {memory}, stores {queued}"));
             }
             let passing = table.passing().1;
@@ -102,6 +104,10 @@ impl World {
         if left.is_empty() { Ok(()) } else { Err(format!("left over: {left:#?}")) }
     }
 }
+
+/// Up to how many bytes small pieces are joined, and what one costs beside its bytes.
+const JOINED: usize = 4 * 1024;
+const PIECE: usize = 96;
 
 /// What a session may keep although the budget is spent, and one piece more.
 const MOST_FAIR: usize = 128 * 1024 + 64 * 1024 + 1_000;

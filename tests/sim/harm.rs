@@ -28,7 +28,7 @@ impl World {
         let (pod, outbox) = (&self.processes[at[0]], outboxes[0].clone());
         let instance = outbox.instance;
         if pod.place.route.is_some() {
-            pod.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() });
+            pod.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() }, false);
         }
         let mut plan = self.plan.clone();
         if !plan.healed && plan.about == About::Pods {

@@ -102,7 +102,7 @@ impl Held {
             let mut bytes = content(self.number, self.who, written as u64, len);
             match self.give(&mut bytes).await {
                 None => return,
-                Some(Ok(())) => {}
+                Some(Ok(())) => ledger.gave(self.number, self.who, len),
                 Some(Err(why)) => {
                     ledger.broken(self.number, self.who, &why);
                     return self.half_done();
@@ -180,7 +180,8 @@ impl Held {
         self.place.ledger.resumed(session.account().resumed);
         self.place.ledger.note(|| format!("owner {}.{} lets go", self.number, self.who));
         if self.place.dice.one_in(2) && self.place.ledger.is_killed(self.number) {
-            session.reset(Refusal::new(Code::TargetTimeout, "enough"));
+            self.place.ledger.broke(self.number, self.who);
+            session.break_off(Refusal::new(Code::TargetTimeout, "enough"));
         } else {
             drop(session);
         }

@@ -1,5 +1,6 @@
 //! What both owners of each session really did, to hold against what they are told.
 
+mod broke;
 mod pair;
 
 use std::cell::RefCell;
@@ -155,6 +156,7 @@ impl Ledger {
         for pair in &mut inner.pairs {
             let mine = pair.from == Some(process) || pair.peer == Some(acceptor(process));
             pair.killed |= mine;
+            pair.died |= mine;
         }
     }
 

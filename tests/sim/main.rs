@@ -89,6 +89,7 @@ fn many(about: About) {
     println!("{about:?}: seeds {from} to {}: {seen:?}", seed - 1);
     assert!(seen.bytes > 0 && (about == About::Turns || seen.resumed > 0), "{seen:?}");
     assert!(about != About::Pods || seen.relayed > 0 && seen.died > 0, "{seen:?}");
+    assert!(about != About::Drops || seen.broke > 0, "{seen:?}");
     assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
 }
 
@@ -109,6 +110,7 @@ fn run(seed: u64, about: About, trace: Option<&mut Vec<String>>, seen: &mut Seen
         runtime.block_on(unconstrained(async { world::World::new(seed, about, ledger.clone()).live().await }))
     }));
     ledger.add_to(seen);
+    ledger.add_broken(seen);
     if let Some(trace) = trace {
         *trace = ledger.trace();
     }

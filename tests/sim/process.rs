@@ -21,6 +21,7 @@ pub(crate) struct Process {
     /// An edge's name; two processes may have the same. None for a pod.
     pub(crate) node: Option<NodeName>,
     pub(crate) table: Arc<Table>,
+    pub(crate) metrics: Metrics,
     pub(crate) registry: Arc<Registry>,
     pub(crate) place: Place,
     pub(crate) alive: bool,
@@ -49,7 +50,8 @@ impl World {
         let metrics = || if kind == 0 { Metrics::cloud("", "") } else { Metrics::edge() };
         let (windows, memory, grace) = (plan.windows[kind], plan.memory[kind], plan.grace);
         let limits = Limits { windows, memory, sessions: 1000, grace };
-        let table = Table::new(Instance::from_bits(at as u128 + 1), limits, metrics());
+        let counted = metrics();
+        let table = Table::new(Instance::from_bits(at as u128 + 1), limits, counted.clone());
         let registry = Registry::new(metrics());
         // No longer than ended ids are remembered: else a late Open would be dialled again.
         let patience = plan.grace.min(Duration::from_secs(12));
@@ -70,7 +72,7 @@ impl World {
             ways: self.ways.clone(),
         };
         self.ledger.note(|| format!("process {at} starts: {node:?}"));
-        self.processes.push(Process { node, table, registry, place, alive: true });
+        self.processes.push(Process { node, table, metrics: counted, registry, place, alive: true });
         at
     }
 

@@ -102,9 +102,21 @@ impl World {
                 self.crowd.names()
             ));
         }
-        // An opener finds out that nobody is there by asking; only an acceptor may have to wait for the grace time.
-        let waits = |name: &&str| name.ends_with(".0") || name.starts_with("opener");
-        let asks = self.plan.about != About::Grace && self.plan.deaths == 0;
+        let undelivered = self.ledger.undelivered();
+        let full = |process: &Process| {
+            ["memory", "sessions"].map(|cause| process.metrics.undelivered.counted(cause))
+        };
+        let faithful =
+            self.plan.about != About::Grace && self.processes.iter().all(|process| full(process) == [0, 0]);
+        if faithful && !undelivered.is_empty() {
+            return Err(format!(
+                "not all arrived that was given before an owner broke off: {undelivered:#?}"
+            ));
+        }
+        // Each end finds out that nobody is there, by asking or by being told; only where its opener has gone before it
+        // had heard of the acceptor, or with its process, may that one have to wait for the grace time.
+        let waits = |name: &&str| name.starts_with("opener") || self.ledger.is_end(name);
+        let asks = faithful && self.plan.deaths == 0;
         if asks && self.crowd.names().iter().any(waits) {
             return Err(format!("nothing moves any more, and openers wait: {:?}", self.crowd.names()));
         }

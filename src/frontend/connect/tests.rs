@@ -181,7 +181,7 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
 async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
     let (mut client, far) = carried(&drain, b"", &metrics).await;
-    far.reset(Refusal::new(Code::GivenUp, "the target broke off"));
+    far.break_off(Refusal::new(Code::GivenUp, "the target broke off"));
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(ended(&metrics, "given_up").await, 1);

@@ -1,11 +1,14 @@
-//! Closing a stream without destroying what its peer has not read yet.
+//! Closing a stream without destroying what its peer has not read, or not got, yet.
 
 use std::future::poll_fn;
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
 
 use crate::net::Duplex;
+use crate::net::socket::Socket;
+use crate::net::unacknowledged::unacknowledged;
 
 /// Closes a stream without destroying what its peer has not read yet. To be called before dropping a socket.
 ///
@@ -27,6 +30,46 @@ pub async fn linger<D: Duplex>(stream: &mut D) {
     })
     .await;
 }
+
+/// Waits until the peer's kernel has all that was written to a socket, which may then be broken off: the kernel discards
+/// what waits to be sent, while what has arrived is still read behind it, as on a direct connection.
+///
+/// What comes meanwhile is thrown away, so that a peer that first writes and then reads does not get stuck. Gives up once
+/// the peer has broken off itself, or after [`DELIVERY`]; where the system does not tell, after [`SILENCE`].
+pub async fn deliver(socket: &mut Socket<TcpStream>) {
+    let begun = Instant::now();
+    let (mut pause, mut ended) = (FIRST_LOOK, false);
+    loop {
+        let patience = match unacknowledged(socket.io()) {
+            Ok(0) => return,
+            Ok(_) => DELIVERY,
+            Err(_) => SILENCE,
+        };
+        if begun.elapsed() >= patience {
+            return;
+        }
+        let broken = async {
+            while !ended {
+                match poll_fn(|cx| socket.poll_take(cx)).await {
+                    Ok(bytes) => ended = bytes.is_empty(),
+                    Err(_) => return,
+                }
+            }
+            std::future::pending().await
+        };
+        if timeout(pause, broken).await.is_ok() {
+            return;
+        }
+        pause = (pause * 2).min(SELDOM_LOOK);
+    }
+}
+
+/// How long a peer may take to get what was written to it: as long as a session may be without a path by default.
+pub const DELIVERY: Duration = Duration::from_secs(60);
+
+/// Pauses between two looks at what is under way: about a round trip at first.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const SELDOM_LOOK: Duration = Duration::from_millis(100);
 
 /// Silence after which a peer is taken to send nothing more: TCP has then repeated a lost segment three times.
 pub const SILENCE: Duration = Duration::from_secs(2);

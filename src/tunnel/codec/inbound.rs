@@ -7,18 +7,33 @@ use std::pin::Pin;
 use bytes::Bytes;
 use http_body::Body as _;
 use hyper::body::Incoming;
+use tonic::{Code, Status};
 
 use crate::telemetry::said;
 
-/// The next bytes, or in words how the stream ended. Cancel safe.
-pub async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, String> {
+/// How a stream ended, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// By the far end, or with the connection.
+    Closed(String),
+    /// By the far end, with the status that says that another process has our name.
+    NameTaken(String),
+}
+
+/// The next bytes, or how the stream ended. Cancel safe.
+pub async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, Ended> {
     match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
-        None => Err(END.into()),
-        Some(Err(e)) => Err(cause(&e)),
+        None => Err(Ended::Closed(END.into())),
+        Some(Err(e)) => Err(Ended::Closed(cause(&e))),
         Some(Ok(frame)) => frame.into_data().map_err(|frame| {
-            let status = frame.trailers_ref().and_then(tonic::Status::from_header_map);
-            let failed = status.filter(|s| s.code() != tonic::Code::Ok);
-            failed.map_or_else(|| END.into(), |s| said(s.message()))
+            let status = frame.trailers_ref().and_then(Status::from_header_map);
+            match status {
+                Some(status) if status.code() == Code::AlreadyExists => {
+                    Ended::NameTaken(said(status.message()))
+                }
+                Some(status) if status.code() != Code::Ok => Ended::Closed(said(status.message())),
+                _ => Ended::Closed(END.into()),
+            }
         }),
     }
 }

@@ -4,12 +4,14 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 use http_body::Frame;
 use tokio::sync::oneshot;
+use tonic::Status;
 
 use super::super::codec::Chunk;
 use super::super::link::Puller;
+use super::super::outbox::Outbox;
 
 /// What one end of the call sends.
 #[derive(Debug, Default)]
@@ -57,11 +59,10 @@ impl http_body::Body for CallBody {
                     if let Some(chunk) = ready!(puller.poll_message(cx)) {
                         return Poll::Ready(Some(Ok(Frame::data(chunk))));
                     }
-                    let trailers = *trailers;
+                    let last = trailers.then(|| status(&puller.outbox));
                     *self = Self::Refused;
-                    if trailers {
-                        let status = HeaderMap::from_iter([(GRPC_STATUS, HeaderValue::from_static("0"))]);
-                        return Poll::Ready(Some(Ok(Frame::trailers(status))));
+                    if let Some(last) = last {
+                        return Poll::Ready(Some(Ok(Frame::trailers(last))));
                     }
                 }
             }
@@ -69,4 +70,11 @@ impl http_body::Body for CallBody {
     }
 }
 
-const GRPC_STATUS: http::HeaderName = http::HeaderName::from_static("grpc-status");
+/// How a pod ends a link: well, unless its name is another's.
+fn status(link: &Outbox) -> HeaderMap {
+    let taken = link.dismissed().map(Status::already_exists);
+    let mut trailers = HeaderMap::new();
+    // Fails only for a message that cannot be a header, and every one can once it is encoded.
+    let _ = taken.unwrap_or_else(|| Status::ok("")).add_header(&mut trailers);
+    trailers
+}

@@ -51,6 +51,11 @@ pub enum DialError {
 }
 
 impl DialError {
+    /// Whether our token is not the one that the cloud knows.
+    pub fn is_token_refused(&self) -> bool {
+        matches!(self, Self::Refused { code: Code::Unauthenticated, .. })
+    }
+
     /// Whether another process of our name is alive and linked, so that dialling soon again is of no use.
     pub fn is_name_taken(&self) -> bool {
         matches!(self, Self::Refused { code: Code::AlreadyExists, .. })

@@ -1,11 +1,13 @@
-//! How a plain link is read with care: a plain peer knows no limits.
+//! How a plain link is read with care: a plain peer knows no limits, and no end of one direction.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
 use super::super::frame::{Code, Refusal};
+use super::super::lock;
+use super::super::plain::Plain;
 use super::super::session::Shared;
 use super::Link;
 use crate::names::SessionId;
@@ -56,6 +58,23 @@ impl Link {
             let _ = timeout(patience, self.outbox.read.notified()).await;
             self.stall.spent += now.elapsed();
             self.alive.heard = Instant::now();
+        }
+    }
+
+    /// Says the ends of targets that have taken all that came for them.
+    pub(super) fn close_ended(&mut self, plain: &Mutex<Plain>, now: Instant) {
+        let ended = lock(plain).ended(now);
+        for id in ended {
+            let taken = self.outbox.queued(id) == 0;
+            let mut plain = lock(plain);
+            let heard = if taken { plain.close(id) } else { None };
+            if !taken {
+                plain.put_off(id, now);
+            }
+            drop(plain);
+            if let Some(heard) = heard {
+                self.deliver(heard, now);
+            }
         }
     }
 

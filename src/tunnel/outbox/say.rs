@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use super::super::frame::{Body, Category, Code, Found, Frame, Refusal, Word};
+use super::super::frame::{Body, Category, Code, Conflict, Found, Frame, Refusal, Word};
 use super::super::hello::Dialect;
 use super::super::session::Shared;
-use super::{MOST_REPLIES, Outbox, Peer};
-use crate::names::{NodeName, SessionId};
+use super::{MOST_REPLIES, Outbox};
+use crate::names::{Instance, NodeName, SessionId};
 
 impl Outbox {
     /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
@@ -46,13 +46,25 @@ impl Outbox {
         }
     }
 
-    /// A pod tells its edge why there is another machine of its name; one of version 1 would not understand.
-    pub fn conflict(&self, why: &impl fmt::Display) {
-        if let Peer::Edge(node) = &self.peer
-            && self.dialect.has(Dialect::CONFLICTS)
-        {
-            self.signal(node, Body::Conflict(Refusal::new(Code::Busy, why).reason));
+    /// Tells an edge, or another pod, that of two processes of that name `keeps` keeps it. One of version 1 would not
+    /// understand.
+    pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
+        if self.dialect.has(Dialect::CONFLICTS) {
+            let reason = Refusal::new(Code::Busy, why).reason;
+            self.signal(node, Body::Conflict(Conflict { instance: keeps, reason }));
         }
+    }
+
+    /// Closes the link of an edge whose name is another's, and tells it why.
+    pub fn dismiss(&self, why: String) {
+        // The first reason is as good.
+        let _ = self.dismissed.set(why);
+        self.close();
+    }
+
+    /// Why it was closed, if [`Self::dismiss`] did it.
+    pub(in super::super) fn dismissed(&self) -> Option<&String> {
+        self.dismissed.get()
     }
 
     fn signal(&self, node: &NodeName, body: Body) -> bool {

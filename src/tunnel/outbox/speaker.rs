@@ -24,9 +24,18 @@ pub(in super::super) enum Speaker {
 #[derive(Debug, Default)]
 pub(in super::super) struct Wish {
     /// Has an answer or credit, which overtake data.
-    pub(in super::super) control: bool,
+    pub(in super::super) control: Option<Control>,
     /// Has data: where its account stands, and how many bytes.
     pub(in super::super) data: Option<(u64, usize)>,
+}
+
+/// What overtakes data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Control {
+    /// An answer, a request or a last word; perhaps credit behind it.
+    Answer,
+    /// Credit alone.
+    Credit,
 }
 
 /// What was said in a turn.

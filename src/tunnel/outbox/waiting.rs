@@ -19,7 +19,9 @@ pub(super) struct Waiting {
     /// Signals, last words, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the words of
     /// own sessions.
     pub(super) replies: VecDeque<Frame>,
-    pub(super) control: VecDeque<Speaker>,
+    pub(super) answers: VecDeque<Speaker>,
+    /// Who has credit to give and nothing to answer: each session stands here once at the most.
+    pub(super) credits: VecDeque<Speaker>,
     pub(super) turns: Schedule<Speaker>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
@@ -46,7 +48,8 @@ impl Waiting {
             pong: None,
             ping: false,
             replies: VecDeque::new(),
-            control: VecDeque::new(),
+            answers: VecDeque::new(),
+            credits: VecDeque::new(),
             turns: Schedule::new(),
             pace: paced.then(Pace::new),
             sweep_at: SWEEP,
@@ -70,7 +73,7 @@ impl Waiting {
         if let Some(frame) = self.replies.pop_front() {
             return Poll::Ready(Some(Next::Reply(frame)));
         }
-        if let Some(session) = self.control.pop_front() {
+        if let Some(session) = self.answers.pop_front().or_else(|| self.credits.pop_front()) {
             return Poll::Ready(Some(Next::Control(session)));
         }
         let small_only = self.pace.as_mut().is_some_and(Pace::is_capped);
@@ -90,12 +93,18 @@ impl Waiting {
     /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once
     /// in a while, when so many have come that a look at all of them costs little for each.
     pub(super) fn sweep(&mut self) {
-        if self.control.len() + self.turns.len() < self.sweep_at {
+        if self.speakers() < self.sweep_at {
             return;
         }
-        self.control.retain(|speaker| !speaker.is_closed());
+        self.answers.retain(|speaker| !speaker.is_closed());
+        self.credits.retain(|speaker| !speaker.is_closed());
         self.turns.retain(|speaker| !speaker.is_closed());
-        self.sweep_at = SWEEP.max(2 * (self.control.len() + self.turns.len()));
+        self.sweep_at = SWEEP.max(2 * self.speakers());
+    }
+
+    /// Entries of those who wait to speak.
+    pub(super) fn speakers(&self) -> usize {
+        self.answers.len() + self.credits.len() + self.turns.len()
     }
 
     fn ping(&mut self, now: Instant) -> Next {

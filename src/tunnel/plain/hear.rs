@@ -48,7 +48,17 @@ impl Plain {
         let topic = message.topic;
         self.enter(
             id,
-            Plainly { topic, category, epoch: 1, sent: 0, received: 0, finished: false, last: now },
+            Plainly {
+                topic,
+                category,
+                epoch: 1,
+                sent: 0,
+                received: 0,
+                finished: false,
+                accepted: true,
+                goes_on: false,
+                last: now,
+            },
         );
         let open =
             Word::Open { target, limit: u64::MAX, epoch: 1, client: "a plain peer".into(), opener: None };
@@ -66,6 +76,7 @@ impl Plain {
                 vec![Word::Refused { epoch, refusal: refusal(&message.data) }]
             }
             "tcp-forward" => {
+                session.goes_on |= session.finished;
                 session.received += u64::try_from(message.data.len()).unwrap_or(u64::MAX);
                 vec![Word::Data(message.data)]
             }

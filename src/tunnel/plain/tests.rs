@@ -98,6 +98,35 @@ async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
+    for goes_on in [false, true] {
+        let (mut plain, now) = (plain(), Instant::now());
+        let Meaning::Session(asked) = hear(&mut plain, "connecting", "t", "CONNECT") else { panic!() };
+        words(hear(&mut plain, "tcp-forward", "t", "question"));
+        say_to(&mut plain, asked.id, Word::Data("answer".into()));
+        assert_eq!(plain.next_end(), None);
+        assert_eq!(say_to(&mut plain, asked.id, Word::Finish { total: 7 }).0, None);
+        assert_eq!(plain.next_end(), Some(now + AFTER_TARGET));
+        if goes_on {
+            words(hear(&mut plain, "tcp-forward", "t", "more"));
+        }
+        let ended = plain.ended(now + AFTER_TARGET);
+        assert_eq!(ended, if goes_on { vec![] } else { vec![asked.id] });
+        for id in ended {
+            // What has come is not taken yet.
+            plain.put_off(id, now + AFTER_TARGET);
+            assert_eq!(plain.ended(now + AFTER_TARGET), []);
+            assert_eq!(plain.ended(now + AFTER_TARGET * 2), [id]);
+            let heard = plain.close(id).unwrap();
+            assert!(matches!(heard.words[..], [Word::Finish { total: 9 }, Word::Reset { .. }]), "{heard:?}");
+            assert_eq!(plain.next_message().unwrap().r#type, "closed");
+        }
+        assert_eq!(plain.tick(now + Duration::from_secs(30)).len(), usize::from(goes_on));
+        assert!(plain.sessions.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_failed_dial_says_why() {
     let mut plain = plain();
     let open = Word::Open {

@@ -3,16 +3,19 @@
 //! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
 //! [`Effects`], and what the end wants to say is fetched by [`End::speak`] when the link has room for it.
 
+mod depart;
 mod hear;
 mod state;
 
 use tokio::time::Instant;
 
-use super::super::frame::{Code, Refusal, Word};
+use super::super::frame::{Refusal, Word};
+use super::super::outbox::Control;
 use super::super::recv::RecvHalf;
 use super::super::send::SendHalf;
 use crate::names::{Instance, Target};
 
+use depart::Departed;
 pub use state::{Effects, LinkId, Phase, Role};
 
 /// One end; see the module.
@@ -28,6 +31,7 @@ pub struct End {
     answer: Option<Answer>,
     /// Why it ended, if it did not end by itself.
     ended: Option<Refusal>,
+    departed: Option<Departed>,
     parked_since: Option<Instant>,
     resumed: u32,
     /// Our direction.
@@ -75,6 +79,7 @@ impl End {
             instance: None,
             answer: None,
             ended: None,
+            departed: None,
             parked_since: None,
             resumed: 0,
             send,
@@ -161,19 +166,6 @@ impl End {
         Effects::default()
     }
 
-    /// The owner lets go. What was not delivered is given up with `why`, unless both directions were ended before:
-    /// then the rest is delivered without it.
-    pub fn abandon(&mut self, why: Refusal) -> Effects {
-        let complete = self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0;
-        match self.phase {
-            Phase::Said | Phase::Leaving | Phase::Gone => return Effects::default(),
-            Phase::Open | Phase::Parked | Phase::Resuming if complete => return Effects::default(),
-            Phase::Dialling => self.answer = Some(Answer::Refused(why.clone())),
-            _ => self.answer = Some(Answer::Reset(why.clone())),
-        }
-        self.leave(why)
-    }
-
     /// The path is gone, and with it the session if the link's peer cannot resume.
     pub fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
         if self.path != Some(link) {
@@ -185,32 +177,20 @@ impl End {
         }
     }
 
-    /// Nobody gave it a path for the grace time: over. An opener whose Resume is not answered yet says so, as the
-    /// acceptor may have taken it up; one that was answered just now goes on.
-    pub fn give_up(&mut self, why: Refusal) -> Effects {
-        match self.phase {
-            Phase::Resuming => {
-                self.answer = Some(Answer::Reset(why.clone()));
-                self.leave(why)
-            }
-            Phase::Parked => self.gone(why),
-            _ if self.is_opener() => Effects::default(),
-            _ => self.gone(why),
-        }
+    /// What it wants to say that overtakes data: an answer or a reset, or else credit.
+    pub(in super::super) fn control(&self) -> Option<Control> {
+        self.path?;
+        let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then_some(Control::Credit);
+        self.answer.as_ref().map(|_| Control::Answer).or_else(credit)
     }
 
-    /// Whether it wants to say something that overtakes data: an answer, a reset, or credit.
-    pub fn has_control(&self) -> bool {
-        self.path.is_some() && (self.answer.is_some() || self.phase == Phase::Open && self.recv.credit_due())
-    }
-
-    /// How many bytes it may say, if any, or if its end of stream is due.
+    /// How many bytes it may say, if any, or if the end of its direction is due.
     pub fn backlog(&self) -> Option<usize> {
         if self.path.is_none() || self.phase != Phase::Open {
             return None;
         }
         let bytes = self.send.sendable();
-        (bytes > 0 || self.send.finish_due()).then_some(bytes)
+        (bytes > 0 || self.send.finish_due() || self.break_due()).then_some(bytes)
     }
 
     /// What it says next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
@@ -233,6 +213,7 @@ impl End {
         }
         let word = self.send.take(max).map(Word::Data);
         let word = word.or_else(|| self.send.take_finish().map(|total| Word::Finish { total }));
+        let word = word.or_else(|| self.take_break());
         (word, Effects { write: self.send.has_room(), ..Effects::default() })
     }
 
@@ -262,30 +243,6 @@ impl End {
             return (Some(word), Effects { forget: true, ..Effects::default() });
         }
         (Some(word), self.settle(Effects::default()))
-    }
-
-    /// Says the waiting answer as the last word, if there is a path to say it on.
-    fn leave(&mut self, why: Refusal) -> Effects {
-        if self.path.is_none() {
-            return self.gone(why);
-        }
-        self.phase = Phase::Leaving;
-        self.send.forget();
-        self.recv.close();
-        self.ended.get_or_insert(why);
-        Effects { read: true, write: true, state: true, ..Effects::default() }
-    }
-
-    fn gone(&mut self, why: Refusal) -> Effects {
-        self.phase = Phase::Gone;
-        self.path = None;
-        self.answer = None;
-        let clean = why.code == Code::Over && self.recv.is_ended();
-        if !clean || !self.send.is_finished() {
-            self.ended.get_or_insert(why);
-        }
-        self.send.forget();
-        Effects { read: true, write: true, state: true, forget: true, dropped: false }
     }
 }
 

@@ -80,12 +80,23 @@ impl Shared {
         Some(Parked::new(self.clone(), seeker, times))
     }
 
-    /// Gives up an end that nobody took up again: one that waits for its peer since before `before`.
-    pub(in super::super) fn expire(self: &Arc<Self>, before: Instant, why: &Refusal) {
-        self.act(|inner| match inner.end.parked_since() {
-            Some(since) if since <= before && !inner.end.is_opener() => inner.end.give_up(why.clone()),
-            _ => Effects::default(),
+    /// Gives up an end that waits since before `before`: for its peer to take it up again, or, as its owner has left, for
+    /// what it wrote to be delivered. True if it is that.
+    pub(in super::super) fn expire(self: &Arc<Self>, before: Instant, why: &Refusal) -> bool {
+        let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
+        let mut undelivered = false;
+        self.act(|inner| {
+            if long(inner.end.departed_since()) {
+                let (given, effects) = inner.end.give_way();
+                undelivered = given;
+                effects
+            } else if long(inner.end.parked_since()) && !inner.end.is_opener() {
+                inner.end.give_up(why.clone())
+            } else {
+                Effects::default()
+            }
         });
+        undelivered
     }
 
     /// The opener has found its peer in another process: an acceptor here is one that it left before it was open. True

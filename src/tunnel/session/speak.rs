@@ -36,7 +36,14 @@ impl Shared {
     ) -> Spoken {
         let mut inner = self.lock();
         let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
-        let (word, effects) = if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
+        let (mut word, mut effects) =
+            if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
+        if let Some(Word::Broken { refusal, .. }) = &word
+            && !inner.outbox.as_ref().is_some_and(|outbox| outbox.answers_breaks())
+        {
+            let (reset, over) = inner.end.reset_instead(refusal.clone());
+            (word, effects) = (Some(reset), over);
+        }
         inner.time(word.as_ref(), now);
         let word = word.map(|word| self.complete(word, &inner));
         let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };

@@ -18,7 +18,8 @@ use crate::net::Duplex;
 /// Reading ends with empty bytes once the peer has finished its direction, and with
 /// [`io::ErrorKind::ConnectionReset`] once the session is gone and all that arrived has been read. While the session
 /// has no path, reads and writes wait. Finishing the writing side leaves the reading side open. Dropping a session that
-/// is open in either direction resets it; one that is ended in both is delivered in the background.
+/// is open in either direction resets it and forgets what was not delivered; one that is ended in both is delivered in
+/// the background, and so is one that [breaks off](Self::break_off).
 #[derive(Debug)]
 pub struct Session(pub(super) Owned);
 
@@ -56,10 +57,11 @@ impl Session {
         account
     }
 
-    /// Ends it with a reason for the far end.
-    pub fn reset(mut self, why: Refusal) {
+    /// Ends it as a connection that broke off: what was written is delivered, then the far end hears the reason. What
+    /// comes from there is dropped.
+    pub fn break_off(mut self, why: Refusal) {
         if let Some(shared) = self.0.shared.take() {
-            shared.reset(why);
+            shared.break_off(why);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::tunnel::frame::{Category, Code, Refusal, Word};
 use crate::tunnel::outbox::Outbox;
 use crate::tunnel::recv::{RecvHalf, Windows};
 use crate::tunnel::send::SendHalf;
-use crate::tunnel::table::{Limits, Table};
+use crate::tunnel::table::{Event, Limits, Table};
 use crate::tunnel::{Dialect, Peer};
 
 fn table() -> Arc<Table> {
@@ -121,6 +121,38 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
         limits.push(limit);
     }
     assert_eq!(limits, [u64::MAX, WINDOWS.start]);
+}
+
+#[tokio::test]
+async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
+    let windows = Windows { start: 16, max: 16 };
+    let limits = Limits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
+    let (table, now) =
+        (Table::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
+    let node: crate::names::NodeName = "node1".parse().unwrap();
+    let link = Outbox::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
+    let hear = |id, word| table.hear(&link, node.clone(), id, Category::Ssh, word, now);
+    let open = || Word::Open {
+        target: "[::1]:1".parse().unwrap(),
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut sessions = Vec::new();
+    for _ in 0..1001 {
+        let Some(Event::Offer(offer)) = hear(SessionId::random(), open()) else { panic!("refused") };
+        sessions.push(offer.accept());
+        while link.poll_pull(&mut cx, now).is_ready() {}
+    }
+    // Each has an end of stream to acknowledge, and the link takes nothing any more.
+    for session in &sessions {
+        let _ = hear(session.id(), Word::Finish { total: 1 });
+    }
+    assert!(link.waiting() > 1000);
+    let offered = hear(SessionId::random(), open());
+    assert!(matches!(offered, Some(Event::Offer(_))), "{offered:?}");
 }
 
 const WINDOWS: Windows = Windows { start: 1000, max: 4000 };

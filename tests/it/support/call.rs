@@ -9,6 +9,7 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body as _, Frame as Piece};
 use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
+use tonic::Status;
 use tunnel::names::{Instance, NodeName, SessionId};
 use tunnel::tunnel::Peer;
 use tunnel::tunnel::codec::{Reader, StreamMsg, encode};
@@ -27,6 +28,7 @@ pub(crate) struct Call {
     say: mpsc::Sender<Bytes>,
     hear: Incoming,
     reader: Reader,
+    trailers: Option<HeaderMap>,
     answer: Option<(oneshot::Sender<Response<Said>>, mpsc::Receiver<Bytes>)>,
 }
 
@@ -36,7 +38,7 @@ pub(crate) struct Said(mpsc::Receiver<Bytes>);
 impl Call {
     /// A call that the test made.
     pub(super) fn made(node: NodeName, headers: HeaderMap, say: mpsc::Sender<Bytes>, hear: Incoming) -> Self {
-        Self { node, headers, say, hear, reader: Reader::default(), answer: None }
+        Self { node, headers, say, hear, reader: Reader::default(), trailers: None, answer: None }
     }
 
     /// A call that the test has got, and has not answered yet.
@@ -44,7 +46,8 @@ impl Call {
         // A pod speaks of no node when it calls.
         let node = Hello::from_request(&headers).map_or_else(|_| NodeName::none(), |hello| hello.node);
         let (say, said) = said();
-        Self { node, headers, say, hear, reader: Reader::default(), answer: Some((answer, said.0)) }
+        let answer = Some((answer, said.0));
+        Self { node, headers, say, hear, reader: Reader::default(), trailers: None, answer }
     }
 
     /// Sends the response headers: of a process that speaks extended, or of a plain one.
@@ -99,8 +102,13 @@ impl Call {
             }
             let hear = &mut self.hear;
             let piece = std::future::poll_fn(|cx| Pin::new(&mut *hear).poll_frame(cx)).await;
-            let data = piece.and_then(Result::ok).and_then(|piece| piece.into_data().ok());
-            self.reader.piece(data?);
+            match piece.and_then(Result::ok)?.into_data() {
+                Ok(data) => self.reader.piece(data),
+                Err(last) => {
+                    self.trailers = last.into_trailers().ok();
+                    return None;
+                }
+            }
         }
     }
 
@@ -142,6 +150,12 @@ impl Call {
             }
         };
         soon("the end of the link", end).await;
+    }
+
+    /// Answers pings and drops all else until the stream ends. Returns the status that a pod ends it with, if it does.
+    pub(crate) async fn status(&mut self) -> Option<Status> {
+        self.ends().await;
+        self.trailers.take().and_then(|trailers| Status::from_header_map(&trailers))
     }
 
     async fn keep_alive(&self, message: StreamMsg) {

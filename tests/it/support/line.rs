@@ -68,8 +68,8 @@ async fn relay(mut socket: TcpStream, to: SocketAddr, mut cuts: watch::Receiver<
     }
     let cut = *cuts.borrow();
     if matches!(cut, Some(Cut::Silent)) {
-        // Held until the line itself is gone.
-        let _ = cuts.wait_for(|_| false).await;
+        // Held until it is broken off, or the line itself is gone.
+        let _ = cuts.wait_for(|cut| matches!(cut, Some(Cut::Reset))).await;
     }
     clients::reset(socket);
     clients::reset(onward);

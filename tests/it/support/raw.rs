@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
+use tokio_util::task::AbortOnDropHandle;
 use tunnel::names::{Instance, NodeName};
 use tunnel::tunnel::codec::{StreamMsg, encode};
 
@@ -27,6 +28,8 @@ pub(crate) struct Raw {
     windows: Arc<Windows>,
     heard: mpsc::Receiver<Piece>,
     calls: u32,
+    /// The connection ends with this value.
+    _reads: AbortOnDropHandle<()>,
 }
 
 /// One frame of HTTP/2.
@@ -56,8 +59,8 @@ impl Raw {
         windows.add(0, FIRST_WINDOW);
         let (hears, heard) = mpsc::channel(MOST_HEARD);
         let to = Arc::new(tokio::sync::Mutex::new(to));
-        beside(read(from, to.clone(), windows.clone(), hears));
-        let raw = Self { node: node.parse().unwrap(), to, windows, heard, calls: 0 };
+        let reads = AbortOnDropHandle::new(beside(read(from, to.clone(), windows.clone(), hears)));
+        let raw = Self { _reads: reads, node: node.parse().unwrap(), to, windows, heard, calls: 0 };
         let mut settings = BytesMut::new();
         settings.put_u16(INITIAL_WINDOW_SIZE);
         settings.put_u32(window);

@@ -25,6 +25,8 @@ pub(crate) struct Seen {
     pub(crate) killed: usize,
     /// Attempts that went from pod to pod.
     pub(crate) relayed: usize,
+    /// Owners that broke off, of whom all was to be read.
+    pub(crate) broke: usize,
     /// Processes that vanished.
     pub(crate) died: usize,
 }
@@ -40,12 +42,18 @@ pub(super) struct Pair {
     pub(super) refused: Option<String>,
     /// An owner ended it before its time, or never opened it.
     pub(super) killed: bool,
+    /// A process that holds one of its ends is gone.
+    pub(super) died: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct End {
     pub(super) accepted: bool,
     pub(super) written: u64,
+    /// Of these, what the session has taken.
+    pub(super) given: u64,
+    /// Its owner broke off, and how many bytes were given by then.
+    pub(super) broke: Option<u64>,
     pub(super) finished: bool,
     pub(super) read: u64,
     pub(super) ended: bool,
@@ -72,6 +80,15 @@ impl Pair {
     pub(super) fn is_let_go(&self, died: &[usize]) -> bool {
         let dead = |who: Who| died.iter().any(|process| acceptor(*process) == who);
         self.ends.iter().any(|(who, end)| end.early || end.accepted && dead(*who))
+    }
+
+    /// Ends that broke off, and whose peers, which stayed, have not read all that was given before.
+    pub(super) fn undelivered(&self) -> Vec<Who> {
+        let cheated = |(who, end): (&Who, &End)| {
+            let peer = self.ends.get(&self.other(*who)?)?;
+            (!peer.early && end.broke? > peer.read).then_some(*who)
+        };
+        if self.died { Vec::new() } else { self.ends.iter().filter_map(cheated).collect() }
     }
 
     /// Whether it was carried in full, or need not be.

@@ -21,8 +21,16 @@ impl End {
             Word::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
             Word::Lost { .. } => DROPPED,
             Word::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
+            Word::Broken { total, refusal } if matches!(self.phase, Phase::Open | Phase::Said) => {
+                self.broken(total, refusal)
+            }
+            Word::Broken { .. } => DROPPED,
             Word::Data(_) | Word::Finish { .. } | Word::Credit { .. } if self.phase != Phase::Open => DROPPED,
             Word::Data(bytes) => match self.recv.data(bytes, now) {
+                Ok(()) if self.departed.is_some() => {
+                    self.recv.discard();
+                    Effects::default()
+                }
                 Ok(()) => Effects { read: true, ..Effects::default() },
                 Err(bad) => self.violated(bad),
             },
@@ -66,7 +74,7 @@ impl End {
         }
         self.phase = Phase::Open;
         self.resumed += 1;
-        match self.send.put_back(received, limit) {
+        match self.say_again(received, limit) {
             Ok(()) => self.settle(Effects { state: true, write: true, ..Effects::default() }),
             Err(bad) => self.violated(bad),
         }
@@ -92,7 +100,7 @@ impl End {
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
-        let fresh = self.recv.is_untouched() && self.send.is_untouched();
+        let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
             (Phase::Open | Phase::Parked, None) if fresh => Some(Answer::Opened),
@@ -102,7 +110,7 @@ impl End {
         self.epoch = epoch;
         self.path = Some(from);
         self.parked_since = None;
-        if let Err(bad) = self.send.put_back(received.unwrap_or(0), limit) {
+        if let Err(bad) = self.say_again(received.unwrap_or(0), limit) {
             return self.violated(bad);
         }
         if answer.is_some() && self.phase != Phase::Said {
@@ -132,7 +140,7 @@ impl End {
 
     /// After something was acknowledged: is all said and heard?
     pub(super) fn settle(&mut self, effects: Effects) -> Effects {
-        if self.phase != Phase::Open || !self.send.is_done() {
+        if self.phase != Phase::Open || !self.send.is_done() || self.departed.is_some() {
             return effects;
         }
         if self.is_opener() && self.recv.is_ended() {
@@ -142,12 +150,6 @@ impl End {
             self.phase = Phase::Said;
         }
         effects
-    }
-
-    fn violated(&mut self, bad: impl std::error::Error) -> Effects {
-        let why = Refusal::new(Code::Violation, bad);
-        self.answer = Some(Answer::Reset(why.clone()));
-        self.leave(why)
     }
 }
 

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::names::Instance;
+use crate::tunnel::Code;
 use crate::tunnel::budget::Budget;
 use crate::tunnel::recv::Windows;
 
@@ -139,7 +140,7 @@ async fn opener_asking() {
     let mut end = opener(Phase::Asking);
     assert!(end.hear(A, reset(1, Code::Internal), now()).forget);
     let mut end = opener(Phase::Asking);
-    let _ = end.abandon(refusal(Code::GivenUp));
+    let _ = end.abandon(refusal(Code::GivenUp), now());
     let (word, effects) = end.speak(A, 0);
     assert!(matches!(word, Some(Word::Reset { epoch: 1, .. })) && effects.forget);
 }
@@ -155,7 +156,7 @@ async fn opener_open() {
     let mut end = opener(Phase::Open);
     assert!(end.hear(A, data(10), now()).read && end.hear(A, credit(), now()).write);
     assert!(end.hear(A, Word::Finish { total: 11 }, now()).read);
-    assert!(end.has_control());
+    assert!(end.control().is_some());
     let mut end = opener(Phase::Open);
     assert!(end.hear(A, Word::Lost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Parked, None));
@@ -166,9 +167,9 @@ async fn opener_open() {
     assert!(end.recv.take(now(), Default::default()).is_some());
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"unsent"));
-    let _ = end.abandon(refusal(Code::GivenUp));
-    let (word, effects) = end.speak(A, 99);
-    assert!(matches!(word, Some(Word::Reset { .. })) && effects.forget);
+    let _ = end.abandon(refusal(Code::GivenUp), now());
+    assert_eq!(said(&mut end, A), [broken(0)]);
+    assert!(end.hear(A, reset(1, Code::Over), now()).forget);
 }
 
 #[tokio::test]
@@ -185,8 +186,15 @@ async fn opener_parked() {
         dropped(opener(Phase::Parked), A, word);
     }
     let mut end = opener(Phase::Parked);
-    assert!(end.speak(A, 99).0.is_none() && end.backlog().is_none() && !end.has_control());
-    assert!(end.abandon(refusal(Code::GivenUp)).forget);
+    assert!(end.speak(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
+    end.send.write(Bytes::from_static(b"forgotten"));
+    assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the acceptor does not know yet");
+    assert!(end.needs_path() && end.send.unsent() == 0);
+    let _ = end.ask(B);
+    assert!(matches!(end.speak(B, 99).0, Some(Word::Resume { epoch: 2, .. })));
+    let _ = end.hear(B, Word::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.speak(B, 99).0, Some(broken(0)));
+    assert!(end.hear(B, reset(2, Code::Over), now()).forget);
 }
 
 #[tokio::test]
@@ -208,8 +216,11 @@ async fn opener_resuming() {
     let _ = end.hear(B, Word::Resumed { received: 1, limit: 900, epoch: 2 }, now());
     assert_eq!(end.ended().unwrap().code, Code::Violation, "an offset that was never sent");
     let mut end = opener(Phase::Resuming);
-    let _ = end.abandon(refusal(Code::GivenUp));
-    assert!(matches!(end.speak(B, 0), (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })));
+    let _ = end.abandon(refusal(Code::GivenUp), now());
+    assert_eq!(end.speak(B, 0).0, None, "the Resume may not have reached the acceptor");
+    let _ = end.hear(B, Word::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.speak(B, 9).0, Some(broken(0)));
+    assert!(end.hear(B, reset(2, Code::Over), now()).forget);
 }
 
 #[tokio::test]
@@ -221,7 +232,7 @@ async fn opener_over_says_so_and_forgets() {
     assert!(opener(Phase::Leaving).link_ended(A, None, now()).forget);
     assert!(opener(Phase::Leaving).hear(A, Word::Lost { epoch: 1 }, now()).forget);
     assert!(opener(Phase::Leaving).hear(A, reset(1, Code::Over), now()).forget);
-    assert_eq!(opener(Phase::Leaving).abandon(refusal), Effects::default());
+    assert_eq!(opener(Phase::Leaving).abandon(refusal, now()), Effects::default());
 }
 
 #[tokio::test]
@@ -245,7 +256,7 @@ async fn acceptor_dialling() {
     assert!(matches!(end.speak(B, 0).0, Some(Word::Opened { epoch: 2, .. })));
     assert!(acceptor(Phase::Dialling).hear(A, reset(1, Code::GivenUp), now()).forget);
     let mut end = acceptor(Phase::Dialling);
-    let _ = end.abandon(refusal(Code::TargetRefused));
+    let _ = end.abandon(refusal(Code::TargetRefused), now());
     assert!(matches!(end.speak(A, 0), (Some(Word::Refused { epoch: 1, .. }), Effects { forget: true, .. })));
 }
 
@@ -300,7 +311,18 @@ async fn acceptor_parked() {
         assert_eq!((end.phase(), end.parked_since()), (Phase::Open, None));
         assert!(end.speak(B, 0).0.is_some());
     }
-    assert!(acceptor(Phase::Parked).abandon(refusal(Code::GivenUp)).forget);
+    for asked in [open(2), resume(2)] {
+        let mut end = acceptor(Phase::Parked);
+        end.send.write(Bytes::from_static(b"forgotten"));
+        assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the opener does not know yet");
+        let _ = end.hear(B, asked, now());
+        let words = said(&mut end, B);
+        assert!(matches!(
+            words[..],
+            [Word::Opened { .. } | Word::Resumed { .. }, Word::Broken { total: 0, .. }]
+        ));
+        assert!(end.hear(B, reset(2, Code::Over), now()).forget);
+    }
     assert!(acceptor(Phase::Parked).give_up(refusal(Code::GivenUp)).forget);
 }
 
@@ -320,7 +342,7 @@ async fn acceptor_that_has_said_and_heard_all() {
     let mut end = acceptor(Phase::Said);
     assert!(end.hear(A, reset(1, Code::Over), now()).forget);
     assert!(end.ended().is_none());
-    assert_eq!(acceptor(Phase::Said).abandon(refusal(Code::GivenUp)), Effects::default());
+    assert_eq!(acceptor(Phase::Said).abandon(refusal(Code::GivenUp), now()), Effects::default());
 }
 
 #[tokio::test]
@@ -329,7 +351,7 @@ async fn an_owner_who_drops_after_both_ends_of_stream_lets_the_rest_be_delivered
     end.send.write(Bytes::from_static(b"tail"));
     end.send.finish();
     let _ = end.hear(A, finish(), now());
-    assert_eq!(end.abandon(refusal(Code::GivenUp)), Effects::default());
+    assert_eq!(end.abandon(refusal(Code::GivenUp), now()), Effects::default());
     let said: Vec<Word> = std::iter::from_fn(|| end.speak(A, 99).0).collect();
     assert!(matches!(said[..], [Word::Credit { .. }, Word::Data(_), Word::Finish { total: 5 }]), "{said:?}");
 }
@@ -372,7 +394,11 @@ async fn an_opener_that_gives_up_while_it_resumes_says_so() {
 async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
     for (phase, asked) in [(Phase::Dialling, open(2)), (Phase::Open, resume(2))] {
         let mut end = acceptor(phase);
-        let _ = end.abandon(refusal(Code::TargetRefused));
+        if phase == Phase::Open {
+            let _ = end.hear(A, broken(1), now());
+        } else {
+            let _ = end.abandon(refusal(Code::TargetRefused), now());
+        }
         assert!(!end.hear(B, asked, now()).dropped);
         assert!(end.speak(A, 0).0.is_none());
         let (word, effects) = end.speak(B, 0);
@@ -393,4 +419,119 @@ async fn a_resume_that_a_pod_on_the_way_sends_back_is_tried_on_elsewhere() {
         assert!(end.ask(A).state);
         assert_eq!(end.phase(), Phase::Resuming);
     }
+}
+
+fn broken(total: u64) -> Word {
+    Word::Broken { total, refusal: refusal(Code::GivenUp) }
+}
+
+/// All that an end says on a link.
+fn said(end: &mut End, link: LinkId) -> Vec<Word> {
+    std::iter::from_fn(|| end.speak(link, 5).0).collect()
+}
+
+#[tokio::test]
+async fn what_an_owner_wrote_before_its_connection_broke_off_is_said_before_that() {
+    for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
+        let _ = end.hear(A, data(10), now());
+        end.send.write(Bytes::from_static(b"last words"));
+        assert!(!end.break_off(refusal(Code::GivenUp), now()).forget);
+        let words = said(&mut end, A);
+        let data = [&b"last "[..], b"words"].map(|part| Word::Data(Bytes::from_static(part)));
+        assert_eq!(words, [data[0].clone(), data[1].clone(), broken(11)]);
+        assert!(end.phase() == Phase::Open && end.backlog().is_none(), "kept until the peer has it");
+        assert!(!end.hear(A, self::data(5), now()).read && end.recv.queued() == 0, "nobody reads");
+        assert!(end.hear(A, reset(1, Code::Over), now()).forget);
+        assert_eq!(end.ended(), Some(&refusal(Code::GivenUp)));
+    }
+}
+
+#[tokio::test]
+async fn what_waits_for_credit_when_the_connection_breaks_off_waits_on() {
+    let mut end = opener(Phase::Open);
+    end.send.write(vec![0; 502].into());
+    let _ = end.break_off(refusal(Code::GivenUp), now());
+    assert_eq!(said(&mut end, A).len(), 100);
+    let _ = end.hear(A, Word::Credit { received: 500, limit: 600 }, now());
+    assert_eq!(said(&mut end, A), [data(2), broken(503)]);
+}
+
+#[tokio::test]
+async fn the_end_of_a_direction_stays_one_although_the_connection_breaks_off() {
+    let mut end = acceptor(Phase::Open);
+    end.send.finish();
+    let _ = end.break_off(refusal(Code::GivenUp), now());
+    assert_eq!(said(&mut end, A), [finish(), broken(1)]);
+    let mut peer = opener(Phase::Open);
+    let _ = peer.hear(A, finish(), now());
+    let _ = peer.hear(A, broken(1), now());
+    assert!(peer.recv.is_ended() && peer.speak(A, 0).0 == Some(Word::Reset { epoch: 1, refusal: over() }));
+}
+
+fn over() -> Refusal {
+    Refusal::new(Code::Over, "")
+}
+
+#[tokio::test]
+async fn a_break_that_was_said_is_said_again_on_the_next_path() {
+    let mut end = opener(Phase::Open);
+    end.send.write(Bytes::from_static(b"hello"));
+    let _ = end.break_off(refusal(Code::GivenUp), now());
+    assert_eq!(said(&mut end, A).len(), 2);
+    let _ = end.link_ended(A, None, now());
+    assert!(end.needs_path());
+    let _ = end.ask(B);
+    assert!(matches!(said(&mut end, B)[..], [Word::Resume { epoch: 2, .. }]));
+    let _ = end.hear(B, Word::Resumed { received: 3, limit: 900, epoch: 2 }, now());
+    assert_eq!(said(&mut end, B), [Word::Data(Bytes::from_static(b"lo")), broken(6)]);
+
+    let mut end = acceptor(Phase::Parked);
+    end.send.write(Bytes::from_static(b"hello"));
+    let _ = end.break_off(refusal(Code::GivenUp), now());
+    for epoch in [2, 3] {
+        let _ = end.hear(B, resume(epoch), now());
+        let words = said(&mut end, B);
+        assert!(
+            matches!(words[..], [Word::Resumed { .. }, Word::Data(_), Word::Broken { total: 6, .. }]),
+            "{words:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn whoever_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_it_has_it() {
+    assert!(opener(Phase::Open).hear(A, broken(0), now()).read, "the rest is forgotten");
+    for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
+        end.send.write(Bytes::from_static(b"of no use any more"));
+        let _ = end.hear(A, data(10), now());
+        assert!(end.hear(A, broken(11), now()).read);
+        assert_eq!(end.ended(), Some(&refusal(Code::GivenUp)));
+        assert!(!end.recv.is_ended() && end.recv.take(now(), Default::default()).is_some());
+        assert!(
+            matches!(end.speak(A, 99), (Some(Word::Reset { refusal, .. }), Effects { forget: true, .. }) if refusal == over())
+        );
+    }
+    let mut end = acceptor(Phase::Said);
+    let _ = end.hear(A, broken(1), now());
+    assert!(matches!(end.speak(A, 99).0, Some(Word::Reset { refusal, .. }) if refusal == over()));
+    let mut end = opener(Phase::Open);
+    let _ = end.hear(A, broken(2), now());
+    assert_eq!(end.ended().unwrap().code, Code::Violation, "a byte is missing");
+    dropped(opener(Phase::Asking), A, broken(1));
+    dropped(opener(Phase::Parked), A, broken(1));
+    dropped(opener(Phase::Resuming), B, broken(1));
+    dropped(opener(Phase::Open), B, broken(1));
+}
+
+#[tokio::test]
+async fn what_waits_to_be_delivered_gives_way() {
+    let mut end = opener(Phase::Open);
+    assert!(!end.give_way().0, "it has an owner");
+    end.send.write(Bytes::from_static(b"hello"));
+    let _ = end.break_off(refusal(Code::GivenUp), now());
+    assert!(end.departed_since().is_some() && end.give_way().0);
+    assert_eq!(said(&mut end, A), [reset(1, Code::GivenUp)]);
+    let mut end = acceptor(Phase::Parked);
+    let _ = end.break_off(refusal(Code::GivenUp), now());
+    assert!(end.give_way().1.forget);
 }

@@ -1,0 +1,138 @@
+//! Which edges have proved their name, and for how long: as long as the token file says so.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::time::sleep;
+use tracing::{info_span, warn};
+
+use crate::drain::Drain;
+use crate::names::NodeName;
+use crate::net::reload::Reload;
+use crate::policy::tokens::{Tokens, Unproven};
+use crate::tunnel::hello::Hello;
+use crate::tunnel::session::end::LinkId;
+use crate::tunnel::{Code, Outbox, Refusal, Table};
+
+/// The links that edges' tokens have let in.
+#[derive(Debug)]
+pub(super) struct Proven {
+    tokens: Reload<Tokens>,
+    links: Mutex<HashMap<LinkId, Proof>>,
+}
+
+/// What let a link in.
+#[derive(Debug, Clone)]
+struct Proof {
+    outbox: Arc<Outbox>,
+    hello: Hello,
+}
+
+impl Proven {
+    /// Reads the token file, and follows it.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub(super) fn start(file: &Path, table: Arc<Table>, drain: &Drain) -> anyhow::Result<Arc<Self>> {
+        let (path, first) = (file.to_owned(), AtomicBool::new(true));
+        let tokens = Reload::file(file, move |text| {
+            let tokens = Tokens::parse(&String::from_utf8_lossy(text));
+            for (line, fault) in tokens.faults() {
+                warn!(file = %path.display(), line, "in the token file: {fault}");
+            }
+            if !tokens.is_empty() {
+                first.store(false, Relaxed);
+            } else if !first.load(Relaxed) {
+                // Whoever means to shut out everybody can say so; a slip would cut every edge.
+                return Err(
+                    "no line of it holds a token, which would end every link: leave at least one".into()
+                );
+            }
+            Ok(tokens)
+        })
+        .with_context(|| format!("mode.cloud.stream.server.tokenfile: {}", file.display()))?;
+        if tokens.load().is_empty() {
+            warn!(file = %file.display(), "no token in the token file: every edge is refused until there is one");
+        }
+        drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
+        let proven = Arc::new(Self { tokens, links: Mutex::default() });
+        drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
+        Ok(proven)
+    }
+
+    /// Whether the token file has a line of its own for the node.
+    pub(super) fn names(&self, node: &NodeName) -> bool {
+        self.tokens.load().names(node)
+    }
+
+    /// Whether that edge may link.
+    ///
+    /// # Errors
+    ///
+    /// Why not, for the log alone.
+    pub(super) fn check(&self, hello: &Hello) -> Result<(), Unproven> {
+        self.tokens.load().prove(&hello.node, &hello.token)
+    }
+
+    /// An edge that was checked has its link, which is to end with the token.
+    pub(super) fn begin(&self, outbox: &Arc<Outbox>, hello: &Hello) {
+        let proof = Proof { outbox: outbox.clone(), hello: hello.clone() };
+        self.lock().insert(outbox.id, proof);
+        // The file may have changed in between.
+        if self.check(hello).is_err() {
+            outbox.close();
+        }
+    }
+
+    /// A link has ended.
+    pub(super) fn end(&self, outbox: &Outbox) {
+        self.lock().remove(&outbox.id);
+    }
+
+    /// Ends the links whose tokens the file does not hold any more, until draining begins.
+    async fn follow(self: Arc<Self>, table: Arc<Table>, drain: Drain) {
+        let mut changes = self.tokens.changes();
+        loop {
+            tokio::select! {
+                biased;
+                () = drain.draining() => return,
+                // The sender is part of the tokens.
+                _ = changes.changed() => {}
+            }
+            let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
+            revoked.retain(|proof| self.check(&proof.hello).is_err());
+            if revoked.is_empty() {
+                continue;
+            }
+            let names: Vec<&str> =
+                revoked.iter().take(MOST_NAMED).map(|proof| proof.hello.node.as_str()).collect();
+            warn!(
+                links = revoked.len(),
+                nodes = names.join(" "),
+                "tokens were revoked: their links are ended"
+            );
+            for Proof { outbox, hello } in &revoked {
+                let why = format!("the token of node {} was revoked", hello.node);
+                table.reset_on(outbox, &Refusal::new(Code::NotAllowed, why));
+            }
+            sleep(LAST_WORDS).await;
+            for proof in revoked {
+                proof.outbox.close();
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, Proof>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Nodes that are named when their tokens are revoked: a few may be a mistake, many are a change.
+const MOST_NAMED: usize = 20;
+/// For resets to leave before their link is closed.
+const LAST_WORDS: Duration = Duration::from_millis(100);

@@ -1,0 +1,114 @@
+//! Two processes with one name: whom the name was kept from, and how loudly that is said.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Linked, Registry, Taken};
+use crate::names::{Instance, NodeName};
+
+/// Names over which there was a conflict of late. Bounded by [`MOST`].
+#[derive(Debug, Default)]
+pub(super) struct Conflicts(Mutex<HashMap<NodeName, Conflict>>);
+
+#[derive(Debug)]
+struct Conflict {
+    /// The process from which the name was kept last, at another pod.
+    kept_from: Option<Instance>,
+    told: Instant,
+    /// How often since then.
+    untold: u64,
+}
+
+impl Registry {
+    /// A node that is linked here is alive and keeps its name from another process, which came at `place`: says so, to
+    /// that node too. Returns what the other one is to be told.
+    pub(super) fn keeps(&self, node: &NodeName, linked: &Linked, place: &str) -> Taken {
+        let why = format!(
+            "another process came as node {node}, {place}, and is kept out while this one is alive: two machines with \
+             one name? Give each its own"
+        );
+        self.tell_conflict(node, &why);
+        linked.outbox.conflict(node, linked.instance, why);
+        Taken { node: node.clone(), from: linked.from }
+    }
+
+    /// A node that is linked here is alive, and the name is another's.
+    pub(super) fn loses(&self, node: &NodeName, linked: &Linked, why: String) {
+        self.tell_conflict(node, &why);
+        linked.outbox.dismiss(why);
+    }
+
+    fn tell_conflict(&self, node: &NodeName, why: &str) {
+        self.metrics.name_conflicts.inc();
+        if let Some(more) = self.conflicts.tells(node) {
+            tracing::warn!(%node, untold = more, "{why}");
+        }
+    }
+}
+
+impl Conflicts {
+    /// There is one more over that name. Whether it is to be told now, and how many were not told before it: two
+    /// machines that take turns are no reason to fill the log.
+    pub(super) fn tells(&self, node: &NodeName) -> Option<u64> {
+        let mut all = self.lock();
+        let now = Instant::now();
+        if let Some(known) = all.get_mut(node) {
+            if now - known.told < TOLD_EVERY {
+                known.untold += 1;
+                return None;
+            }
+            known.told = now;
+            return Some(std::mem::take(&mut known.untold));
+        }
+        if all.len() >= MOST {
+            all.retain(|_, known| now - known.told < TOLD_EVERY);
+        }
+        if all.len() >= MOST {
+            return None;
+        }
+        all.insert(node.clone(), Conflict { kept_from: None, told: now, untold: 0 });
+        Some(0)
+    }
+
+    /// The name was kept from that process at another pod, which is told.
+    pub(super) fn kept(&self, node: &NodeName, from: Option<Instance>) {
+        if let Some(known) = self.lock().get_mut(node) {
+            known.kept_from = from;
+        }
+    }
+
+    /// Whether the name was kept from that process.
+    pub(super) fn was_kept(&self, node: &NodeName, from: Instance) -> bool {
+        self.lock().get(node).is_some_and(|known| known.kept_from == Some(from))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Conflict>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Names that are remembered.
+const MOST: usize = 1000;
+/// Between two lines about one name.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_name_is_told_of_once_a_minute_and_no_names_make_it_grow() {
+        let conflicts = Conflicts::default();
+        let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
+        assert_eq!(conflicts.tells(&node(0)), Some(0));
+        assert_eq!((conflicts.tells(&node(0)), conflicts.tells(&node(0))), (None, None));
+        let told = (1..3 * MOST).filter(|n| conflicts.tells(&node(*n)).is_some()).count();
+        assert_eq!((told, conflicts.lock().len()), (MOST - 1, MOST));
+        tokio::time::advance(TOLD_EVERY).await;
+        assert_eq!(conflicts.tells(&node(0)), Some(2));
+        assert_eq!(conflicts.tells(&node(2 * MOST)), Some(0), "old ones give way");
+    }
+}

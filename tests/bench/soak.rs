@@ -1,0 +1,181 @@
+//! The soak: a cloud of three pods and six edges is attacked for minutes while forty clients check every byte.
+
+mod client;
+mod cluster;
+mod faults;
+mod judge;
+mod opener;
+mod pattern;
+mod plan;
+mod pump;
+mod tables;
+mod target;
+mod weigh;
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use clap::Parser;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio::runtime::Runtime;
+
+pub(crate) use opener::Opener;
+
+use crate::soak::client::Client;
+use crate::soak::cluster::Cluster;
+use crate::soak::faults::Conductor;
+use crate::soak::world::{HANG, World};
+
+/// Attacks three pods and six edges while clients check every byte; prints tables, and fails on any fault.
+#[derive(Debug, Parser)]
+#[command(name = "soak")]
+pub(crate) struct Flags {
+    /// The program under test; else target/release/tunnel, else target/fast/tunnel.
+    #[arg(long)]
+    tunnel: Option<PathBuf>,
+    /// How long faults are injected, in seconds.
+    #[arg(long, default_value_t = 600)]
+    seconds: u64,
+    /// Decides sessions and faults, though not how they meet; printed, else random.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Clients at once.
+    #[arg(long, default_value_t = 40)]
+    clients: u64,
+    /// Keep configs and logs even if nothing went wrong.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// The whole run.
+pub(crate) fn run(flags: &Flags) -> Result<()> {
+    let seed = flags.seed.unwrap_or_else(rand::random);
+    let dir = tempfile::Builder::new().prefix("tunnel-soak-").tempdir()?.keep();
+    println!("seed {seed}; configs, logs and events: {}", dir.display());
+    let faults = Soak::start(flags, seed, &dir)?.run(Duration::from_secs(flags.seconds))?;
+    if faults.is_empty() {
+        if !flags.keep {
+            std::fs::remove_dir_all(&dir)?;
+        }
+        println!("seed {seed}: no fault.");
+        return Ok(());
+    }
+    for fault in &faults {
+        println!("FAULT {fault}");
+    }
+    bail!("seed {seed}: {} faults; see {}", faults.len(), dir.display())
+}
+
+/// One run.
+struct Soak {
+    seed: u64,
+    clients: u64,
+    runtime: Runtime,
+    world: Arc<World>,
+    cluster: Cluster,
+}
+
+impl Soak {
+    fn start(flags: &Flags, seed: u64, dir: &Path) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let world = World::new(dir)?;
+        let target = runtime.block_on(target::listen(&world))?;
+        let cluster = Cluster::start(dir, flags.tunnel.as_deref(), target)?;
+        Ok(Self { seed, clients: flags.clients, runtime, world, cluster })
+    }
+
+    /// Warms up, attacks, lets all come to rest; answers what was not as it should be.
+    fn run(mut self, time: Duration) -> Result<Vec<String>> {
+        let mut conductor = Conductor::new(StdRng::seed_from_u64(self.seed));
+        self.reaches_all("before any fault");
+        self.work(WARM, Instant::now() + WARM_UP, |_| Ok(()))?;
+        self.rests(&mut conductor)?;
+        std::thread::sleep(IDLE);
+        let before = self.cluster.weigh()?;
+        println!("warm: {}", self.world.progress());
+
+        let begun = Instant::now();
+        let mut next = begun + PROGRESS;
+        self.work(0, begun + time, |soak| {
+            conductor.turn(&mut soak.cluster, &soak.world)?;
+            if Instant::now() >= next {
+                next += PROGRESS;
+                let injected: u64 = conductor.injected().values().sum();
+                let (at, resumed) = (begun.elapsed().as_secs(), soak.cluster.resumed());
+                println!(
+                    "{at:4} s: {injected} faults injected, {resumed} resumes, {}",
+                    soak.world.progress()
+                );
+            }
+            Ok(())
+        })?;
+        self.rests(&mut conductor)?;
+        self.reaches_all("after the last fault");
+        let excess = self.cluster.settles(&before, SETTLES);
+        for what in excess.into_iter().chain(self.cluster.screams()) {
+            self.world.fault(what);
+        }
+        println!("{}", tables::all(&self.cluster, &self.world, &conductor, &before));
+        Ok(std::mem::take(&mut self.world.book().faults))
+    }
+
+    /// Clients work until then, and `meanwhile` runs again and again.
+    fn work(
+        &mut self,
+        first: u64,
+        until: Instant,
+        mut meanwhile: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        self.world.resting.store(false, Relaxed);
+        for number in first..first + self.clients {
+            let client = Client::new(self.world.clone(), self.cluster.ways.clone(), self.seed, number);
+            self.runtime.spawn(client.work());
+        }
+        while Instant::now() < until {
+            meanwhile(self)?;
+            std::thread::sleep(TURN);
+        }
+        self.world.resting.store(true, Relaxed);
+        Ok(())
+    }
+
+    /// No new faults and sessions; all that was done is undone, and all sessions come to their end.
+    fn rests(&mut self, conductor: &mut Conductor) -> Result<()> {
+        let until = Instant::now() + LONGEST;
+        while conductor.tidy(&mut self.cluster, &self.world)? || self.world.running.load(Relaxed) > 0 {
+            if Instant::now() > until {
+                self.world.fault(format!("not at rest after {LONGEST:?}: {}", self.world.progress()));
+                break;
+            }
+            std::thread::sleep(TURN);
+        }
+        Ok(())
+    }
+
+    /// Each node can be reached through each door.
+    fn reaches_all(&self, when: &str) {
+        for why in self.runtime.block_on(client::unreachable(&self.world, &self.cluster.ways)) {
+            self.world.fault(format!("{when}: {why}"));
+        }
+    }
+}
+
+/// Numbers of the clients that warm up.
+const WARM: u64 = 1_000;
+/// How long clients work before anything is done to them: what a process needs once, it has then.
+const WARM_UP: Duration = Duration::from_secs(10);
+/// After which threads that were needed once have gone.
+const IDLE: Duration = Duration::from_secs(12);
+/// Between two looks at what is due.
+const TURN: Duration = Duration::from_millis(50);
+/// Between two lines of progress.
+const PROGRESS: Duration = Duration::from_secs(10);
+/// The longest session, and what may hang at both its sides.
+const LONGEST: Duration = Duration::from_secs(60 + 2 * HANG.as_secs());
+/// Within which a cluster that nobody uses has let go of what it does not need; siblings' idle links go after a minute.
+const SETTLES: Duration = Duration::from_secs(90);

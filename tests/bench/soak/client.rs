@@ -1,0 +1,225 @@
+//! The clients: each opens one session after another, checks it, and hands it to the judge.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::WriteHalf;
+use tokio::time::{sleep, timeout};
+use tunnel::net::listen::breaks_off;
+
+use crate::soak::judge::Judge;
+use crate::soak::pattern::Pattern;
+use crate::soak::plan::{Kind, Plan};
+use crate::soak::pump::{End, Pulse, Side, give, take, write};
+use crate::soak::target::line;
+use crate::soak::world::{HANG, PODS, World};
+
+/// How sessions can be asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Ways {
+    /// Where to ask, and which process that is: pods, and edges that open sessions themselves.
+    pub(crate) doors: Vec<(usize, SocketAddr)>,
+    /// The nodes, in the order of their processes.
+    pub(crate) nodes: Vec<String>,
+    /// The one target behind all of them.
+    pub(crate) target: SocketAddr,
+}
+
+/// One of the clients.
+pub(crate) struct Client {
+    world: Arc<World>,
+    ways: Ways,
+    rng: StdRng,
+    number: u64,
+    sessions: u64,
+}
+
+impl Client {
+    /// A client whose sessions come from the run's seed and its own number.
+    pub(crate) fn new(world: Arc<World>, ways: Ways, seed: u64, number: u64) -> Self {
+        let rng = StdRng::seed_from_u64(seed.wrapping_add(number));
+        Self { world, ways, rng, number, sessions: 0 }
+    }
+
+    /// Session after session, until clients are to rest.
+    pub(crate) async fn work(mut self) {
+        while !self.world.resting.load(Relaxed) {
+            self.session().await;
+        }
+    }
+
+    async fn session(&mut self) {
+        self.sessions += 1;
+        let door = self.rng.random_range(0..self.ways.doors.len());
+        let node = self.rng.random_range(0..self.ways.nodes.len());
+        let (Some(&(near, at)), Some(name)) = (self.ways.doors.get(door), self.ways.nodes.get(node)) else {
+            return;
+        };
+        if near == PODS + node {
+            // What an edge asks of its own name is meant for the cloud.
+            return;
+        }
+        let id = self.number * 1_000_000 + self.sessions;
+        let plan = Plan::random(id, &mut self.rng, near >= PODS);
+        let ends = self.world.ends(near, PODS + node);
+        let target = format!("{name}:{}", self.ways.target.port());
+        self.world.running.fetch_add(1, Relaxed);
+        let told = self.world.expect(id);
+        let begun = Instant::now();
+        let opened = timeout(HANG, open(at, &target, &plan)).await;
+        match opened.unwrap_or_else(|_| Err("no answer at all".to_owned())) {
+            Ok(stream) => {
+                self.world.opened(id, begun.elapsed());
+                self.world.note(&format!("{id} begins: door {near}, {name}, {plan:?}"));
+                let side = act(stream, &plan, &self.world, &mut self.rng).await;
+                let judge = Judge { world: self.world.clone(), plan, ends, client: side };
+                tokio::spawn(judge.hear(told));
+            }
+            Err(why) => {
+                self.world.note(&format!(
+                    "{id} not opened after {:?}: door {near}, {name}: {why}",
+                    begun.elapsed()
+                ));
+                self.world.refused(id, &why, name, begun.elapsed());
+                self.world.running.fetch_sub(1, Relaxed);
+                sleep(Duration::from_millis(self.rng.random_range(50..500))).await;
+            }
+        }
+    }
+}
+
+/// Which nodes cannot be reached by which doors, and why.
+pub(crate) async fn unreachable(world: &World, ways: &Ways) -> Vec<String> {
+    let mut rng = StdRng::seed_from_u64(0);
+    let mut troubles = Vec::new();
+    let mut id = TRIES;
+    let all = ways.doors.iter().flat_map(|door| ways.nodes.iter().enumerate().map(move |node| (door, node)));
+    for (&(door, at), (_, name)) in all.filter(|((door, _), (node, _))| *door != PODS + node) {
+        id += 1;
+        let plan = Plan::short(id);
+        let target = format!("{name}:{}", ways.target.port());
+        let begun = Instant::now();
+        let trouble = loop {
+            let tried = match timeout(HANG, open(at, &target, &plan)).await {
+                Ok(Ok(stream)) => match act(stream, &plan, world, &mut rng).await {
+                    Side { got, end: End::Finished, .. } if got == plan.down => break None,
+                    other => format!("{other:?}"),
+                },
+                Ok(Err(why)) => why,
+                Err(_) => "no answer at all".to_owned(),
+            };
+            if begun.elapsed() > BACK {
+                break Some(tried);
+            }
+            sleep(Duration::from_millis(200)).await;
+        };
+        troubles.extend(trouble.map(|why| format!("{name} cannot be reached by door {door}: {why}")));
+    }
+    troubles
+}
+
+/// Asks for a session, with the plan behind the request or behind its answer.
+async fn open(at: SocketAddr, target: &str, plan: &Plan) -> Result<TcpStream, String> {
+    let told = |what: std::io::Error| format!("the door: {what}");
+    let mut stream = TcpStream::connect(at).await.map_err(told)?;
+    stream.set_nodelay(true).map_err(told)?;
+    let head = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nTraceId: {}\r\n\r\n", plan.id);
+    let first = serde_json::to_string(plan).map_err(|why| why.to_string())? + "\n";
+    let early = plan.id.is_multiple_of(4);
+    let request = if early { head + &first } else { head };
+    stream.write_all(request.as_bytes()).await.map_err(told)?;
+    let status = String::from_utf8_lossy(&line(&mut stream).await.map_err(told)?).trim().to_owned();
+    if status.split(' ').nth(1) != Some("200") {
+        return Err(status);
+    }
+    while line(&mut stream).await.map_err(told)?.len() > 1 {}
+    if !early {
+        stream.write_all(first.as_bytes()).await.map_err(told)?;
+    }
+    Ok(stream)
+}
+
+/// What the plan wants of the client.
+async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng) -> Side {
+    let (mut read, mut write) = stream.split();
+    let (up, down) = (Pattern::up(plan.seed), Pattern::down(plan.seed));
+    let pulse = &Pulse::new(plan, world);
+    let mut unsent = None;
+    let (got, end) = match plan.kind {
+        Kind::Download => take(&mut read, down, plan.down, pulse).await,
+        Kind::Upload | Kind::Both | Kind::HalfClose => {
+            let (taken, given) =
+                tokio::join!(take(&mut read, down, plan.down, pulse), finished(&mut write, up, pulse));
+            unsent = given.err();
+            taken
+        }
+        Kind::TargetAborts => {
+            let taking = take(&mut read, down, plan.down, pulse);
+            let (taken, given) = tokio::join!(taking, give(&mut write, up, plan.up, pulse));
+            unsent = given.err();
+            taken
+        }
+        Kind::Echo => {
+            let (taken, given) =
+                tokio::join!(take(&mut read, up, plan.up, pulse), keys(&mut write, up, pulse, rng));
+            unsent = given.err();
+            taken
+        }
+        Kind::ClientAborts => {
+            unsent = give(&mut write, up, plan.up, pulse).await.err();
+            // Only a close with bytes unread is abrupt.
+            let _ = pulse.within(read.peek(&mut [0])).await;
+            (0, End::Own)
+        }
+        Kind::Vanish => {
+            let after = Duration::from_millis(rng.random_range(10..8_000));
+            let both = async {
+                tokio::join!(take(&mut read, down, plan.down, pulse), give(&mut write, up, plan.up, pulse))
+            };
+            let done = timeout(after, both).await;
+            breaks_off(&stream, true);
+            done.map_or((0, End::Own), |(taken, _)| taken)
+        }
+    };
+    Side { got, end, unsent }
+}
+
+/// Sends the client's bytes, and their end.
+async fn finished(to: &mut WriteHalf<'_>, up: Pattern, pulse: &Pulse<'_>) -> Result<(), String> {
+    give(to, up, pulse.plan.up, pulse).await?;
+    to.shutdown().await.map_err(|why| why.to_string())
+}
+
+/// Keystrokes, and pastes now and then.
+async fn keys(
+    to: &mut WriteHalf<'_>,
+    up: Pattern,
+    pulse: &Pulse<'_>,
+    rng: &mut StdRng,
+) -> Result<(), String> {
+    let plan = pulse.plan;
+    let begun = Instant::now();
+    let mut sent = 0;
+    while sent < plan.up && begun.elapsed() < TYPED {
+        let piece = rng.random_range(1..=64).min(plan.up - sent);
+        write(to, &up.bytes(sent, usize::try_from(piece).unwrap_or_default()), pulse).await?;
+        sent += piece;
+        sleep(plan.pause).await;
+    }
+    let rest = usize::try_from(plan.up - sent).unwrap_or_default();
+    write(to, &up.bytes(sent, rest), pulse).await?;
+    to.shutdown().await.map_err(|why| why.to_string())
+}
+
+/// Within which every node is linked again: the longest pause of an edge that has dialled in vain, and some.
+const BACK: Duration = Duration::from_secs(40);
+/// Numbers of the sessions that only try a way.
+const TRIES: u64 = 1_000_000_000_000;
+/// After which the rest of what is typed comes at once.
+const TYPED: Duration = Duration::from_secs(40);

@@ -1,0 +1,229 @@
+//! The processes under test, and the lines between them.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::cutter::Cutter;
+use crate::place::{Certificates, free_ports};
+use crate::process::Process;
+use crate::role::Role;
+use crate::soak::client::Ways;
+use crate::soak::opener::Opener;
+use crate::soak::weigh::Weight;
+use crate::soak::world::{MEMBERS, PODS};
+use crate::tunnel::{TOKEN, find};
+
+/// Three pods, six edges, and twelve lines.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Pods, then edges.
+    pub(crate) members: Vec<Member>,
+    /// From each edge to what stands for the Service of the pods.
+    pub(crate) edge_lines: Vec<Cutter>,
+    /// From each pod to each other.
+    pub(crate) pod_lines: Vec<Cutter>,
+    /// How sessions can be asked for.
+    pub(crate) ways: Ways,
+}
+
+/// A process, or the place of one that is down.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// What configs and logs are called after.
+    pub(crate) name: String,
+    /// It, while it runs.
+    pub(crate) process: Option<Process>,
+    /// How often it was started.
+    pub(crate) starts: u32,
+    /// The last look at it.
+    pub(crate) last: Option<Weight>,
+    /// Sessions resumed by those that ran here before.
+    resumed: f64,
+    args: Vec<String>,
+    log: PathBuf,
+    admin: SocketAddr,
+}
+
+impl Cluster {
+    /// Writes all configs and starts all processes; some may not be ready yet.
+    pub(crate) fn start(dir: &Path, binary: Option<&Path>, target: SocketAddr) -> Result<Self> {
+        let binary = find(binary)?.display().to_string();
+        let certificates = Certificates::make(dir)?;
+        fs::write(dir.join("token"), format!("default:{TOKEN}\n"))?;
+        let grpc = free_ports::<PODS>()?.map(loopback);
+        let connect = free_ports::<PODS>()?.map(loopback);
+        let opening = free_ports::<OPENERS>()?.map(loopback);
+        let admin = free_ports::<MEMBERS>()?.map(loopback);
+        let (mut members, mut edge_lines, mut pod_lines) = (Vec::new(), Vec::new(), Vec::new());
+        let mut ways = Ways { doors: connect.into_iter().enumerate().collect(), nodes: Vec::new(), target };
+        for (number, admin) in admin.into_iter().enumerate() {
+            let name = if number < PODS { format!("pod{}", number + 1) } else { node(number) };
+            let config = dir.join(format!("{name}.toml"));
+            let mode = if number < PODS { "cloud" } else { "edge" };
+            let mut args = vec![binary.clone(), format!("--m={mode}"), format!("--c={}", config.display())];
+            let text = if let (Some(grpc_at), Some(connect)) = (grpc.get(number), connect.get(number)) {
+                let others = grpc.iter().filter(|other| *other != grpc_at);
+                let lines = others.map(|other| Cutter::to(*other)).collect::<Result<Vec<_>>>()?;
+                let siblings: Vec<String> = lines.iter().map(|line| line.at.to_string()).collect();
+                pod_lines.extend(lines);
+                pod(&certificates, dir, [*grpc_at, *connect, admin], &siblings)
+            } else {
+                let line = Cutter::among(grpc.to_vec())?;
+                let text = edge(&certificates, &name, line.at, admin);
+                edge_lines.push(line);
+                ways.nodes.push(name.clone());
+                if let Some(listen) = opening.get(MEMBERS - 1 - number) {
+                    ways.doors.push((number, *listen));
+                    let role = Role::Opener(Opener { config: config.clone(), listen: *listen });
+                    let own = std::env::current_exe()?.display().to_string();
+                    args = vec![own, "role".to_owned(), serde_json::to_string(&role)?];
+                }
+                text
+            };
+            fs::write(&config, text)?;
+            let log = dir.join(format!("{name}.log"));
+            members.push(Member {
+                name,
+                process: None,
+                starts: 0,
+                last: None,
+                resumed: 0.0,
+                args,
+                log,
+                admin,
+            });
+        }
+        for member in &mut members {
+            member.start()?;
+        }
+        Ok(Self { members, edge_lines, pod_lines, ways })
+    }
+
+    /// A member.
+    pub(crate) fn member(&mut self, number: usize) -> Result<&mut Member> {
+        self.members.get_mut(number).context("no such member")
+    }
+
+    /// How often sessions have gone on over another path, as both their ends count it.
+    pub(crate) fn resumed(&mut self) -> f64 {
+        self.members.iter_mut().for_each(Member::look);
+        self.members.iter().map(Member::resumed).sum()
+    }
+
+    /// Looks at every process until nothing is in excess of what was before, or for as long as the patience lasts;
+    /// answers what is in excess then.
+    pub(crate) fn settles(&mut self, before: &[Weight], patience: Duration) -> Vec<String> {
+        let until = Instant::now() + patience;
+        loop {
+            self.members.iter_mut().for_each(Member::look);
+            let excess: Vec<String> = self
+                .members
+                .iter()
+                .zip(before)
+                .flat_map(|(member, before)| {
+                    let excess = member
+                        .last
+                        .as_ref()
+                        .map_or_else(|| vec!["cannot be looked at".to_owned()], |now| now.excess(before));
+                    excess.into_iter().map(|what| format!("{}: {what}", member.name)).collect::<Vec<_>>()
+                })
+                .collect();
+            if excess.is_empty() || Instant::now() > until {
+                return excess;
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+
+    /// Each process as it is now.
+    pub(crate) fn weigh(&self) -> Result<Vec<Weight>> {
+        self.members.iter().map(Member::weigh).collect()
+    }
+
+    /// What processes have said that none ever should.
+    pub(crate) fn screams(&self) -> Vec<String> {
+        let mut screams = Vec::new();
+        for member in &self.members {
+            let log = fs::read_to_string(&member.log).unwrap_or_default();
+            let lines = log.lines().filter(|line| line.contains("panicked"));
+            screams.extend(lines.map(|line| format!("{}: {line}", member.name)));
+        }
+        screams
+    }
+}
+
+impl Member {
+    /// Starts it, for the first time or again.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        self.process = Some(Process::start(None, &self.args, &self.log)?);
+        self.starts += 1;
+        Ok(())
+    }
+
+    /// What ran here before is gone.
+    pub(crate) fn is_gone(&mut self) {
+        self.process = None;
+        self.resumed = self.resumed();
+        self.last = None;
+    }
+
+    /// Sessions resumed by all that ran here, as of the last look.
+    pub(crate) fn resumed(&self) -> f64 {
+        self.resumed + self.last.as_ref().map_or(0.0, |last| last.count("tunnel_sessions_resumed_total"))
+    }
+
+    /// Looks at it, if it can be looked at now.
+    pub(crate) fn look(&mut self) {
+        if let Ok(now) = self.weigh() {
+            self.last = Some(now);
+        }
+    }
+
+    fn weigh(&self) -> Result<Weight> {
+        Weight::of(self.process.as_ref().context("it does not run")?, self.admin)
+            .with_context(|| self.name.clone())
+    }
+}
+
+/// Edges are members behind the pods; nodes count from 1.
+fn node(number: usize) -> String {
+    format!("node{}", number + 1 - PODS)
+}
+
+fn pod(
+    certificates: &Certificates,
+    dir: &Path,
+    [grpc, connect, admin]: [SocketAddr; 3],
+    siblings: &[String],
+) -> String {
+    format!(
+        "[mode.cloud.stream.server]\nlisten = \"{grpc}\"\nlog_listen = \"{admin}\"\ncert = {:?}\nkey = {:?}\nca = {:?}\n\
+         tokenfile = {:?}\n[mode.cloud.ssh]\nlisten = \"{connect}\"\n[mode.cloud.session]\ndrain = \"{DRAIN}s\"\n\
+         [mode.cloud.registry]\nname = \"localhost\"\nsiblings = {siblings:?}\n[mode.cloud.allow]\nnodes = [\"node*\"]\n",
+        certificates.cert(),
+        certificates.key(),
+        certificates.ca(),
+        dir.join("token"),
+    )
+}
+
+fn edge(certificates: &Certificates, name: &str, cloud: SocketAddr, admin: SocketAddr) -> String {
+    format!(
+        "[mode.edge.stream.client]\nnode = \"{name}\"\ntoken = \"{TOKEN}\"\ncert = {:?}\ndns = \"localhost\"\n\
+         server_name = \"{cloud}\"\nlog_listen = \"{admin}\"\n[mode.edge.session]\ndrain = \"{DRAIN}s\"\n",
+        certificates.ca(),
+    )
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+/// Seconds that a process which is told to stop leaves to its sessions.
+pub(crate) const DRAIN: u64 = 4;
+/// The last edges open sessions themselves.
+const OPENERS: usize = 2;

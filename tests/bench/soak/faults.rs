@@ -1,0 +1,274 @@
+//! What is done to the cluster: drawn from the seed, undone after a while.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rand::Rng;
+use rand::rngs::StdRng;
+
+use crate::cutter::{Cut, Cutter};
+use crate::process::Signal;
+use crate::soak::cluster::{Cluster, DRAIN};
+use crate::soak::world::{MEMBERS, PODS, World};
+
+/// Injects one fault after another.
+#[derive(Debug)]
+pub(crate) struct Conductor {
+    rng: StdRng,
+    next: Instant,
+    undo: Vec<(Instant, Undo)>,
+    /// Those that are told to end, and until when they may take.
+    leaving: Vec<(usize, Instant)>,
+    injected: BTreeMap<Fault, u64>,
+}
+
+/// What can be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    CutLine,
+    SilentLine,
+    FrozenLine,
+    RefusingLine,
+    CutAllEdges,
+    RefuseAllEdges,
+    CutPods,
+    SilentPods,
+    FrozenPods,
+    RefusingPods,
+    KillPod,
+    StopPod,
+    FreezePod,
+    KillEdge,
+    StopEdge,
+    FreezeEdge,
+}
+
+/// What is due later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undo {
+    Start(usize),
+    Thaw(usize),
+    AdmitEdge(usize),
+    AdmitPod(usize),
+}
+
+impl Conductor {
+    pub(crate) fn new(rng: StdRng) -> Self {
+        Self { rng, next: Instant::now(), undo: Vec::new(), leaving: Vec::new(), injected: BTreeMap::new() }
+    }
+
+    /// Faults injected so far, by kind.
+    pub(crate) fn injected(&self) -> &BTreeMap<Fault, u64> {
+        &self.injected
+    }
+
+    /// Does what is due.
+    pub(crate) fn turn(&mut self, cluster: &mut Cluster, world: &World) -> Result<()> {
+        self.tidy(cluster, world)?;
+        if Instant::now() >= self.next {
+            self.next = Instant::now() + self.between(500, 3_500);
+            self.inject(cluster, world)?;
+        }
+        Ok(())
+    }
+
+    /// Undoes what is due, and sees who has ended; true while there is more to undo.
+    pub(crate) fn tidy(&mut self, cluster: &mut Cluster, world: &World) -> Result<bool> {
+        let now = Instant::now();
+        let (due, later) = self.undo.drain(..).partition(|(at, _)| *at <= now);
+        self.undo = later;
+        for (_, what) in due {
+            world.note(&format!("undone: {what:?}"));
+            match what {
+                Undo::Start(member) => cluster.member(member)?.start()?,
+                Undo::Thaw(member) => signal(cluster, member, Signal::Continue)?,
+                Undo::AdmitEdge(line) => refuse(&cluster.edge_lines, line, false),
+                Undo::AdmitPod(line) => refuse(&cluster.pod_lines, line, false),
+            }
+        }
+        self.see_off(cluster, world)?;
+        Ok(!self.undo.is_empty() || !self.leaving.is_empty())
+    }
+
+    /// Those that have ended: as they were told to, or by themselves.
+    fn see_off(&mut self, cluster: &mut Cluster, world: &World) -> Result<()> {
+        for number in 0..MEMBERS {
+            let told = self.leaving.iter().position(|(leaving, _)| *leaving == number);
+            let member = cluster.member(number)?;
+            let Some(process) = &mut member.process else { continue };
+            let ended = process.ended()?;
+            match (ended, told) {
+                (None, Some(told))
+                    if self.leaving.get(told).is_some_and(|(_, until)| Instant::now() > *until) =>
+                {
+                    world.fault(format!("{} does not end though it was told to", member.name));
+                    process.kill();
+                }
+                (None, _) => continue,
+                (Some(how), Some(_)) if how.success() => {}
+                (Some(how), _) => world.fault(format!("{} ended: {how}", member.name)),
+            }
+            member.is_gone();
+            world.dies(number, false);
+            if let Some(told) = told {
+                self.leaving.remove(told);
+            }
+            let after = self.between(0, 6_000);
+            self.later(after, Undo::Start(number));
+        }
+        Ok(())
+    }
+
+    fn inject(&mut self, cluster: &mut Cluster, world: &World) -> Result<()> {
+        let all: u32 = FAULTS.iter().map(|(_, weight)| weight).sum();
+        let mut drawn = self.rng.random_range(0..all);
+        let mut fault = Fault::CutLine;
+        for (each, weight) in FAULTS {
+            fault = each;
+            if drawn < weight {
+                break;
+            }
+            drawn -= weight;
+        }
+        let line = self.rng.random_range(0..cluster.edge_lines.len());
+        let (edges, pods) = (&cluster.edge_lines, &cluster.pod_lines);
+        match fault {
+            Fault::CutLine => cut(edges, line, Cut::Reset),
+            Fault::SilentLine => cut(edges, line, Cut::Silent),
+            Fault::FrozenLine => cut(edges, line, Cut::Frozen(self.between(500, 18_000))),
+            Fault::RefusingLine => {
+                cut(edges, line, Cut::Reset);
+                refuse(edges, line, true);
+                let time = self.between(500, 6_000);
+                self.later(time, Undo::AdmitEdge(line));
+            }
+            Fault::CutAllEdges => edges.iter().for_each(|line| line.cut(Cut::Reset)),
+            Fault::RefuseAllEdges => {
+                let time = self.between(500, 4_000);
+                for line in 0..edges.len() {
+                    cut(edges, line, Cut::Reset);
+                    refuse(edges, line, true);
+                    self.later(time, Undo::AdmitEdge(line));
+                }
+            }
+            Fault::CutPods => cut(pods, line, Cut::Reset),
+            Fault::SilentPods => cut(pods, line, Cut::Silent),
+            Fault::FrozenPods => cut(pods, line, Cut::Frozen(self.between(500, 18_000))),
+            Fault::RefusingPods => {
+                cut(pods, line, Cut::Reset);
+                refuse(pods, line, true);
+                let time = self.between(500, 6_000);
+                self.later(time, Undo::AdmitPod(line));
+            }
+            Fault::KillPod | Fault::StopPod | Fault::FreezePod => {
+                return self.strike(fault, 0..PODS, cluster, world);
+            }
+            Fault::KillEdge | Fault::StopEdge | Fault::FreezeEdge => {
+                return self.strike(fault, PODS..MEMBERS, cluster, world);
+            }
+        }
+        self.count(fault, line, world);
+        Ok(())
+    }
+
+    /// Does something to one process, unless too many suffer already.
+    fn strike(
+        &mut self,
+        fault: Fault,
+        among: std::ops::Range<usize>,
+        cluster: &mut Cluster,
+        world: &World,
+    ) -> Result<()> {
+        let suffers = |number: &usize| {
+            self.leaving.iter().any(|(leaving, _)| leaving == number)
+                || self
+                    .undo
+                    .iter()
+                    .any(|(_, undo)| [Undo::Start(*number), Undo::Thaw(*number)].contains(undo))
+        };
+        let freezes = matches!(fault, Fault::FreezePod | Fault::FreezeEdge);
+        let able: Vec<usize> =
+            among.clone().filter(|n| !suffers(n) && (freezes || !SURVIVORS.contains(n))).collect();
+        if among.clone().filter(suffers).count() * 2 >= among.len() || able.is_empty() {
+            return Ok(());
+        }
+        let Some(&number) = able.get(self.rng.random_range(0..able.len())) else { return Ok(()) };
+        cluster.member(number)?.look();
+        self.count(fault, number, world);
+        match fault {
+            Fault::KillPod | Fault::KillEdge => {
+                world.dies(number, true);
+                let member = cluster.member(number)?;
+                member.process.iter_mut().for_each(crate::process::Process::kill);
+                member.is_gone();
+                world.dies(number, true);
+                let after = self.between(0, 6_000);
+                self.later(after, Undo::Start(number));
+            }
+            Fault::StopPod | Fault::StopEdge => {
+                world.dies(number, false);
+                signal(cluster, number, Signal::Terminate)?;
+                self.leaving.push((number, Instant::now() + LEAVES));
+            }
+            _ => {
+                signal(cluster, number, Signal::Stop)?;
+                let time = self.between(500, 20_000);
+                self.later(time, Undo::Thaw(number));
+            }
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, fault: Fault, whom: usize, world: &World) {
+        world.note(&format!("injected: {fault:?} {whom}"));
+        *self.injected.entry(fault).or_default() += 1;
+    }
+
+    fn later(&mut self, after: Duration, what: Undo) {
+        // A line that refuses already does so for longer.
+        self.undo.retain(|(_, other)| *other != what);
+        self.undo.push((Instant::now() + after, what));
+    }
+
+    /// A time, in milliseconds; short ones are as likely as long ones.
+    fn between(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_millis(self.rng.random_range(least..most))
+    }
+}
+
+fn cut(lines: &[Cutter], line: usize, how: Cut) {
+    lines.get(line).into_iter().for_each(|line| line.cut(how));
+}
+
+fn refuse(lines: &[Cutter], line: usize, refuses: bool) {
+    lines.get(line).into_iter().for_each(|line| line.refuse(refuses));
+}
+
+fn signal(cluster: &mut Cluster, member: usize, signal: Signal) -> Result<()> {
+    cluster.member(member)?.process.iter().try_for_each(|process| process.signal(signal))
+}
+
+/// Each fault and how often it comes, against the others.
+const FAULTS: [(Fault, u32); 16] = [
+    (Fault::CutLine, 6),
+    (Fault::SilentLine, 3),
+    (Fault::FrozenLine, 4),
+    (Fault::RefusingLine, 4),
+    (Fault::CutAllEdges, 1),
+    (Fault::RefuseAllEdges, 1),
+    (Fault::CutPods, 3),
+    (Fault::SilentPods, 2),
+    (Fault::FrozenPods, 2),
+    (Fault::RefusingPods, 2),
+    (Fault::KillPod, 3),
+    (Fault::StopPod, 3),
+    (Fault::FreezePod, 3),
+    (Fault::KillEdge, 3),
+    (Fault::StopEdge, 2),
+    (Fault::FreezeEdge, 3),
+];
+/// A pod, an edge and an edge that opens sessions are never ended, so that what gathers over time shows in them.
+pub(crate) const SURVIVORS: [usize; 3] = [PODS - 1, MEMBERS - 3, MEMBERS - 1];
+/// Within which a process that is told to stop has ended.
+const LEAVES: Duration = Duration::from_secs(DRAIN + 8);

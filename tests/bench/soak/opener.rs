@@ -1,0 +1,84 @@
+//! An edge whose programs open sessions to other nodes: the library's edge with a CONNECT port of its own, since the
+//! program offers none.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tunnel::config::Environment;
+use tunnel::config::edge::Edge as Settings;
+use tunnel::edge::Edge;
+use tunnel::names::{Host, Target};
+use tunnel::net::listen::breaks_off;
+use tunnel::net::pool::Pool;
+use tunnel::net::socket::Socket;
+use tunnel::net::splice::{How, Side, linger, splice};
+use tunnel::route::{Request, Route};
+use tunnel::telemetry::log::{Logs, Settings as Lines};
+use tunnel::tunnel::Category;
+
+use crate::soak::target::line;
+
+/// One such edge.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Opener {
+    /// Its config file.
+    pub(crate) config: PathBuf,
+    /// Where its programs ask.
+    pub(crate) listen: SocketAddr,
+}
+
+impl Opener {
+    /// The process's own part, until SIGTERM.
+    pub(crate) fn run(&self) -> Result<()> {
+        let _lines = Logs::start(Lines::default())?;
+        let text = fs::read_to_string(&self.config)?;
+        let (settings, _) = Settings::read(&text, &Environment::default())?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let edge = Edge::start(settings, None)?;
+            let listener = TcpListener::bind(self.listen).await?;
+            let (route, pool) = (edge.route.clone(), Pool::new());
+            let doors = tokio::spawn(async move {
+                while let Ok((client, _)) = listener.accept().await {
+                    tokio::spawn(open(client, route.clone(), pool.clone()));
+                }
+            });
+            terminate.recv().await;
+            doors.abort();
+            edge.stop(std::future::pending()).await;
+            Ok(())
+        })
+    }
+}
+
+/// As the pod's front end does it.
+async fn open(mut client: TcpStream, route: Route, pool: Pool) -> Result<()> {
+    client.set_nodelay(true)?;
+    let request = String::from_utf8_lossy(&line(&mut client).await?).into_owned();
+    while line(&mut client).await?.len() > 1 {}
+    let target: Target = request.split(' ').nth(1).context("no target")?.parse()?;
+    let Host::Name(name) = &target.host else { return Ok(()) };
+    let request =
+        Request { node: name.parse()?, target, category: Category::HttpProxy, client: "soak".to_owned() };
+    let mut session = match route.open(request).await {
+        Ok(session) => session,
+        Err(why) => return Ok(client.write_all(format!("HTTP/1.1 502 {why}\r\n\r\n").as_bytes()).await?),
+    };
+    client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
+    let mut client = Socket::with_early(client, pool, Bytes::new());
+    breaks_off(client.io(), true);
+    let ended = splice(&mut client, &mut session).await.ended;
+    if ended.by == Side::A || ended.how == How::Finished {
+        breaks_off(client.io(), false);
+        linger(&mut client).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Sending and checking one direction at its pace.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{sleep, timeout};
+
+use crate::soak::pattern::Pattern;
+use crate::soak::plan::Plan;
+use crate::soak::world::{HANG, World};
+
+/// One side's account of a session.
+#[derive(Debug)]
+pub(crate) struct Side {
+    /// Bytes that came, all of them right.
+    pub(crate) got: u64,
+    /// How they ended.
+    pub(crate) end: End,
+    /// What became of the bytes it sent, if they could not be sent.
+    pub(crate) unsent: Option<String>,
+}
+
+/// How a direction ended for its reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// In an orderly way.
+    Finished,
+    /// Broken off by the other side.
+    Reset(String),
+    /// By this side's own doing.
+    Own,
+    /// Nothing came, and no end, for longer than any session may hang.
+    Hung,
+    /// A byte that does not belong there.
+    Wrong(String),
+}
+
+/// One side's view of a session: when it last got anywhere, either way.
+#[derive(Debug)]
+pub(crate) struct Pulse<'a> {
+    /// What it is to do.
+    pub(crate) plan: &'a Plan,
+    world: &'a World,
+    begun: Instant,
+    /// Milliseconds after the begin.
+    last: AtomicU64,
+}
+
+impl<'a> Pulse<'a> {
+    /// The view of one that begins now.
+    pub(crate) fn new(plan: &'a Plan, world: &'a World) -> Self {
+        Self { plan, world, begun: Instant::now(), last: AtomicU64::new(0) }
+    }
+
+    /// It got somewhere, and by so many bytes taken.
+    pub(crate) fn beats(&self, taken: u64) {
+        let idle = self.idle().saturating_sub(self.plan.pause + self.plan.doze + RHYTHM);
+        self.world.stalled(self.plan.id, idle);
+        self.world.moved(taken);
+        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or_default();
+        self.last.store(now, Relaxed);
+    }
+
+    /// How long it has got nowhere.
+    fn idle(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(Duration::from_millis(self.last.load(Relaxed)))
+    }
+
+    /// Something that must not hang.
+    pub(crate) async fn within<T>(&self, done: impl Future<Output = T>) -> Option<T> {
+        let mut done = pin!(done);
+        while self.idle() < HANG + self.plan.pause + self.plan.doze {
+            if let Ok(done) = timeout(RHYTHM, &mut done).await {
+                return Some(done);
+            }
+        }
+        None
+    }
+}
+
+/// Reads and checks until the direction ends.
+pub(crate) async fn take(
+    from: &mut (impl AsyncRead + Unpin),
+    pattern: Pattern,
+    expected: u64,
+    pulse: &Pulse<'_>,
+) -> (u64, End) {
+    let plan = pulse.plan;
+    let mut buffer = vec![0; BLOCK];
+    let mut got = 0;
+    let mut doze = Some(plan.doze).filter(|doze| !doze.is_zero());
+    loop {
+        if got * 4 > expected
+            && let Some(doze) = doze.take()
+        {
+            sleep(doze).await;
+        }
+        let n = match pulse.within(from.read(&mut buffer)).await {
+            None => return (got, End::Hung),
+            Some(Err(why)) => return (got, End::Reset(why.to_string())),
+            Some(Ok(0)) => return (got, End::Finished),
+            Some(Ok(n)) => n,
+        };
+        pulse.beats(n as u64);
+        let came = buffer.get(..n).unwrap_or_default();
+        if let Some(fault) = pattern.fault(got, came) {
+            return (got, End::Wrong(fault));
+        }
+        got += n as u64;
+        if got > expected {
+            return (got, End::Wrong(format!("{} bytes too many", got - expected)));
+        }
+    }
+}
+
+/// Sends so many bytes at the plan's pace.
+pub(crate) async fn give(
+    to: &mut (impl AsyncWrite + Unpin),
+    pattern: Pattern,
+    total: u64,
+    pulse: &Pulse<'_>,
+) -> Result<(), String> {
+    let begun = Instant::now();
+    let mut sent = 0;
+    while sent < total {
+        let length = usize::try_from((total - sent).min(BLOCK as u64)).unwrap_or_default();
+        write(to, &pattern.bytes(sent, length), pulse).await?;
+        sent += length as u64;
+        let due = begun + Duration::from_micros(sent * 1_000_000 / pulse.plan.rate);
+        sleep(due.saturating_duration_since(Instant::now())).await;
+    }
+    Ok(())
+}
+
+/// Writes one piece, within the time that nothing may hang.
+pub(crate) async fn write(
+    to: &mut (impl AsyncWrite + Unpin),
+    piece: &[u8],
+    pulse: &Pulse<'_>,
+) -> Result<(), String> {
+    let done = pulse.within(to.write_all(piece)).await.ok_or_else(|| "a write hung".to_owned())?;
+    done.map_err(|why| why.to_string())?;
+    pulse.beats(0);
+    Ok(())
+}
+
+/// Bytes of one read or write.
+const BLOCK: usize = 32 * 1024;
+/// Between two blocks at the slowest pace.
+const RHYTHM: Duration = Duration::from_millis(500);

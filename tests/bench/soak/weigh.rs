@@ -1,0 +1,112 @@
+//! What a process holds: memory, descriptors, threads, and what it counts itself.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::process::Process;
+use crate::table::mib;
+
+/// One look at one process.
+#[derive(Clone, Debug)]
+pub(crate) struct Weight {
+    /// Resident bytes.
+    pub(crate) rss: u64,
+    /// Open descriptors.
+    pub(crate) descriptors: usize,
+    /// Threads.
+    pub(crate) threads: usize,
+    /// What `/metrics` tells, by series.
+    pub(crate) counts: BTreeMap<String, f64>,
+}
+
+impl Weight {
+    /// Looks at a process and at its metrics.
+    pub(crate) fn of(process: &Process, admin: SocketAddr) -> Result<Self> {
+        let entries = |what: &str| {
+            Ok::<_, anyhow::Error>(fs::read_dir(format!("/proc/{}/{what}", process.id()))?.count())
+        };
+        Ok(Self {
+            rss: process.rss()?,
+            descriptors: entries("fd")?,
+            threads: entries("task")?,
+            counts: metrics(admin)?,
+        })
+    }
+
+    /// The sum of all series of a metric.
+    pub(crate) fn count(&self, metric: &str) -> f64 {
+        let is = |series: &str| {
+            series.strip_prefix(metric).is_some_and(|rest| rest.is_empty() || rest.starts_with('{'))
+        };
+        self.counts.iter().filter(|(series, _)| is(series)).map(|(_, value)| value).sum()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "no process has 2^52 descriptors")]
+    /// Everything that should be gone or back, now that nobody asks for anything: empty if all is.
+    pub(crate) fn excess(&self, before: &Self) -> Vec<String> {
+        let mut excess = Vec::new();
+        let (now, then) = (mib(self.rss), mib(before.rss));
+        if now > (then * RSS_FACTOR).max(then + RSS_MORE) {
+            excess.push(format!("RSS {now:.1} MiB, before {then:.1} MiB"));
+        }
+        // Each link is a connection, and where a link goes changes.
+        let links = (self.links() - before.links()).max(0.0);
+        let descriptors = self.descriptors as f64;
+        if descriptors > before.descriptors as f64 + links + 2.0 {
+            excess.push(format!(
+                "{descriptors} descriptors, before {}; {links} more links",
+                before.descriptors
+            ));
+        }
+        let (now, then) = (self.count(TASKS), before.count(TASKS));
+        if now > then + links * TASKS_OF_A_LINK + 2.0 {
+            excess.push(format!("{now} tasks, before {then}; {links} more links"));
+        }
+        if self.threads > before.threads + 2 {
+            excess.push(format!("threads {}, before {}", self.threads, before.threads));
+        }
+        for metric in EMPTY {
+            if self.count(metric) > 0.0 {
+                excess.push(format!("{metric} {}", self.count(metric)));
+            }
+        }
+        excess
+    }
+
+    /// Links alive.
+    pub(crate) fn links(&self) -> f64 {
+        self.count("tunnel_links")
+    }
+}
+
+/// What a process counts, by series.
+pub(crate) fn metrics(admin: SocketAddr) -> Result<BTreeMap<String, f64>> {
+    let mut stream = TcpStream::connect_timeout(&admin, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).context("no metrics")?;
+    let value = |line: &str| {
+        let (series, value) = line.rsplit_once(' ')?;
+        Some((series.to_owned(), value.parse().ok()?))
+    };
+    Ok(page.lines().filter(|line| line.starts_with("tunnel_")).filter_map(value).collect())
+}
+
+/// Gauges that fall to nothing once all sessions have ended.
+const EMPTY: [&str; 2] = ["tunnel_sessions", "tunnel_sessions_passing"];
+/// A process that has worked for long keeps more free memory than one that has worked for seconds.
+const RSS_FACTOR: f64 = 1.5;
+/// The same, in MiB, for a small process.
+const RSS_MORE: f64 = 16.0;
+/// The gauge of tasks.
+pub(crate) const TASKS: &str = "tunnel_tasks";
+/// Serving its connection and the call, and what watches over it.
+const TASKS_OF_A_LINK: f64 = 4.0;
+/// A process that stands still has none to tell.
+const PATIENCE: Duration = Duration::from_secs(2);

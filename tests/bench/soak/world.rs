@@ -1,0 +1,236 @@
+//! What clients, targets and the one who injects faults know together.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use tokio::sync::oneshot;
+
+use crate::soak::plan::Kind;
+use crate::soak::pump::Side;
+
+/// One run.
+#[derive(Debug)]
+pub(crate) struct World {
+    /// How often each process has begun or finished to die.
+    deaths: [Deaths; MEMBERS],
+    /// Clients begin no more sessions.
+    pub(crate) resting: AtomicBool,
+    /// Sessions that run, or whose target has not reported yet.
+    pub(crate) running: AtomicU64,
+    moved: AtomicU64,
+    book: Mutex<Book>,
+    waited_for: Mutex<HashMap<u64, oneshot::Sender<Side>>>,
+    events: Mutex<File>,
+}
+
+/// What is counted for the table.
+#[derive(Debug, Default)]
+pub(crate) struct Book {
+    /// Sessions by kind: whole, and cut by the death of one of their two end processes.
+    pub(crate) sessions: BTreeMap<Kind, [u64; 2]>,
+    /// Sessions that could not be opened, by what was said.
+    pub(crate) refused: BTreeMap<String, u64>,
+    /// What is not as it should be.
+    pub(crate) faults: Vec<String>,
+    /// The longest time without a byte in a session that was to have some, and which one.
+    pub(crate) stall: (Duration, u64),
+    /// The longest time that a target lived on after its client had broken off.
+    pub(crate) lag: (Duration, u64),
+    /// The longest time until a session was open.
+    pub(crate) opening: (Duration, u64),
+    /// The longest time until a refusal.
+    pub(crate) refusing: (Duration, u64),
+}
+
+#[derive(Debug, Default)]
+struct Deaths {
+    all: AtomicU64,
+    sudden: AtomicU64,
+}
+
+/// Which processes a session ends in, and how often they had died when it began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    /// Where the client's connection ends.
+    pub(crate) near: usize,
+    /// Which dials the target.
+    pub(crate) far: usize,
+    deaths: [(u64, u64); 2],
+}
+
+/// How an end process has died since a session began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Died {
+    /// Not at all.
+    No,
+    /// It was told to.
+    Told,
+    /// By SIGKILL: its kernel ends its connections, and has no idea how.
+    Killed,
+}
+
+impl World {
+    /// A new one; what happens stands in `events.log`.
+    pub(crate) fn new(dir: &Path) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            deaths: Default::default(),
+            resting: AtomicBool::new(false),
+            running: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            book: Mutex::default(),
+            waited_for: Mutex::default(),
+            events: Mutex::new(File::create(dir.join("events.log"))?),
+        }))
+    }
+
+    /// A line for whoever has to find out what happened when.
+    pub(crate) fn note(&self, what: &str) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (day, ms) = (now.as_secs() % 86_400, now.subsec_millis());
+        let (hours, minutes, seconds) = (day / 3600, day / 60 % 60, day % 60);
+        let _ = writeln!(held(&self.events), "{hours:02}:{minutes:02}:{seconds:02}.{ms:03} {what}");
+    }
+
+    /// Something is not as it should be.
+    pub(crate) fn fault(&self, what: String) {
+        self.note(&format!("FAULT {what}"));
+        println!("FAULT {what}");
+        self.book().faults.push(what);
+    }
+
+    /// The counts.
+    pub(crate) fn book(&self) -> MutexGuard<'_, Book> {
+        held(&self.book)
+    }
+
+    /// Bytes arrived.
+    pub(crate) fn moved(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Relaxed);
+    }
+
+    /// Bytes that have arrived and been checked, at both sides.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.moved.load(Relaxed)
+    }
+
+    /// A session had nothing for this long.
+    pub(crate) fn stalled(&self, id: u64, time: Duration) {
+        if time > Duration::from_secs(1) {
+            let mut book = self.book();
+            book.stall = book.stall.max((time, id));
+        }
+    }
+
+    /// A session took this long to open.
+    pub(crate) fn opened(&self, id: u64, time: Duration) {
+        let mut book = self.book();
+        book.opening = book.opening.max((time, id));
+    }
+
+    /// A session could not be opened.
+    pub(crate) fn refused(&self, id: u64, why: &str, node: &str, time: Duration) {
+        let mut book = self.book();
+        book.refusing = book.refusing.max((time, id));
+        let why = why.replace(node, "NODE").split([':', ';', ',']).take(2).collect::<Vec<_>>().join(":");
+        if book.refused.len() < CAUSES || book.refused.contains_key(&why) {
+            *book.refused.entry(why).or_default() += 1;
+        }
+    }
+
+    /// A target lived on for this long after its client had broken off.
+    pub(crate) fn lagged(&self, id: u64, time: Duration) {
+        let mut book = self.book();
+        book.lag = book.lag.max((time, id));
+    }
+
+    /// A session is over: whole, or cut.
+    pub(crate) fn ended(&self, kind: Kind, whole: bool) {
+        let mut book = self.book();
+        let [all, cut] = book.sessions.entry(kind).or_default();
+        *(if whole { all } else { cut }) += 1;
+    }
+
+    /// Each side of a process's death: before the signal, and once it is gone.
+    pub(crate) fn dies(&self, member: usize, sudden: bool) {
+        let Some(deaths) = self.deaths.get(member) else { return };
+        if sudden {
+            deaths.sudden.fetch_add(1, Relaxed);
+        }
+        deaths.all.fetch_add(1, Relaxed);
+    }
+
+    /// A session begins between two processes.
+    pub(crate) fn ends(&self, near: usize, far: usize) -> Ends {
+        Ends { near, far, deaths: [near, far].map(|member| self.dead(member)) }
+    }
+
+    /// How its near and its far process have died since.
+    pub(crate) fn died(&self, ends: &Ends) -> [Died; 2] {
+        let [near, far] = ends.deaths;
+        [(ends.near, near), (ends.far, far)].map(|(member, (all, sudden))| {
+            let now = self.dead(member);
+            if now.1 > sudden {
+                Died::Killed
+            } else if now.0 > all {
+                Died::Told
+            } else {
+                Died::No
+            }
+        })
+    }
+
+    fn dead(&self, member: usize) -> (u64, u64) {
+        self.deaths.get(member).map_or((0, 0), |d| (d.all.load(Relaxed), d.sudden.load(Relaxed)))
+    }
+
+    /// The target's account of a session, once it has one.
+    pub(crate) fn expect(&self, id: u64) -> oneshot::Receiver<Side> {
+        let (tell, told) = oneshot::channel();
+        held(&self.waited_for).insert(id, tell);
+        told
+    }
+
+    /// The target's account of a session; nobody waits for that of a session which could not be opened.
+    pub(crate) fn report(&self, id: u64, side: Side) {
+        let waits = held(&self.waited_for).remove(&id);
+        let _ = waits.map(|tell| tell.send(side));
+    }
+
+    /// Nobody waits for it any more.
+    pub(crate) fn forget(&self, id: u64) {
+        held(&self.waited_for).remove(&id);
+    }
+
+    /// Where things stand, in a line.
+    pub(crate) fn progress(&self) -> String {
+        let book = self.book();
+        let [whole, cut] = book.sessions.values().fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
+        format!(
+            "{} run, {whole} whole, {cut} died with their process, {} refused, {} MiB, longest stall {:.1} s, {} faults found",
+            self.running.load(Relaxed),
+            book.refused.values().sum::<u64>(),
+            self.bytes() >> 20,
+            book.stall.0.as_secs_f64(),
+            book.faults.len(),
+        )
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Different words of refusals that are counted apart.
+const CAUSES: usize = 60;
+/// Pods, then edges.
+pub(crate) const PODS: usize = 3;
+/// All processes under test.
+pub(crate) const MEMBERS: usize = PODS + 6;
+/// The grace time, and a while for the end to be noticed and to travel: nothing may hang longer.
+pub(crate) const HANG: Duration = Duration::from_secs(60 + 25);

@@ -1,0 +1,278 @@
+//! Sides that close abruptly: what they have said arrives, as it does without a tunnel.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+use tunnel::edge::Edge;
+
+use crate::support::line::Line;
+use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge};
+use crate::support::{beside, clients, pods, soon, targets, wait_until};
+
+/// Ways to a target.
+enum Way<'a> {
+    Direct,
+    Through(&'a TestPod),
+}
+
+impl Way<'_> {
+    async fn open(&self, to: SocketAddr) -> TcpStream {
+        match self {
+            Self::Direct => TcpStream::connect(to).await.unwrap(),
+            Self::Through(pod) => pod.open(&at("node1", to)).await,
+        }
+    }
+}
+
+/// Two pods, of which the second has the node: the way through it, and the way through the other one.
+async fn two(place: &Place) -> (Vec<TestPod>, Edge) {
+    let pods = pods::start(place, 2);
+    let edge = edge(place, &pods[1], "node1").await;
+    (pods, edge)
+}
+
+/// Reads one byte, answers, and closes with the rest of the upload unread.
+async fn refuser(bytes: usize) -> SocketAddr {
+    let answer = targets::pattern(bytes);
+    targets::serve(move |mut socket| {
+        let answer = answer.clone();
+        async move {
+            let _ = socket.read_u8().await;
+            let _ = socket.write_all(&answer).await;
+            let _ = socket.readable().await;
+        }
+    })
+    .await
+}
+
+/// Of so many answers of a target that refuses uploads, those that come whole, and those that then break off.
+async fn answers(way: &Way<'_>, bytes: usize) -> (usize, usize) {
+    let (target, wanted) = (refuser(bytes).await, targets::pattern(bytes));
+    let (mut whole, mut broken) = (0, 0);
+    for _ in 0..TIMES {
+        let (mut from, mut to) = way.open(target).await.into_split();
+        let upload = beside(async move {
+            let _ = to.write_all(&vec![1; UPLOAD]).await;
+            to
+        });
+        let mut got = Vec::new();
+        let ended = soon("the end of an answer", from.read_to_end(&mut got)).await;
+        whole += usize::from(got == wanted);
+        broken += usize::from(ended.is_err());
+        drop(soon("the end of the upload", upload).await.unwrap());
+    }
+    (whole, broken)
+}
+
+#[tokio::test]
+async fn the_answer_of_a_target_that_closes_with_an_upload_unread_comes_whole() {
+    let place = Place::new();
+    let (pods, edge) = two(&place).await;
+    let ways =
+        [("direct", Way::Direct), ("one pod", Way::Through(&pods[1])), ("two pods", Way::Through(&pods[0]))];
+    let mut table = Vec::new();
+    for bytes in [300, 20_000, 100_000] {
+        for (name, way) in &ways {
+            let (whole, _) = answers(way, bytes).await;
+            table.push((bytes, *name, whole));
+        }
+    }
+    assert!(table.iter().all(|(.., whole)| *whole == TIMES), "whole answers of {TIMES}: {table:?}");
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+/// Greets, and tells how many bytes it got until the end, be it broken off.
+async fn counter() -> (SocketAddr, mpsc::Receiver<usize>) {
+    let (tell, told) = mpsc::channel(TIMES);
+    let at = targets::serve(move |mut socket| {
+        let tell = tell.clone();
+        async move {
+            let _ = socket.write_all(&[7; 1000]).await;
+            let mut got = Vec::new();
+            let _ = socket.read_to_end(&mut got).await;
+            let _ = tell.send(if got == targets::pattern(got.len()) { got.len() } else { 0 }).await;
+        }
+    })
+    .await;
+    (at, told)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_target() {
+    let place = Place::new();
+    let (pods, edge) = two(&place).await;
+    let ways =
+        [("direct", Way::Direct), ("one pod", Way::Through(&pods[1])), ("two pods", Way::Through(&pods[0]))];
+    let mut table = Vec::new();
+    for (name, way) in &ways {
+        let (target, mut told) = counter().await;
+        let mut whole = 0;
+        for _ in 0..TIMES {
+            let mut client = way.open(target).await;
+            client.readable().await.unwrap();
+            client.write_all(&targets::pattern(50_000)).await.unwrap();
+            // With the greeting unread, the kernel breaks the connection off.
+            drop(client);
+            whole += usize::from(soon("the end of an upload", told.recv()).await == Some(50_000));
+        }
+        table.push((*name, whole));
+    }
+    assert!(table.iter().all(|(_, whole)| *whole == TIMES), "whole uploads of {TIMES}: {table:?}");
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+/// The line is silent when the target answers and breaks off; once it is cut, the next link brings all of that.
+async fn survives_a_cut(client: &TestPod, holder: &TestPod, line: &Line, edge: &Edge) {
+    for bytes in [300, 100_000] {
+        let (go, gone) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (when, then, answer) = (go.clone(), gone.clone(), targets::pattern(bytes));
+        let target = targets::serve(move |mut socket| {
+            let (when, then, answer) = (when.clone(), then.clone(), answer.clone());
+            async move {
+                when.notified().await;
+                let _ = socket.write_all(&answer).await;
+                drop(socket);
+                then.notify_one();
+            }
+        })
+        .await;
+        let (old, up) = (holder.has("node1").await, edge.metrics.bytes_up.get());
+        let mut socket = client.open(&at("node1", target)).await;
+        socket.write_all(b"never read").await.unwrap();
+        wait_until("the upload is there", || edge.metrics.bytes_up.get() > up).await;
+        let before = edge.metrics.sessions.ended("backend", "target_failed");
+        line.fall_silent();
+        go.notify_one();
+        soon("the target's end", gone.notified()).await;
+        wait_until("the edge has seen it", || {
+            edge.metrics.sessions.ended("backend", "target_failed") > before
+        })
+        .await;
+        line.reset();
+        wait_until("there is a new link", || {
+            holder.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+        })
+        .await;
+        let mut got = Vec::new();
+        let ended = soon("the end of an answer", socket.read_to_end(&mut got)).await;
+        assert!(got == targets::pattern(bytes), "{} of {bytes} bytes", got.len());
+        assert!(ended.is_err(), "it was broken off, and does not look so");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_survives_the_cut_of_the_line_that_it_was_said_on() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    for client in [&pods[1], &pods[0]] {
+        survives_a_cut(client, &pods[1], &line, &edge).await;
+    }
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+/// Repeats what comes, and tells when its client is gone.
+async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
+    let (tell, told) = mpsc::channel(1);
+    let at = targets::serve(move |socket| {
+        let tell = tell.clone();
+        async move {
+            targets::echo_one(socket).await;
+            let _ = tell.send(()).await;
+        }
+    })
+    .await;
+    (at, told)
+}
+
+#[tokio::test]
+async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there_is_one() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    let (target, mut ended) = watched().await;
+    for client in [&pods[1], &pods[0]] {
+        for silent in [false, true] {
+            let old = pods[1].has("node1").await;
+            let mut socket = client.open(&at("node1", target)).await;
+            clients::echoed(&mut socket, "hello").await;
+            line.lead_to(targets::nothing().await);
+            if silent {
+                line.fall_silent();
+            } else {
+                line.reset();
+                wait_until("the link is away", || pods[1].link("node1").is_none()).await;
+            }
+            clients::reset(socket);
+            wait_until("the client is gone", || client.pod.metrics.sessions.now("ssh") == 0).await;
+            line.reset();
+            line.lead_to(pods[1].pod.grpc);
+            wait_until("there is a new link", || {
+                pods[1].link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+            })
+            .await;
+            let begun = Instant::now();
+            soon("the end at the target", ended.recv()).await.unwrap();
+            assert!(begun.elapsed() < Duration::from_secs(1), "silent: {silent}, {:?}", begun.elapsed());
+        }
+    }
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_there_is_one() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    let line = Line::to(pods[1].pod.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    let go = Arc::new(Notify::new());
+    let when = go.clone();
+    let target = targets::serve(move |socket| {
+        let when = when.clone();
+        async move {
+            when.notified().await;
+            clients::reset(socket);
+        }
+    })
+    .await;
+    for client in [&pods[1], &pods[0]] {
+        pods[1].has("node1").await;
+        let mut socket = client.open(&at("node1", target)).await;
+        wait_until("the edge has it", || edge.metrics.sessions.now("backend") == 1).await;
+        line.lead_to(targets::nothing().await);
+        line.reset();
+        wait_until("the link is away", || pods[1].link("node1").is_none()).await;
+        go.notify_one();
+        wait_until("the target is gone", || edge.metrics.sessions.now("backend") == 0).await;
+        line.lead_to(pods[1].pod.grpc);
+        clients::is_reset(&mut socket).await;
+        assert_eq!(client.pod.metrics.sessions.ended("ssh", "given_up"), 1);
+    }
+    for pod in &pods {
+        pod.forgets_all().await;
+    }
+    edge_forgets_all(&edge).await;
+}
+
+const TIMES: usize = 40;
+/// More than a target's kernel takes in with its reader away.
+const UPLOAD: usize = 2 << 20;

@@ -1,0 +1,84 @@
+//! Tokens that change while links stand.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::support::clients::{echoed, get, is_reset};
+use crate::support::programs::{Place, TOKEN, at, edge, start_edge};
+use crate::support::{hurry, pods, targets, wait_until, wait_within};
+
+#[tokio::test]
+async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_others() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    place.file("token", &format!("node1:{TOKEN}\nnode2:{TOKEN}\n"));
+    let pods = pods::start(&place, 2);
+    let revoked = edge(&place, &pods[1], "node1").await;
+    let _other = edge(&place, &pods[1], "node2").await;
+    let mut cut = Vec::new();
+    let mut kept = Vec::new();
+    for pod in &pods {
+        cut.push(pod.open(&at("node1", echo)).await);
+        kept.push(pod.open(&at("node2", echo)).await);
+    }
+    for client in cut.iter_mut().chain(&mut kept) {
+        echoed(client, "before").await;
+    }
+    hurry();
+    place.file("token", &format!("node1:another\nnode2:{TOKEN}\n"));
+    let begun = Instant::now();
+    wait_within(Duration::from_secs(10), "its link is gone", || pods[1].link("node1").is_none()).await;
+    for client in &mut cut {
+        is_reset(client).await;
+    }
+    assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", begun.elapsed());
+    for pod in &pods {
+        assert_eq!(pod.pod.metrics.resets.counted("not_allowed"), 1);
+    }
+    assert_eq!(revoked.metrics.resets.counted("not_allowed"), 2, "the edge has heard why");
+    for client in &mut kept {
+        echoed(client, "after").await;
+    }
+    let log = revoked.log.unwrap();
+    assert!(get(log, "/readyz").await.body.contains("link: "));
+    assert!(pods[1].pod.metrics.calls_refused.counted("token") <= 20, "it does not storm");
+}
+
+#[tokio::test]
+async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
+    let place = Place::new();
+    let pods = pods::start(&place, 1);
+    let _edge = edge(&place, &pods[0], "node1").await;
+    let link = pods[0].link("node1").unwrap().outbox.id;
+    hurry();
+    for text in ["", " \n", "# all gone\n", "default:\n", "garbage"] {
+        place.file("token", text);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    std::fs::remove_file(place.path().join("token")).unwrap();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(pods[0].link("node1").map(|linked| linked.outbox.id), Some(link));
+    let _other = edge(&place, &pods[0], "node2").await;
+}
+
+#[tokio::test]
+async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
+    let place = Place::new();
+    place.file("token", "node1:old\n");
+    place.file("mine", "\nnew\n old \n");
+    let pods = pods::start(&place, 1);
+    let token_file = format!("token_file = \"{}/mine\"", place.path().display());
+    let text =
+        place.edge("node1", pods[0].pod.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
+    let _edge = start_edge(&text);
+    pods[0].has("node1").await;
+    let link = || pods[0].link("node1").map(|linked| linked.outbox.id);
+    let first = link();
+    hurry();
+    place.file("token", "node1:new\n");
+    wait_within(Duration::from_secs(15), "it has another link", || link().is_some() && link() != first).await;
+    wait_until("it was refused once for each change", || {
+        pods[0].pod.metrics.calls_refused.counted("token") == 2
+    })
+    .await;
+}
