@@ -2,6 +2,7 @@
 
 mod asked;
 mod bridge;
+mod callers;
 mod kubernetes;
 mod links;
 mod proven;
@@ -28,8 +29,11 @@ use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
 use crate::drain::Drain;
 use crate::frontend::auth::{Gate, Logins, Users};
-use crate::frontend::connect;
+use crate::frontend::{self, connect};
 use crate::names::Instance;
+use crate::net::door::{Door, Limits as Places};
+use crate::net::entrance::Entrance;
+use crate::net::files;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
@@ -146,7 +150,7 @@ impl Pod {
                 .flatten()
                 .map(Listener::at)
                 .collect(),
-            resolver,
+            resolver: resolver.clone(),
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), stopping.clients.clone());
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
@@ -164,6 +168,7 @@ impl Pod {
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
+        let vet = publish::vet(&publishing, &resolver, pod_ip, (shared.siblings.clone(), port))?;
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
         let nodes = registry.clone();
         let admin = Admin {
@@ -195,10 +200,11 @@ impl Pod {
         };
         let gate = Arc::new(ArcSwap::from_pointee(gate));
         if let Some(front) = front {
-            let sessions = Arc::new(Semaphore::new(session.max.min(Semaphore::MAX_PERMITS)));
+            let sessions = frontend::sessions(session.max, session.max_for_client);
             let settings = connect::Settings { gate, sessions, pool };
             let drain = pod.stopping.clients.clone();
-            let serving = connect::serve(front, settings, route, metrics, drain.clone());
+            let serving =
+                connect::serve((front, ssh.proxy_protocol), settings, route, metrics, drain.clone());
             drain.spawn(info_span!("ssh"), serving);
         }
         if let Some(store) = store {
@@ -207,13 +213,17 @@ impl Pod {
                 registry: pod.registry.clone(),
                 store,
                 zone,
+                vet,
                 metrics: pod.metrics.clone(),
                 tell: Box::new(move |state| readiness.note(publish::NAME, state)),
             };
             let drain = &pod.stopping.publisher;
             drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
         }
-        links::spawn(grpc, acceptor, made, shared);
+        let door = Door::new(Places::places(files::at_most(callers::CONNECTIONS, 4)));
+        let (refused, refusals) = (pod.metrics.calls_refused.clone(), pod.metrics.refusals.clone());
+        let entrance = Entrance { listener: grpc, door, proxies: server.proxy_protocol, refused, refusals };
+        links::spawn(entrance, acceptor, made, shared);
         info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
         Ok(pod)
     }

@@ -15,6 +15,8 @@ pub mod outbox;
 pub mod pace;
 mod pieces;
 pub mod plain;
+#[cfg(test)]
+mod recorded;
 pub mod recv;
 pub mod schedule;
 pub mod send;

@@ -11,11 +11,11 @@ use super::kubernetes::Pods;
 use crate::config::cloud::registry::{Publish, Registry};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
-use crate::registry::publish::Store;
 #[cfg(feature = "kubernetes")]
 use crate::registry::publish::configmap::{self, ConfigMap, Lives};
 use crate::registry::publish::etcd::{Etcd, Settings};
 use crate::registry::publish::hosts::Hosts;
+use crate::registry::publish::{Store, Vet};
 use crate::registry::siblings::Siblings;
 
 /// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
@@ -66,6 +66,39 @@ pub(super) fn store(
             anyhow::bail!("mode.cloud.registry.publish: this program is built without Kubernetes")
         }
     })
+}
+
+/// Who is asked whether a name is somebody else's already: `servers`, else the system's; and over a link, which pods take
+/// at `port`, whether one of its addresses is a pod's.
+pub(super) fn vet(
+    registry: &Registry,
+    system: &Resolver,
+    pod: Option<IpAddr>,
+    (siblings, port): (Option<Arc<Siblings>>, u16),
+) -> anyhow::Result<Vet> {
+    let resolver = match registry.siblings.dns.as_slice() {
+        [] => system.clone(),
+        servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
+    };
+    #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
+    let mut vet = Vet::new(resolver, move |ip| {
+        let siblings = siblings.clone();
+        Box::pin(async move {
+            match siblings {
+                _ if Some(ip) == pod => true,
+                Some(siblings) => siblings.answers(ip, port).await,
+                None => false,
+            }
+        })
+    });
+    #[cfg(feature = "kubernetes")]
+    if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::reached) {
+        vet.set_nodes(move || {
+            let cluster = cluster.clone();
+            Box::pin(async move { cluster.nodes().await.map_err(|cause| cause.to_string()) })
+        });
+    }
+    Ok(vet)
 }
 
 /// Its name in `/readyz`.

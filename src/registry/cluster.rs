@@ -1,10 +1,14 @@
 //! How this pod reaches kube-apiserver.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config, Error};
+use kube::{Api, Client, Config, Error};
+use tokio::time::timeout;
 
 /// A cluster, and where in it we are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +29,7 @@ pub enum ClusterError {
     Config(String),
     /// It does not let us. Usual cause: a role that lacks a verb.
     #[error(
-        "{0}; the pod's role needs get, create and update on configmaps, and list and watch on endpointslices (discovery.k8s.io)"
+        "{0}; the pod's role needs get, create and update on configmaps, and list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty"
     )]
     Forbidden(String),
     /// No answer. Usual cause: it is down, or a network policy shuts it off.
@@ -58,6 +62,22 @@ impl Cluster {
         let client = Client::try_from(config).map_err(|cause| told(&cause))?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
+    }
+}
+
+impl Cluster {
+    /// The names of all Nodes.
+    ///
+    /// # Errors
+    ///
+    /// kube-apiserver does not answer within a few seconds, or does not let us: the role needs list on nodes.
+    pub async fn nodes(&self) -> Result<BTreeSet<String>, ClusterError> {
+        let list = async {
+            let (client, _) = self.connect().await?;
+            let all = Api::<Node>::all(client).list_metadata(&ListParams::default()).await?;
+            Ok(all.items.into_iter().filter_map(|node| node.metadata.name).collect())
+        };
+        timeout(PATIENCE, list).await.unwrap_or(Err(ClusterError::Silent))
     }
 }
 
@@ -94,11 +114,8 @@ const SILENCE: Duration = Duration::from_secs(75);
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::Api;
-    use kube::api::ListParams;
-
     use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
 
     #[tokio::test(start_paused = true)]
     async fn an_apiserver_that_has_vanished_is_given_up_whatever_it_was_asked() {

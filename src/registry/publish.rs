@@ -5,9 +5,11 @@ pub mod configmap;
 pub mod etcd;
 pub mod hosts;
 mod lines;
+mod vet;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +19,6 @@ use tracing::{info, warn};
 
 use super::Registry;
 use crate::drain::Drain;
-use crate::names::NodeName;
 use crate::net::backoff::Backoff;
 use crate::policy::zone::Zone;
 use crate::telemetry::Metrics;
@@ -25,6 +26,7 @@ use crate::telemetry::Metrics;
 use configmap::{ConfigMap, ConfigMapError};
 use etcd::{Etcd, EtcdError};
 use hosts::{Hosts, HostsError};
+pub use vet::Vet;
 
 /// The task that publishes which nodes are linked here. It never touches a link or a session.
 pub struct Publisher {
@@ -34,6 +36,8 @@ pub struct Publisher {
     pub store: Store,
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
+    /// Asked before a name is published that may be somebody else's.
+    pub vet: Vet,
     /// Counts records and failures.
     pub metrics: Metrics,
     /// Told after each try whether the records stand, and if not, why.
@@ -76,12 +80,13 @@ impl Publisher {
     pub async fn run(mut self, drain: Drain) {
         let mut changes = self.registry.changes();
         let mut wanted = Wanted::default();
-        let mut nameless = HashSet::new();
         let mut backoff = Backoff::new();
         let mut failing = false;
         while !drain.is_draining() {
             changes.mark_unchanged();
-            wanted.follow(self.records(&mut nameless).into_iter(), Instant::now());
+            let nodes = self.registry.nodes();
+            let records = self.vet.records(nodes, &self.zone, &self.store.pods().await).await;
+            wanted.follow(records.into_iter(), Instant::now());
             let records = wanted.records();
             let written = self.store.write(&records).await;
             if let Err(cause) = written {
@@ -124,24 +129,6 @@ impl Publisher {
             Err(_) => warn!("records could not be withdrawn within {WITHDRAWAL:?}"),
         }
     }
-
-    /// The records of the nodes here. Of each node without one it is said why, once, as long as there are not too many.
-    fn records(&self, nameless: &mut HashSet<NodeName>) -> Vec<String> {
-        let mut records = Vec::new();
-        for node in self.registry.nodes() {
-            match self.zone.name(&node) {
-                Ok(name) => records.push(name),
-                Err(why) if nameless.len() < MOST_NAMELESS && nameless.insert(node.clone()) => {
-                    warn!(%node, "the node is not published: {why}");
-                    if nameless.len() == MOST_NAMELESS {
-                        warn!("further nodes that are not published will not be named");
-                    }
-                }
-                Err(_) => {}
-            }
-        }
-        records
-    }
 }
 
 impl Store {
@@ -164,6 +151,16 @@ impl Store {
             Self::ConfigMap(map) => map.withdraw().await?,
         }
         Ok(())
+    }
+
+    /// The addresses of all pods that have records, as far as the store tells: those of pods that are gone, too.
+    async fn pods(&self) -> BTreeSet<IpAddr> {
+        match self {
+            Self::Hosts(hosts) => hosts.pods().await,
+            Self::Etcd(_) => BTreeSet::new(),
+            #[cfg(feature = "kubernetes")]
+            Self::ConfigMap(map) => map.pods(),
+        }
     }
 
     /// When to write although nothing has changed.
@@ -227,9 +224,6 @@ async fn gathered(changes: &mut watch::Receiver<()>, time: Duration) {
 
 /// How long a node may be away before its record goes: a blip must not flap.
 const BLIP: Duration = Duration::from_secs(2);
-
-/// Nodes that are named because they are not published, so that they cannot fill the log.
-const MOST_NAMELESS: usize = 1000;
 
 /// For the records to go at the end; the process must end well before it is killed.
 const WITHDRAWAL: Duration = Duration::from_secs(2);

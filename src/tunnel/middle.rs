@@ -5,16 +5,19 @@
 //! [`Lane`]s after the lock is given back; as each binding has its own lanes, what comes late is never said.
 
 mod attempt;
+mod hop;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 pub(super) use attempt::{Attempt, Claim, Stand};
 use attempt::{Seeker, is_not_here};
+use hop::Hop;
 
 use super::budget::Budget;
 use super::frame::{Code, Refusal, Word};
-use super::lane::{Full, Lane};
+use super::hello::Dialect;
+use super::lane::Lane;
 use super::lock;
 use super::opener::Opener;
 use super::outbox::{Outbox, Peer};
@@ -43,13 +46,6 @@ struct Binding {
     acceptor: Option<Hop>,
     /// Who seeks its way until it is answered, if anybody does.
     seeker: Option<Seeker>,
-}
-
-/// One side of a session: its link, and what waits there.
-#[derive(Debug, Clone)]
-struct Hop {
-    link: Arc<Outbox>,
-    lane: Arc<Lane>,
 }
 
 impl Middle {
@@ -167,8 +163,8 @@ impl Middle {
         }
         let epoch = binding.epoch;
         // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
-        let unheard =
-            matches!(word, Word::Broken { .. }) && to.as_ref().is_some_and(|to| !to.link.answers_breaks());
+        let unheard = matches!(word, Word::Broken { .. })
+            && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
         let last = unheard || matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
         // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
         // Resume was never said, for its opener thought better of it; it left this one before.
@@ -286,24 +282,6 @@ impl Binding {
         let unknown = self.by.is_none();
         !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
             || unknown && self.acceptor.as_ref().is_some_and(accepted)
-    }
-}
-
-impl Hop {
-    fn push(&self, word: Word) -> Result<(), Full> {
-        let wish = self.lane.push(word)?;
-        self.link.enter_lane(&self.lane, &wish);
-        Ok(())
-    }
-
-    fn cut(&self, word: Word) {
-        let wish = self.lane.cut(word);
-        self.link.enter_lane(&self.lane, &wish);
-    }
-
-    fn close(&self) {
-        self.lane.close();
-        self.link.leave_lane(&self.lane);
     }
 }
 

@@ -229,11 +229,6 @@ impl Outbox {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
-    /// Whether its peer knows Broken, and answers it.
-    pub(super) fn answers_breaks(&self) -> bool {
-        self.dialect.has(Dialect::BREAKS)
-    }
-
     /// Nothing more is said on this link.
     pub fn close(&self) {
         let mut waiting = self.lock();

@@ -144,7 +144,8 @@ impl Table {
         category: Category,
         client: String,
     ) -> Result<Opening, Full> {
-        let (send, recv) = self.halves().ok_or(Full)?;
+        let halves = if self.has_place() { self.halves() } else { None };
+        let (send, recv) = halves.ok_or(Full)?;
         let end = End::opener(target, client, send, recv);
         let id = SessionId::random();
         let shared = Shared::new(id, category, node, Arc::downgrade(self), end, None);
@@ -190,9 +191,6 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions && !self.oldest_gives_way("sessions") {
-            return None;
-        }
         let start = self.limits.windows.start >> self.promised.scarcity();
         let promised = self.promised.claim(usize::try_from(start).ok()?)?;
         let windows = Windows { start, max: self.limits.windows.max };

@@ -293,11 +293,10 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
     let edge_one = edge(&place, &pod, "node1").await;
     hurry();
     let _silent = raw::silent(pod.pod.grpc, 1000).await;
-    // It waits for its place until the others are sent away.
     let edge_two = start_edge(&place.edge("node2", pod.pod.grpc, ""));
     let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    wait_until("they are closed", || refused("tls_too_slow") == 1000).await;
+    wait_until("they are closed", || refused("silent") == 1000).await;
     pod.has("node2").await;
     echoed(&mut pod.open(&at("node2", echo)).await, "hello").await;
     for edge in [edge_one, edge_two] {

@@ -24,6 +24,8 @@ pub struct ConfigMap {
     api: Option<Api<Object>>,
     /// Pods that have lines and are not ready, and when they are to be judged.
     gone: HashMap<IpAddr, Instant>,
+    /// The pods that had lines when they were last read.
+    pods: BTreeSet<IpAddr>,
 }
 
 /// A ConfigMap, and what to write there.
@@ -92,7 +94,7 @@ impl fmt::Debug for Lives {
 impl ConfigMap {
     /// Nothing is asked yet.
     pub fn new(settings: Settings) -> Self {
-        Self { settings, api: None, gone: HashMap::new() }
+        Self { settings, api: None, gone: HashMap::new(), pods: BTreeSet::new() }
     }
 
     /// Makes these our only lines, and takes away lines of pods that have been gone for a while. Cancel safe: a write
@@ -104,6 +106,11 @@ impl ConfigMap {
     /// Takes our lines away.
     pub async fn withdraw(&mut self) -> Result<(), ConfigMapError> {
         self.change(&BTreeSet::new(), false).await
+    }
+
+    /// The addresses that had lines as pods write them when it was last read.
+    pub(super) fn pods(&self) -> BTreeSet<IpAddr> {
+        self.pods.clone()
     }
 
     /// When to look although nothing has changed here.
@@ -131,6 +138,7 @@ impl ConfigMap {
                 return Ok(());
             }
             let text = old.as_ref().and_then(|old| old.data.as_ref()?.get(KEY)).map_or("", String::as_str);
+            self.pods = lines::pods(text.as_bytes());
             // Whoever was quicker than we may have been one who is judged: its turn comes again at once. And who leaves
             // has no time to ask.
             let judges = create && tries == 1;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::lines::merged;
+use super::lines::{merged, pods};
 
 /// Our lines in a hosts file: `<address>    <name>`. Every other byte of it is left as it is.
 #[derive(Debug, Clone)]
@@ -39,6 +39,11 @@ impl Hosts {
     /// The lines of the pod at this address.
     pub fn new(file: PathBuf, pod: IpAddr) -> Self {
         Self { file, pod }
+    }
+
+    /// The addresses that have lines as pods write them; none if the file cannot be read.
+    pub(super) async fn pods(&self) -> BTreeSet<IpAddr> {
+        tokio::fs::read(&self.file).await.map_or_else(|_| BTreeSet::new(), |text| pods(&text))
     }
 
     /// Makes these our only lines. Not cancel safe: it goes on without its caller.

@@ -25,7 +25,6 @@ pub(super) fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Ve
 }
 
 /// The addresses that have lines as pods write them.
-#[cfg(any(test, feature = "kubernetes"))]
 pub(super) fn pods(text: &[u8]) -> BTreeSet<IpAddr> {
     lines(text).filter_map(|(_, of)| of).collect()
 }

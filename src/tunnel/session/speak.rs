@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::super::frame::Word;
+use super::super::hello::Dialect;
 use super::super::opener::Opener;
 use super::super::outbox::{Peer, Spoken};
 use super::super::schedule::Turn;
@@ -39,7 +40,7 @@ impl Shared {
         let (mut word, mut effects) =
             if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
         if let Some(Word::Broken { refusal, .. }) = &word
-            && !inner.outbox.as_ref().is_some_and(|outbox| outbox.answers_breaks())
+            && !inner.outbox.as_ref().is_some_and(|outbox| outbox.dialect.has(Dialect::BREAKS))
         {
             let (reset, over) = inner.end.reset_instead(refusal.clone());
             (word, effects) = (Some(reset), over);

@@ -143,7 +143,7 @@ impl Table {
     ) -> Option<Event> {
         let refused = if lock(&self.ended).contains(id) {
             Some(Refusal::new(Code::Unknown, "this session has ended"))
-        } else if self.len() >= self.limits.sessions {
+        } else if !self.has_place() {
             Some(Refusal::new(Code::Busy, "too many sessions at the node"))
         } else if outbox.is_behind() {
             Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))

@@ -1,0 +1,56 @@
+//! Which nodes are published where names are those of the whole network.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use tunnel::cloud::Pod;
+use tunnel::config::Environment;
+use tunnel::config::cloud::Cloud;
+
+use crate::support::pods::{self, Dns, Says};
+use crate::support::programs::{Place, TOKEN, TestPod};
+use crate::support::{hurry, peer, wait_until, wait_within};
+
+#[tokio::test]
+async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
+    let place = Place::new();
+    place.file("token", &format!("default:{TOKEN}\nknown.example.org:{TOKEN}\n"));
+    let (dns, hosts, all) =
+        (Dns::start(Says::NoSuchName).await, place.path().join("hosts"), pods::addresses(2));
+    let lines = format!(
+        "{}\ndns = [\"{}\"]\npublish = \"hosts\"\nhosts = \"{}\"\npublish_names = [\"*.edge.example.org\"]",
+        pods::siblings(&all),
+        dns.at,
+        hosts.display()
+    );
+    let env = Environment { pod_ip: Some(all[0].ip().to_string()), ..Environment::default() };
+    let (settings, _) = Cloud::read(&pods::config(&place, all[0], &lines), &env).unwrap();
+    let pod = TestPod::from(Pod::start(settings, None).unwrap());
+    let _other = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
+    let published = || {
+        let text = std::fs::read_to_string(&hosts).unwrap_or_default();
+        text.lines().map(|line| line.split_whitespace().nth(1).unwrap().to_owned()).collect::<Vec<_>>()
+    };
+
+    let mut calls = Vec::new();
+    let foreign = ["localhost", "wpad", "kubernetes.default.svc.cluster.local", "bank.example.org"];
+    for node in foreign.iter().chain(&["known.example.org", "a.edge.example.org", "node1"]) {
+        calls.push(peer::link(&place, &pod, node, None).await);
+    }
+    wait_until("the others are published", || {
+        published() == ["a.edge.example.org", "known.example.org", "node1"]
+    })
+    .await;
+
+    dns.say(Says::At("127.0.0.3".parse().unwrap()));
+    calls.push(peer::link(&place, &pod, "moved", None).await);
+    wait_until("a name that leads to a pod may move", || published().contains(&"moved".to_owned())).await;
+    dns.say(Says::At(Ipv4Addr::new(127, 0, 0, 99)));
+    calls.push(peer::link(&place, &pod, "intranet", None).await);
+    hurry();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert!(!published().contains(&"intranet".to_owned()), "{:?}", published());
+    dns.say(Says::NoSuchName);
+    let patience = Duration::from_secs(60);
+    wait_within(patience, "the name is free", || published().contains(&"intranet".to_owned())).await;
+}
