@@ -184,7 +184,7 @@ impl Logins {
             return Ok(name);
         }
         self.listens_to(&who)?;
-        let turn = timeout(PATIENCE, self.turns.enter(from)).await;
+        let turn = timeout(PATIENCE, self.turns.enter(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // Somebody with the same password, or others with wrong ones, may have been ahead of us in the queue.
         if self.recent().holds(print, Instant::now()) {

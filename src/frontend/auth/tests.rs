@@ -48,7 +48,7 @@ async fn whom_it_let_in_it_knows_for_a_minute() {
     let logins = logins(&format!("ops:{}", hashed("pw")));
     check(&logins, "ops:pw").await.unwrap();
     // With no turns left only somebody remembered can come in.
-    let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(here()).unwrap()).collect();
+    let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(&here()).unwrap()).collect();
     assert_eq!(check(&logins, "ops:pw").await.unwrap(), "ops");
     assert!(matches!(check(&logins, "ops:other").await, Err(Denial::Busy(_))));
     tokio::time::advance(REMEMBERED).await;
