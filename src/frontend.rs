@@ -188,7 +188,10 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
             (StatusCode::BAD_GATEWAY, "see whether the node can resolve and reach the target")
         }
         Code::NotAllowed => (StatusCode::FORBIDDEN, "see [mode.edge.allow] in that node's config"),
-        Code::Busy => (StatusCode::SERVICE_UNAVAILABLE, "try again in a moment"),
+        Code::Busy => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "try again in a moment; see [mode.edge.session] memory in that node's config",
+        ),
         Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
         Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
             (StatusCode::BAD_GATEWAY, "look for the trace in the logs of the pod and the node")

@@ -1,5 +1,6 @@
 //! Every session of this process.
 
+mod clients;
 mod departed;
 mod ended;
 mod hear;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use clients::Clients;
 use ended::Ended;
 
 use super::asked::Asked;
@@ -54,6 +56,7 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
     pub(super) middle: Middle,
@@ -99,6 +102,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            clients: Mutex::default(),
             departed: Mutex::default(),
             middle,
         });
@@ -176,6 +180,7 @@ impl Table {
             }
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
+            lock(&self.clients).remove(id);
         }
     }
 

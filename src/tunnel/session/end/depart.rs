@@ -45,11 +45,8 @@ impl End {
     }
 
     fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
-        // The first reason counts: an owner that lets go of a session that policy has ended knows no better one.
-        let (why, since) = match self.departed.take() {
-            Some(before) => (before.why, before.since),
-            None => (why, now),
-        };
+        // Who was told why before, and lets go because of that, does not tell another reason.
+        let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.recv.discard();
         self.ended.get_or_insert_with(|| why.clone());
         self.departed = Some(Departed { why, since, due: true, empty });

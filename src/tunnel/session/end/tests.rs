@@ -146,18 +146,6 @@ async fn opener_asking() {
 }
 
 #[tokio::test]
-async fn of_two_who_let_go_the_first_says_why() {
-    let mut end = opener(Phase::Open);
-    let _ = end.abandon(refusal(Code::NotAllowed), now());
-    let _ = end.abandon(refusal(Code::GivenUp), now());
-    let (word, _) = end.speak(A, 0);
-    assert!(
-        matches!(&word, Some(Word::Broken { refusal, .. }) if refusal.code == Code::NotAllowed),
-        "{word:?}"
-    );
-}
-
-#[tokio::test]
 async fn opener_open() {
     dropped(opener(Phase::Open), A, Word::Opened { limit: 9, epoch: 1, instance: None });
     dropped(opener(Phase::Open), A, Word::Resumed { received: 0, limit: 0, epoch: 1 });
