@@ -1,10 +1,11 @@
 //! What operators and machines ask this process: is it well, is it ready, how is it doing, and say more of it.
 
-use std::collections::BTreeMap;
+mod readiness;
+
 use std::convert::Infallible;
 use std::fmt;
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,30 +17,19 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
-use tracing::{debug, info, info_span};
+use tracing::{Span, debug, info, info_span};
 
 use crate::drain::Drain;
 use crate::names::NodeName;
+use crate::net::door::{Door, Limits, Place};
+use crate::net::entrance::{Entrance, Guest, Host};
+use crate::net::files;
 use crate::net::listen::Listener;
-use crate::policy::plain;
+use crate::policy::{Networks, plain};
 use crate::telemetry::log::Level;
 use crate::telemetry::metrics::{self, Metrics};
 
-/// What this process waits for before it is ready, and whether it has it. Cheap to clone; clones share the truth.
-#[derive(Debug, Clone)]
-pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, State>>>);
-
-/// How one condition stands.
-#[derive(Debug)]
-enum State {
-    Met,
-    /// Nobody should be sent here.
-    Unmet(String),
-    /// Something does not work, but nobody is served better elsewhere. Forgotten at that time, if one is given.
-    Troubled(String, Option<Instant>),
-}
+pub use readiness::Readiness;
 
 /// Everything the admin ports show. Cheap to clone.
 #[derive(Clone)]
@@ -74,70 +64,30 @@ pub enum Port {
     Metrics,
 }
 
-impl Readiness {
-    /// Not ready until each of these conditions has been set to `Ok`.
-    pub fn waiting_for(conditions: &[&'static str]) -> Self {
-        let all = conditions.iter().map(|name| (*name, State::Unmet("not yet".to_owned()))).collect();
-        Self(Arc::new(Mutex::new(all)))
-    }
-
-    /// Says how a condition stands; why it is not met is told to whoever asks.
-    pub fn set(&self, condition: &'static str, state: Result<(), String>) {
-        self.insert(condition, state.map_or_else(State::Unmet, |()| State::Met));
-    }
-
-    /// Says how something stands without which this process serves as well as others do: shown, and no reason to send
-    /// nobody here.
-    pub fn note(&self, what: &'static str, state: Result<(), String>) {
-        self.insert(what, state.map_or_else(|why| State::Troubled(why, None), |()| State::Met));
-    }
-
-    /// The same of something that is over if it is not said again before `until`.
-    pub fn note_until(&self, what: &'static str, why: String, until: Instant) {
-        self.insert(what, State::Troubled(why, Some(until)));
-    }
-
-    /// Whether all is met. One line for each trouble.
-    ///
-    /// # Errors
-    ///
-    /// One line for each condition that is not met, and for each trouble.
-    pub fn check(&self) -> Result<String, String> {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = all.iter().filter_map(|(name, state)| match state {
-            State::Met => None,
-            State::Troubled(_, Some(until)) if *until <= Instant::now() => None,
-            State::Unmet(why) | State::Troubled(why, _) => Some(format!("{name}: {why}\n")),
-        });
-        let lines: String = lines.collect();
-        if all.values().any(|state| matches!(state, State::Unmet(_))) { Err(lines) } else { Ok(lines) }
-    }
-
-    fn insert(&self, condition: &'static str, state: State) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(condition, state);
-    }
-}
-
 /// Answers on an admin port until `drain` begins.
 ///
 /// Give it a drain of its own, begun last: then `/readyz` and `/metrics` still answer while sessions are drained.
 pub async fn serve(listener: Listener, admin: Admin, port: Port, drain: Drain) {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let (socket, peer) = tokio::select! {
-            biased;
-            () = drain.draining() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let Ok(place) = Arc::clone(&room).try_acquire_owned() else {
-            debug!(%peer, "too many admin connections, closed");
-            continue;
-        };
-        let (admin, stop) = (admin.clone(), drain.clone());
-        drain.spawn(info_span!("admin", %peer), async move {
-            connection(socket, peer.ip(), &admin, port, &stop).await;
-            drop(place);
-        });
+    let door = Door::new(Limits::places(files::at_most(CONNECTIONS, 16)));
+    let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
+    let entrance = Entrance { listener, door, proxies: Networks::default(), refused, refusals };
+    entrance.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
+}
+
+#[derive(Debug)]
+struct Served {
+    admin: Admin,
+    port: Port,
+    drain: Drain,
+}
+
+impl Host for Served {
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("admin", peer = %from)
+    }
+
+    async fn serve(self: Arc<Self>, guest: Guest) {
+        connection(guest.socket, guest.from.ip(), &self, &guest.place).await;
     }
 }
 
@@ -226,14 +176,19 @@ impl fmt::Debug for Admin {
     }
 }
 
-async fn connection(socket: TcpStream, peer: IpAddr, admin: &Admin, port: Port, drain: &Drain) {
-    let answer = |request| async move { Ok::<_, Infallible>(admin.answer(request, port, peer).await) };
+async fn connection(socket: TcpStream, peer: IpAddr, served: &Served, place: &Place) {
+    let answer = |request| async move {
+        place.busy();
+        let answer = served.admin.answer(request, served.port, peer).await;
+        place.waits();
+        Ok::<_, Infallible>(answer)
+    };
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(HEAD_BYTES).half_close(true);
     let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(socket), service_fn(answer)));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = drain.draining() => {
+        () = served.drain.draining() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -277,7 +232,7 @@ fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Respo
 /// SuperEdge's words for any other method.
 const READ_ONLY: &str = "only supports GET method\n";
 
-/// Connections at once on one port: a few scrapers and probes, and nobody can make it many.
+/// Connections at once on one port: a few scrapers and probes. One more takes the place of the one that is idle longest.
 const CONNECTIONS: usize = 64;
 
 /// Time for a request's head, and for the next one on the same connection, so that idle ones do not fill the room.

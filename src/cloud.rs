@@ -2,6 +2,7 @@
 
 mod asked;
 mod bridge;
+mod callers;
 mod kubernetes;
 mod links;
 mod proven;
@@ -28,8 +29,11 @@ use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
 use crate::drain::Drain;
 use crate::frontend::auth::{Gate, Logins, Users};
-use crate::frontend::connect;
+use crate::frontend::{self, connect};
 use crate::names::Instance;
+use crate::net::door::{Door, Limits as Places};
+use crate::net::entrance::Entrance;
+use crate::net::files;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
@@ -188,10 +192,11 @@ impl Pod {
         let gate = Gate { allow_from: ssh.allow_from, logins: users.map(Logins::new), rules: ssh.rules };
         let gate = Arc::new(ArcSwap::from_pointee(gate));
         if let Some(front) = front {
-            let sessions = Arc::new(Semaphore::new(session.max.min(Semaphore::MAX_PERMITS)));
+            let sessions = frontend::sessions(session.max, session.max_for_client);
             let settings = connect::Settings { gate, sessions, pool };
             let drain = pod.stopping.clients.clone();
-            let serving = connect::serve(front, settings, route, metrics, drain.clone());
+            let serving =
+                connect::serve((front, ssh.proxy_protocol), settings, route, metrics, drain.clone());
             drain.spawn(info_span!("ssh"), serving);
         }
         if let Some(store) = store {
@@ -207,7 +212,10 @@ impl Pod {
             let drain = &pod.stopping.publisher;
             drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
         }
-        links::spawn(grpc, acceptor, made, shared);
+        let door = Door::new(Places::places(files::at_most(callers::CONNECTIONS, 4)));
+        let (refused, refusals) = (pod.metrics.calls_refused.clone(), pod.metrics.refusals.clone());
+        let entrance = Entrance { listener: grpc, door, proxies: server.proxy_protocol, refused, refusals };
+        links::spawn(entrance, acceptor, made, shared);
         info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
         Ok(pod)
     }

@@ -3,6 +3,9 @@
 pub mod auth;
 pub mod connect;
 
+use std::net::IpAddr;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode};
@@ -10,9 +13,31 @@ use http_body_util::Full;
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
+use crate::net::door::{self, Door, Limits, Source};
 use crate::registry::find::NotFound;
 use crate::route::RouteError;
 use crate::tunnel::{Code, Refusal};
+
+/// Who shares a pod's sessions with others: a user, or a source where nobody is asked for a name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Client {
+    /// By the name that was proved.
+    User(Arc<str>),
+    /// By where it comes from.
+    Source(Source),
+}
+
+impl Client {
+    /// Who comes from there, as `user` if that was proved.
+    pub fn of(user: Option<&str>, from: IpAddr) -> Self {
+        user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
+    }
+}
+
+/// Sessions that the front ends of a pod may have at once, in all and for one client.
+pub fn sessions(most: usize, for_one: usize) -> Door<Client> {
+    Door::new(Limits { places: most, for_one, waiting: 0, patience: None })
+}
 
 /// Why a client gets no session.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +51,9 @@ pub enum Denial {
     /// Not CONNECT; the client takes this port for a web server or a plain proxy.
     #[error("only CONNECT is served here")]
     Method,
+    /// A CONNECT that says that a body follows.
+    #[error("a CONNECT has no body: leave out Content-Length and Transfer-Encoding")]
+    Body,
     /// No user and password, or wrong ones.
     #[error("user and password needed")]
     Credentials,
@@ -38,6 +66,17 @@ pub enum Denial {
     /// There was no way.
     #[error(transparent)]
     Route(#[from] RouteError),
+}
+
+impl From<door::Full> for Denial {
+    fn from(why: door::Full) -> Self {
+        Self::Busy(match why {
+            door::Full::ForOne => {
+                "you have all the sessions of one client: [mode.cloud.session] max_for_client of tunnel-cloud"
+            }
+            door::Full::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+        })
+    }
 }
 
 impl Denial {
@@ -72,8 +111,7 @@ impl Denial {
     /// The whole answer. The reason phrase carries the cause, since ssh behind its helpers shows nothing else.
     pub fn answer(&self, trusted: bool, trace: &str) -> Response<Full<Bytes>> {
         let sentence = self.sentence(trusted);
-        let body = format!("{sentence}\ntrace: {trace}\nnext: {}\n", self.next_step());
-        let mut answer = Response::new(Full::new(Bytes::from(body)));
+        let mut answer = Response::new(Full::new(Bytes::from(self.body(trusted, trace))));
         *answer.status_mut() = self.status();
         if let Ok(phrase) = ReasonPhrase::try_from(phrase(&sentence)) {
             answer.extensions_mut().insert(phrase);
@@ -92,6 +130,19 @@ impl Denial {
         answer
     }
 
+    /// The whole answer as text, for one who is sent away before he asks.
+    fn text(&self, trace: &str) -> String {
+        let body = self.body(false, trace);
+        let phrase = String::from_utf8_lossy(&phrase(&self.sentence(false))).into_owned();
+        let (status, length) = (self.status().as_u16(), body.len());
+        let head = format!("HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-length: {length}\r\n");
+        format!("{head}traceid: {trace}\r\n\r\n{body}")
+    }
+
+    fn body(&self, trusted: bool, trace: &str) -> String {
+        format!("{}\ntrace: {trace}\nnext: {}\n", self.sentence(trusted), self.next_step())
+    }
+
     /// The table.
     fn row(&self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
@@ -105,6 +156,7 @@ impl Denial {
                 "method",
                 "use this port as a proxy for CONNECT, as ssh and curl -p do",
             ),
+            Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
             Self::Credentials => {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
@@ -136,7 +188,10 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
             (StatusCode::BAD_GATEWAY, "see whether the node can resolve and reach the target")
         }
         Code::NotAllowed => (StatusCode::FORBIDDEN, "see [mode.edge.allow] in that node's config"),
-        Code::Busy => (StatusCode::SERVICE_UNAVAILABLE, "try again in a moment"),
+        Code::Busy => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "try again in a moment; see [mode.edge.session] memory in that node's config",
+        ),
         Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
         Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
             (StatusCode::BAD_GATEWAY, "look for the trace in the logs of the pod and the node")

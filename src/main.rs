@@ -17,8 +17,8 @@ use tunnel::config::edge::Edge as EdgeSettings;
 use tunnel::config::{Concern, Environment, Secret, Warning};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::net::reload;
 use tunnel::net::secret::warn_of_readers;
+use tunnel::net::{files, reload};
 use tunnel::telemetry::log::{Level, Logs, Settings};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
@@ -121,6 +121,7 @@ fn run(args: &Args) -> ExitCode {
             Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
         }
     }
+    info!("{}", files::raise());
     for (key, path) in settings.secrets(&args.config()) {
         warn_of_readers(key, path);
     }

@@ -3,9 +3,13 @@
 pub mod backoff;
 pub mod counted;
 pub mod dial;
+pub mod door;
+pub mod entrance;
+pub mod files;
 pub mod listen;
 pub mod pem;
 pub mod pool;
+pub mod proxied;
 pub mod proxy;
 pub mod reload;
 pub mod resolver;

@@ -112,7 +112,9 @@ impl Route {
             return Err(RouteError::Offline { node, missing });
         }
         let opening = self.table.open(node.clone(), target, category, client);
-        let opening = opening.map_err(|Full| RouteError::Busy("too many sessions at once on this pod"))?;
+        let opening = opening.map_err(|Full| {
+            RouteError::Busy("this pod has no room left: [mode.cloud.session] max or memory of tunnel-cloud")
+        })?;
         timeout_at(until, ask(&opening, &mut search)).await.map_err(|_| late())??;
         Ok(opening.into_session())
     }

@@ -1,5 +1,6 @@
 use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::Instant;
 use tracing_subscriber::layer::SubscriberExt;
 
 fn cloud(nodes: &'static [&'static str]) -> Admin {
@@ -161,7 +162,10 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
             b"PUT /debug/flags/v HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1\r\n\r\n2";
         client.write_all(request).await.unwrap();
         let socket = listener.accept().await.0;
-        connection(socket, peer.parse().unwrap(), admin, Port::Log, &Drain::new()).await;
+        let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
+        let peer = peer.parse().unwrap();
+        let place = Door::new(Limits::places(1)).try_enter(crate::net::door::Source::of(peer)).unwrap();
+        connection(socket, peer, &served, &place).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");

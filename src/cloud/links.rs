@@ -1,31 +1,27 @@
 //! The pod's side of links: connections let in, calls judged, links driven until they end.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::{Instant, timeout_at};
-use tokio_rustls::TlsAcceptor;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, info_span, warn};
 
 use super::asked;
+use super::callers::{Callers, HANDSHAKES, TURNS};
 use super::proven::Proven;
 use crate::backend::Backend;
 use crate::names::{Instance, NodeName};
-use crate::net::listen::{Listener, tune_link};
+use crate::net::door::Door;
+use crate::net::entrance::Entrance;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
-use crate::net::socket::Buffered;
 use crate::policy::Glob;
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
 use crate::route::{Room, Route};
-use crate::tunnel::grpc::{Call, Dismissal, Ground, Waiting, serve};
+use crate::tunnel::grpc::{Call, Dismissal, Ground};
 use crate::tunnel::hello::{Caller, Hello};
 use crate::tunnel::{Code, Event, Found, Link, Outbox, Parked, Refusal};
 
@@ -54,7 +50,7 @@ pub(super) struct Shared {
 
 /// Serves links until the pod stops: those that come, and those that are `made` to other pods.
 pub(super) fn spawn(
-    listener: Listener,
+    entrance: Entrance,
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
     shared: Shared,
@@ -63,62 +59,10 @@ pub(super) fn spawn(
     if let Some(made) = made {
         links.spawn(info_span!("siblings"), drive(made, shared.clone()));
     }
-    let (calls, called) = mpsc::channel(MOST_WAITING);
+    let (calls, called) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
-    links.spawn(info_span!("grpc"), accept(listener, tls, calls, shared));
-}
-
-/// Takes connections, lets each do its TLS handshake in a task of its own, and hands it to the gRPC layer.
-async fn accept(listener: Listener, tls: Reload<ServerConfig>, calls: mpsc::Sender<Call>, shared: Shared) {
-    let links = shared.ground.drain.clone();
-    let places = Arc::new(Semaphore::new(MOST_WAITING));
-    loop {
-        // Who finds no place waits in the kernel. Sent away, thousands of edges that come back at once would only dial
-        // again, later.
-        let next = async { (places.clone().acquire_owned().await, listener.accept().await) };
-        let (place, (socket, from)) = tokio::select! {
-            biased;
-            () = links.draining() => return,
-            next = next => next,
-        };
-        // Fails only if the places were closed, which nobody does.
-        let Ok(place) = place else { return };
-        let tls = TlsAcceptor::from(tls.load());
-        links.spawn(
-            info_span!("link", %from),
-            encrypted(socket, from, tls, place, calls.clone(), shared.clone()),
-        );
-    }
-}
-
-async fn encrypted(
-    socket: TcpStream,
-    from: SocketAddr,
-    tls: TlsAcceptor,
-    place: OwnedSemaphorePermit,
-    calls: mpsc::Sender<Call>,
-    shared: Shared,
-) {
-    let until = Instant::now() + LET_IN;
-    if let Err(e) = tune_link(&socket) {
-        return debug!(error = %e, "connection was gone at once");
-    }
-    // Boxed, so that a link does not keep the handshake's room.
-    let handshake = Box::pin(tls.accept(Buffered::new(socket, shared.pool.clone())));
-    let io = match timeout_at(until, handshake).await {
-        Ok(Ok(io)) => io,
-        Ok(Err(e)) => {
-            shared.ground.metrics.calls_refused.count("tls");
-            return debug!(error = %e, "TLS handshake failed");
-        }
-        Err(_) => {
-            shared.ground.metrics.calls_refused.count("tls_too_slow");
-            return debug!("TLS handshake took too long");
-        }
-    };
-    // Only a pod's passes the check, so whoever has shown one is a pod, if it says so.
-    let certified = io.get_ref().1.peer_certificates().is_some();
-    serve(io, from, calls, shared.ground, Waiting { certified, until, place }).await;
+    let host = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
+    links.spawn(info_span!("grpc"), entrance.run(host, links.clone()));
 }
 
 /// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.
@@ -286,7 +230,3 @@ fn seek(parked: Parked, shared: &Shared) {
 
 /// Nodes that may come at once: as many as a pod has. A pod that announces without end gets no more.
 pub(super) const MOST_MOVES: usize = 10_000;
-/// Connections that were not let in yet, and calls that wait to be looked at.
-const MOST_WAITING: usize = 1000;
-/// From the connection to an accepted call.
-const LET_IN: Duration = Duration::from_secs(10);

@@ -42,6 +42,8 @@ pub struct Cloud {
 pub struct Server {
     /// gRPC, always TLS.
     pub listen: Listen,
+    /// Networks of balancers before that port.
+    pub proxy_protocol: Networks,
     /// Health, log level, metrics.
     pub log_listen: Listen,
     /// Metrics alone; `None`: only on the log port.
@@ -79,6 +81,8 @@ pub enum TlsVersion {
 pub struct Ssh {
     /// Where clients come in.
     pub listen: Listen,
+    /// Networks of balancers before that port.
+    pub proxy_protocol: Networks,
     /// How they prove who they are.
     pub auth: Auth,
     /// Where they may come from; `None`: from anywhere.
@@ -108,6 +112,8 @@ pub struct Session {
     pub open_timeout: Duration,
     /// How many sessions at once.
     pub max: usize,
+    /// How many of them for one client.
+    pub max_for_client: usize,
     /// How long sessions may go on once the pod is told to stop.
     pub drain: Duration,
     /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
@@ -187,6 +193,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     let grpc = listen::read(&mut table, "listen", "grpc_port", report);
     let server = Server {
         listen: grpc.unwrap_or(Listen { implicit: true, ..Listen::everywhere(GRPC_PORT) }),
+        proxy_protocol: listen::proxies(&mut table, report),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
         key: table.read("key", value::path, report).unwrap_or_else(|| KEY.into()),
@@ -228,10 +235,13 @@ fn tls(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
 fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
+    let max = table.read("max", value::count(1..=MOST_SESSIONS), report).unwrap_or(MAX);
+    let for_client = table.read("max_for_client", value::count(1..=MOST_SESSIONS), report);
     let session = Session {
         grace: super::grace(&mut table, report),
         open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
-        max: table.read("max", value::count(1..=MOST_SESSIONS), report).unwrap_or(MAX),
+        max,
+        max_for_client: for_client.unwrap_or(max.div_ceil(CLIENTS)),
         drain: super::drain(&mut table, report),
         memory: table.read("memory", value::size(super::LEAST_MEMORY), report),
     };
@@ -255,6 +265,9 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Sessions at once: a pod's memory limit is met long before.
 const MAX: usize = 100_000;
+
+/// Clients that together may have all sessions, where the file does not say.
+const CLIENTS: usize = 4;
 
 /// More sessions than a process can have sockets for.
 const MOST_SESSIONS: usize = 10_000_000;

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::fold::{Report, Table};
 use super::{Concern, Listen, value};
+use crate::policy::Networks;
 
 impl Listen {
     /// Can only this machine reach it?
@@ -52,6 +53,20 @@ pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
     }
     log
 }
+
+/// Reads the networks of balancers whose PROXY headers are believed. Absent: none.
+pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Networks {
+    let proxies: Networks =
+        table.list(PROXIES, value::network, report).unwrap_or_default().into_iter().collect();
+    if proxies.holds_everyone() {
+        let text = "whoever connects may say to be anybody: name only the networks of your balancers";
+        report.warn(table.key(PROXIES), Concern::OpenDoor, text);
+    }
+    proxies
+}
+
+/// The key of every table with a port that balancers may stand before.
+const PROXIES: &str = "proxy_protocol";
 
 /// The port SuperEdge's manifests probe.
 const LOG_PORT: u16 = 51010;

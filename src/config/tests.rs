@@ -198,6 +198,7 @@ fn our_own_keys_become_what_they_mean() {
         auth = "basic"
         users = "/etc/users"
         allow_from = ["10.0.0.0/8"]
+        proxy_protocol = ["10.0.0.5"]
         rules = [{ users = ["ops"], from = ["10.0.0.0/8"], nodes = ["edge-*"], ports = [22] }]
         [mode.cloud.session]
         grace = "2m"
@@ -220,9 +221,22 @@ fn our_own_keys_become_what_they_mean() {
     assert_eq!(cloud.session.grace, Duration::from_secs(120));
     assert_eq!(cloud.session.open_timeout, Duration::from_millis(500));
     assert_eq!((cloud.session.max, cloud.session.drain), (7, Duration::ZERO));
+    assert_eq!(cloud.session.max_for_client, 2, "a quarter, and never nothing");
+    assert!(cloud.ssh.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
+    assert!(cloud.server.proxy_protocol.is_empty());
     assert_eq!(cloud.session.memory, Some(64 << 20));
     assert_eq!(cloud.tls.min_version, TlsVersion::V13);
     assert_eq!(cloud.tls.cipher_suites, ["A", "B", "C"]);
+}
+
+#[test]
+fn whose_word_is_believed_is_named_narrowly() {
+    let (settings, warnings) = cloud("[mode.cloud.stream.server]\nproxy_protocol = [\"0.0.0.0/0\"]");
+    assert!(settings.server.proxy_protocol.holds_everyone());
+    let key = "mode.cloud.stream.server.proxy_protocol";
+    assert!(warned(&warnings, Concern::OpenDoor).contains(&key), "{warnings:?}");
+    let faults = cloud_faults("[mode.cloud.ssh]\nproxy_protocol = [\"balancer\"]").to_string();
+    assert!(faults.contains("mode.cloud.ssh.proxy_protocol[0]"), "{faults}");
 }
 
 #[test]

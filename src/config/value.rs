@@ -7,9 +7,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use toml::de::{DeInteger, DeValue};
 
 use super::Secret;
+use crate::policy;
 
 /// Why a value cannot be what it should be.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,6 +67,11 @@ pub(super) fn path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
 /// A text that stands for something else: a node's name, a network, a target.
 pub(super) fn parsed<T: FromStr<Err: fmt::Display>>(value: &DeValue<'_>) -> Result<T, Wrong> {
     text(value)?.parse().map_err(|error: T::Err| wrong(value, error))
+}
+
+/// A network, or a single address.
+pub(super) fn network(value: &DeValue<'_>) -> Result<IpNet, Wrong> {
+    policy::network(&text(value)?).map_err(|error| wrong(value, error))
 }
 
 /// A TCP port, a number or (as SuperEdge writes it in places) a text. 0 is a port: any free one.

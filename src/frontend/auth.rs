@@ -1,11 +1,14 @@
 //! Who a client is, and what it may ask for.
 
+mod failures;
+mod recent;
+
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::net::reload::Reload;
@@ -13,13 +16,15 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
 use super::Denial;
 use crate::names::NodeName;
+use crate::net::door::{Door, Limits, Source};
 use crate::policy::{Networks, Rules};
+use failures::{Failures, Who};
+use recent::Recent;
 
 /// The door of a front end: every client passes it before anything is opened for it.
 #[derive(Debug, Default)]
@@ -48,13 +53,14 @@ pub enum UsersError {
     Empty,
 }
 
-/// Checks passwords, not too many at once, and remembers for a minute whom it has just let in.
+/// Checks passwords, not too many at once and of each source in its turn, and remembers for a minute whom it let in.
 pub struct Logins {
     users: Reload<Users>,
-    recent: Mutex<HashMap<u128, Instant>>,
+    recent: Mutex<Recent>,
+    failures: Mutex<Failures>,
     /// Two keys, known to this process only, under which [`Self::recent`] keeps its fingerprints.
     keys: (RandomState, RandomState),
-    at_work: Arc<Semaphore>,
+    turns: Door,
 }
 
 impl Gate {
@@ -76,11 +82,12 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// [`Denial::Credentials`] if there is no proof, or a wrong one; [`Denial::Busy`] if too many are being checked.
-    pub async fn identify(&self, head: &HeaderMap) -> Result<Option<String>, Denial> {
+    /// [`Denial::Credentials`] if there is no proof, or a wrong one; [`Denial::Busy`] if too many are being checked, or
+    /// too many from there were wrong.
+    pub async fn identify(&self, head: &HeaderMap, from: IpAddr) -> Result<Option<String>, Denial> {
         match &self.logins {
             None => Ok(None),
-            Some(logins) => logins.check(head).await.map(Some),
+            Some(logins) => logins.check(head, Source::of(from)).await.map(Some),
         }
     }
 
@@ -150,12 +157,18 @@ impl Logins {
         Self {
             users,
             recent: Mutex::default(),
+            failures: Mutex::new(Failures::new()),
             keys: (RandomState::new(), RandomState::new()),
-            at_work: Arc::new(Semaphore::new(AT_WORK)),
+            turns: Door::new(Limits {
+                places: at_work(),
+                for_one: usize::MAX,
+                waiting: WAITING,
+                patience: None,
+            }),
         }
     }
 
-    async fn check(&self, head: &HeaderMap) -> Result<String, Denial> {
+    async fn check(&self, head: &HeaderMap, from: Source) -> Result<String, Denial> {
         let given = head.get(PROXY_AUTHORIZATION).and_then(|v| basic(v.to_str().ok()?));
         let (name, password) = given.ok_or(Denial::Credentials)?;
         let (hash, known) = {
@@ -163,26 +176,40 @@ impl Logins {
             let hash = users.hashes.get(&name);
             (hash.unwrap_or(&users.nobody).clone(), hash.is_some())
         };
-        let print = self.fingerprint(&name, &password, &hash);
-        if self.was_let_in(print) {
+        let (who, print) = ((from, self.keys.0.hash_one(&name)), self.fingerprint(&name, &password, &hash));
+        if self.recent().holds(print, Instant::now()) {
             return Ok(name);
         }
-        let turn = timeout(PATIENCE, Arc::clone(&self.at_work).acquire_owned()).await;
+        self.listens_to(&who)?;
+        let turn = timeout(PATIENCE, self.turns.enter(from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
-        // Somebody with the same password may have been ahead of us in the queue.
-        if self.was_let_in(print) {
+        // Somebody with the same password, or others with wrong ones, may have been ahead of us in the queue.
+        if self.recent().holds(print, Instant::now()) {
             return Ok(name);
         }
+        self.listens_to(&who)?;
         let right = tokio::task::spawn_blocking(move || {
             // The turn goes along: a client that hangs up does not stop the check, nor make room for another.
             let _turn = turn;
             bcrypt::verify(password, &hash).unwrap_or(false)
         });
         if !(right.await.unwrap_or(false) && known) {
+            self.failures().add(who, Instant::now());
             return Err(Denial::Credentials);
         }
-        self.let_in(print);
+        self.failures().forget(&who, Instant::now());
+        self.recent().add(print, Instant::now());
         Ok(name)
+    }
+
+    /// Whether another password of that one is looked at.
+    fn listens_to(&self, who: &Who) -> Result<(), Denial> {
+        let wait = "too many wrong passwords of this user from your address: wait a minute";
+        if self.failures().bar(who, Instant::now()) { Err(Denial::Busy(wait)) } else { Ok(()) }
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stands for name, password and the hash it fitted, so that a changed file forgets whom it changed.
@@ -191,20 +218,8 @@ impl Logins {
         u128::from(self.keys.0.hash_one(all)) << 64 | u128::from(self.keys.1.hash_one(all))
     }
 
-    fn was_let_in(&self, print: u128) -> bool {
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.get(&print).is_some_and(|since| since.elapsed() < REMEMBERED)
-    }
-
-    fn let_in(&self, print: u128) {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        if recent.len() >= RECENT {
-            recent.retain(|_, since| since.elapsed() < REMEMBERED);
-        }
-        if recent.len() >= RECENT {
-            recent.clear();
-        }
-        recent.insert(print, Instant::now());
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -249,17 +264,16 @@ const MIN_COST: u32 = 4;
 /// Each step doubles the time; 14 is about a second, more would let a few wrong passwords stop every login.
 const MAX_COST: u32 = 14;
 
-/// Checks at once: each fills a processor, and the tunnel needs some too.
-const AT_WORK: usize = 2;
+/// Checks at once: each fills a processor, and the tunnel needs one itself. Where there is but one, they share it.
+fn at_work() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
+}
+
+/// Logins that wait for their turn, of all sources together.
+const WAITING: usize = 256;
 
 /// How long a login may wait for its turn before the client is told to come again.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// How long somebody let in need not be checked again: a loop of short connections then costs no bcrypt each.
-const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// Logins remembered at most, 32 bytes each.
-const RECENT: usize = 1024;
 
 #[cfg(test)]
 mod tests;

@@ -1,36 +1,39 @@
 //! The CONNECT front end: `CONNECT <node>:<port>`, then the session's bytes.
 
 mod head;
+mod request;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Method, Response};
+use http::{HeaderMap, Response};
 use http_body_util::Full;
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
 use super::auth::Gate;
-use super::{Denial, TRACE};
+use super::{Client, Denial};
 use crate::drain::Drain;
-use crate::names::{Host, NameError, NodeName, Target};
 use crate::net::counted::{Counted, Tally};
+use crate::net::door::{Door, Limits, Place};
+use crate::net::entrance::{Away, Entrance, Guest, Host};
+use crate::net::files;
 use crate::net::listen::{Listener, breaks_off};
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
-use crate::policy::plain;
+use crate::policy::Networks;
 use crate::route::{Request, Route};
 use crate::telemetry::metrics::Alive;
 use crate::telemetry::{Access, Metrics};
 use crate::tunnel::{Category, Code, Refusal, Session};
 
 use head::Head;
+use request::trace;
 
 /// What a CONNECT front end needs besides its listener.
 #[derive(Debug)]
@@ -38,28 +41,28 @@ pub struct Settings {
     /// Who may come in, and what for; swap it when the config changes, for whoever comes next.
     pub gate: Arc<ArcSwap<Gate>>,
     /// Sessions at once, of all front ends of this process together.
-    pub sessions: Arc<Semaphore>,
+    pub sessions: Door<Client>,
     /// Buffers to read clients with.
     pub pool: Pool,
 }
 
 /// Serves clients until draining begins; those that are connected by then are the drain's to wait for.
-pub async fn serve(listener: Listener, settings: Settings, route: Route, metrics: Metrics, drain: Drain) {
-    let front = Arc::new(Front { settings, route, metrics, drain: drain.clone() });
-    let heads = Arc::new(Semaphore::new(HEADS));
-    loop {
-        let (socket, peer) = tokio::select! {
-            biased;
-            () = drain.draining() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let Ok(place) = Arc::clone(&heads).try_acquire_owned() else {
-            front.metrics.connections_refused.count("too_many");
-            continue;
-        };
-        let span = info_span!("connect", client = %peer, session = field::Empty);
-        drain.spawn(span, Arc::clone(&front).client(socket, peer, place));
-    }
+pub async fn serve(
+    (listener, proxies): (Listener, Networks),
+    settings: Settings,
+    route: Route,
+    metrics: Metrics,
+    drain: Drain,
+) {
+    let door = Door::new(Limits::places(files::at_most(HEADS, 8)));
+    let entrance = Entrance {
+        listener,
+        door,
+        proxies,
+        refused: metrics.connections_refused.clone(),
+        refusals: metrics.refusals.clone(),
+    };
+    entrance.run(Arc::new(Front { settings, route, metrics, drain: drain.clone() }), drain).await;
 }
 
 #[derive(Debug)]
@@ -75,16 +78,49 @@ struct Opened {
     session: Session,
     access: Access,
     alive: Alive,
-    place: OwnedSemaphorePermit,
+    place: Place<Client>,
 }
 
-impl Front {
-    async fn client(self: Arc<Self>, socket: TcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
-        let peer = SocketAddr::new(plain(peer.ip()), peer.port());
-        let head = Box::pin(head::converse(socket, |parts| self.open(parts, peer))).await;
+/// What a client holds of what all share until it has gone: a place at the door, or that of the session it did not get.
+struct Held {
+    door: Option<Place>,
+    session: Option<Place<Client>>,
+}
+
+impl Host for Front {
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("connect", client = %from, session = field::Empty)
+    }
+
+    fn admits(&self, from: SocketAddr) -> bool {
+        self.settings.gate.load().admit(from.ip()).is_ok()
+    }
+
+    fn farewell(&self, from: SocketAddr, why: Away) -> Bytes {
+        let denial = match why {
+            Away::Forbidden => match self.settings.gate.load().admit(from.ip()) {
+                Err(denial) => denial,
+                Ok(()) => return Bytes::new(),
+            },
+            Away::Full => Denial::Busy("too many connections at once that have not asked for anything"),
+            Away::Files => {
+                Denial::Busy("this pod has no more files to open: raise its limit (ulimit -Hn, LimitNOFILE)")
+            }
+        };
+        self.metrics.sessions.refused(FRONT, denial.name());
+        let mut access = Access::begin(FRONT, from.to_string());
+        access.trace = trace(&HeaderMap::new());
+        let text = denial.text(&access.trace);
+        access.refuse(denial.name(), &denial.to_string(), from.ip(), &self.metrics.refusals);
+        text.into()
+    }
+
+    async fn serve(self: Arc<Self>, guest: Guest) {
+        let Guest { socket, from, place } = guest;
+        let mut held = Held { door: Some(place), session: None };
+        let head = Box::pin(head::converse(socket, |parts| self.open(parts, from, &mut held))).await;
         match head {
             Head::Opened { session, socket, early } => {
-                drop(place);
                 let client = Socket::with_early(socket, self.settings.pool.clone(), early);
                 carry(session, client, &self.metrics).await;
             }
@@ -98,11 +134,18 @@ impl Front {
             }
         }
     }
+}
 
-    async fn open(&self, head: Parts, peer: SocketAddr) -> Result<Opened, Response<Full<Bytes>>> {
+impl Front {
+    async fn open(
+        &self,
+        head: Parts,
+        peer: SocketAddr,
+        held: &mut Held,
+    ) -> Result<Opened, Response<Full<Bytes>>> {
         let mut access = Access::begin(FRONT, peer.to_string());
         access.trace = trace(&head.headers);
-        match self.ask(&head, peer, &mut access).await {
+        match self.ask(&head, peer, held, &mut access).await {
             Ok((session, place)) => {
                 access.id = Some(session.id());
                 Span::current().record("session", field::display(session.id()));
@@ -122,12 +165,17 @@ impl Front {
         &self,
         head: &Parts,
         peer: SocketAddr,
+        held: &mut Held,
         access: &mut Access,
-    ) -> Result<(Session, OwnedSemaphorePermit), Denial> {
+    ) -> Result<(Session, Place<Client>), Denial> {
+        if let Some(place) = &held.door {
+            place.busy();
+        }
         let gate = self.settings.gate.load_full();
         let (node, target) = gate.check(head, peer.ip(), &self.drain, access).await?;
-        let sessions = Arc::clone(&self.settings.sessions);
-        let place = sessions.try_acquire_owned().map_err(|_| Denial::Busy("this pod is full"))?;
+        let place = self.settings.sessions.try_enter(Client::of(access.user.as_deref(), peer.ip()))?;
+        // Opening may take long, and whoever may open a session does not keep others from the door.
+        held.door = None;
         let client = match &access.user {
             Some(user) => format!("{user}@{peer}"),
             None => peer.to_string(),
@@ -135,50 +183,18 @@ impl Front {
         let begun = Instant::now();
         let opened = self.route.open(Request { node, target, category: Category::Ssh, client }).await;
         self.metrics.opening.observe(begun.elapsed());
-        Ok((opened?, place))
+        match opened {
+            Ok(session) => Ok((session, place)),
+            Err(error) => {
+                held.session = Some(place);
+                Err(error.into())
+            }
+        }
     }
 
     /// Closes a connection that has got its answer, or none, so that the answer arrives.
     async fn close(&self, socket: TcpStream) {
         linger(&mut Socket::new(socket, self.settings.pool.clone())).await;
-    }
-}
-
-impl Gate {
-    /// All checks that need no far end, in the order in which they tell a stranger least.
-    async fn check(
-        &self,
-        head: &Parts,
-        from: IpAddr,
-        drain: &Drain,
-        access: &mut Access,
-    ) -> Result<(NodeName, Target), Denial> {
-        self.admit(from)?;
-        if drain.is_draining() {
-            return Err(Denial::Busy("this pod is stopping"));
-        }
-        if head.method != Method::CONNECT {
-            return Err(Denial::Method);
-        }
-        let target = target(head)?;
-        access.target = Some(target.clone());
-        access.user = self.identify(&head.headers).await?;
-        let Host::Name(name) = &target.host else { return Err(Denial::NoNode(target)) };
-        let node: NodeName = name.parse()?;
-        access.node = Some(node.clone());
-        self.permit(access.user.as_deref(), from, &node, target.port)?;
-        Ok((node, target))
-    }
-}
-
-/// The target of the request line; never the Host header, which names the proxy, or nothing true, or is not there.
-fn target(head: &Parts) -> Result<Target, NameError> {
-    let asked = head.uri.to_string();
-    let plain = head.uri.scheme().is_none() && head.uri.path_and_query().is_none();
-    match head.uri.authority() {
-        Some(authority) if plain => authority.as_str().parse(),
-        // A whole URL is no target; its text holds no port where one is looked for, or a path behind it.
-        _ => Err(NameError::Port(asked.chars().take(EXCERPT).collect())),
     }
 }
 
@@ -229,26 +245,11 @@ fn verdict(ended: Ended, reset: Option<&Refusal>) -> (&'static str, String) {
     }
 }
 
-/// The client's own trace if it is fit to be repeated, else a new one. It stands in logs and answers, nowhere else.
-fn trace(head: &HeaderMap) -> String {
-    let given = head.get(TRACE).and_then(|t| t.to_str().ok()).filter(|t| t.len() <= TRACE_BYTES);
-    match given {
-        Some(given) if !given.is_empty() && given.bytes().all(|b| b.is_ascii_graphic()) => given.to_owned(),
-        _ => format!("{:08x}", rand::random::<u32>()),
-    }
-}
-
 /// This front end's name in metrics and logs: SuperEdge's module.
 const FRONT: &str = "ssh";
 
-/// Connections that have not yet got their answer, at most: a flood of slow heads or openings must not use up memory.
+/// Connections that have not yet asked for anything they may have, at most.
 const HEADS: usize = 4096;
-
-/// Longest trace that is taken from a client, in bytes: a UUID and some room.
-const TRACE_BYTES: usize = 64;
-
-/// Characters of a bad target that its error repeats.
-const EXCERPT: usize = 64;
 
 #[cfg(test)]
 mod tests;

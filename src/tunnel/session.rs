@@ -53,6 +53,8 @@ struct Inner {
     seekers: u64,
     /// How often in a row, when last, and how many bytes had moved by then.
     lost: Option<(u32, Instant, u64)>,
+    /// When its far end last said something of it.
+    heard: Instant,
     reader: Option<Waker>,
     writer: Option<Waker>,
     /// Whoever waits for an answer, a path or an end.
@@ -84,6 +86,7 @@ impl Shared {
                 seeker: None,
                 seekers: 0,
                 lost: None,
+                heard: Instant::now(),
                 reader: None,
                 writer: None,
                 watcher: None,
@@ -99,6 +102,7 @@ impl Shared {
         }
         let (mut dropped, mut here) = (false, true);
         self.act(|inner| {
+            inner.heard = now;
             let effects = inner.end.hear(outbox.id, word, now);
             dropped = effects.dropped;
             here = inner.end.path() == Some(outbox.id);
@@ -166,6 +170,11 @@ impl Shared {
             inner.end.recv.discard();
             inner.end.abandon(why, Instant::now())
         });
+    }
+
+    /// When its far end last said something of it; when it came, before that.
+    pub(super) fn heard(&self) -> Instant {
+        self.lock().heard
     }
 
     /// Whether it is open, with or without a path: then its far end may wait for what this one has to say.

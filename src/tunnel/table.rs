@@ -1,5 +1,6 @@
 //! Every session of this process.
 
+mod clients;
 mod departed;
 mod ended;
 mod hear;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use clients::Clients;
 use ended::Ended;
 
 use super::asked::Asked;
@@ -54,6 +56,7 @@ pub struct Table {
     shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
+    clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
     pub(super) middle: Middle,
@@ -99,6 +102,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
             ended: Mutex::default(),
+            clients: Mutex::default(),
             departed: Mutex::default(),
             middle,
         });
@@ -144,7 +148,8 @@ impl Table {
         category: Category,
         client: String,
     ) -> Result<Opening, Full> {
-        let (send, recv) = self.halves().ok_or(Full)?;
+        let halves = if self.has_place() { self.halves() } else { None };
+        let (send, recv) = halves.ok_or(Full)?;
         let end = End::opener(target, client, send, recv);
         let id = SessionId::random();
         let shared = Shared::new(id, category, node, Arc::downgrade(self), end, None);
@@ -175,6 +180,7 @@ impl Table {
             }
             self.count.fetch_sub(1, Relaxed);
             lock(&self.ended).add(id, Instant::now());
+            lock(&self.clients).remove(id);
         }
     }
 
@@ -190,9 +196,6 @@ impl Table {
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
-        if self.len() >= self.limits.sessions && !self.oldest_gives_way("sessions") {
-            return None;
-        }
         let start = self.limits.windows.start >> self.promised.scarcity();
         let promised = self.promised.claim(usize::try_from(start).ok()?)?;
         let windows = Windows { start, max: self.limits.windows.max };

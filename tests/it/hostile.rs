@@ -202,6 +202,46 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
 }
 
 #[tokio::test]
+async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let mut pod = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", pod.at, "[mode.edge.session]\nmemory = \"1MiB\""));
+    let mut call = pod.call().await;
+    call.answer(Some(Instance::random()));
+    let mut asked = async |client: &str| {
+        let (target, client, id) = (echo.into(), client.into(), SessionId::random());
+        call.say(id, Word::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
+        let mut cut = 0;
+        loop {
+            match call.word().await.1 {
+                Word::Opened { .. } => return (Ok(()), cut),
+                Word::Refused { refusal, .. } => return (Err(refusal), cut),
+                Word::Reset { refusal, .. } if refusal.code == Code::Busy => cut += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    // Whatever port it comes from it is one client, and alone it may have all.
+    let mut all = 0;
+    let refusal = loop {
+        match asked(&format!("10.0.0.1:{all}")).await {
+            (Ok(()), 0) => all += 1,
+            (Err(refusal), 0) => break refusal,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(all, 176);
+    assert!(refusal.reason.contains("[mode.edge.session] memory in the node's edge.toml"), "{refusal:?}");
+    let (mut others, mut gone) = (0, 0);
+    while let (Ok(()), cut) = asked("ann@10.0.0.2:1").await {
+        (others, gone) = (others + 1, gone + cut);
+    }
+    assert!(others + 1 >= all - gone && others >= 50, "{others} beside {} of {all}", all - gone);
+    assert_eq!(asked("bob@10.0.0.1:9").await, (Ok(()), 1), "of one that has none, one goes");
+    assert!(edge.table.memory().0 <= 1 << 20);
+}
+
+#[tokio::test]
 async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     let place = Place::new();
     let pod = TestPod::start(&place);
@@ -293,11 +333,10 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
     let edge_one = edge(&place, &pod, "node1").await;
     hurry();
     let _silent = raw::silent(pod.pod.grpc, 1000).await;
-    // It waits for its place until the others are sent away.
     let edge_two = start_edge(&place.edge("node2", pod.pod.grpc, ""));
     let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    wait_until("they are closed", || refused("tls_too_slow") == 1000).await;
+    wait_until("they are closed", || refused("silent") == 1000).await;
     pod.has("node2").await;
     echoed(&mut pod.open(&at("node2", echo)).await, "hello").await;
     for edge in [edge_one, edge_two] {

@@ -14,6 +14,7 @@ mod admin;
 mod config;
 mod conflict;
 mod connect;
+mod doors;
 mod drain;
 mod finding;
 mod herd;

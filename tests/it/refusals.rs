@@ -118,7 +118,11 @@ async fn a_full_pod_says_so_and_has_room_again_later() {
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmax = 1");
     let _edge = edge(&place, &pod, "node1").await;
     let mut first = pod.open(&at("node1", echo)).await;
-    says(&pod.ask(&at("node1", echo)).await, 503, "this pod is full");
+    says(
+        &pod.ask(&at("node1", echo)).await,
+        503,
+        "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+    );
     first.shutdown().await.unwrap();
     rest(&mut first).await;
     drop(first);

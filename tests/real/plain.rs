@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::parts::{free_port, have, plain_peer};
 use crate::process::{PATIENCE, Running, run};
@@ -61,14 +61,13 @@ fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
         }
     });
     for _ in 0..3 {
-        let begun = Instant::now();
         let mut client = TcpStream::connect(cloud.connect).unwrap();
-        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        // Its end takes a second, and would fail here if it took longer than this.
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         write!(client, "CONNECT node1:{port} HTTP/1.1\r\nHost: node1\r\n\r\n").unwrap();
         let mut said = Vec::new();
         client.read_to_end(&mut said).unwrap();
         assert!(said.ends_with(b"an answer"), "{}", String::from_utf8_lossy(&said));
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
 }
 

@@ -5,7 +5,7 @@ use toml::de::DeValue;
 use super::{Auth, Ssh};
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, Listen, listen, value};
-use crate::policy::{self, Glob, Networks, Rule, Rules};
+use crate::policy::{Glob, Networks, Rule, Rules};
 
 /// Reads the table, and warns if it leaves the door open.
 pub(super) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
@@ -23,7 +23,8 @@ pub(super) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
         .collect();
     let auth = auth(&mut table, &rules, report);
     let allow_from = networks(&mut table, "allow_from", report);
-    let ssh = Ssh { listen, auth, allow_from, rules };
+    let proxy_protocol = listen::proxies(&mut table, report);
+    let ssh = Ssh { listen, proxy_protocol, auth, allow_from, rules };
     let fenced = ssh.allow_from.as_ref().is_some_and(|nets| !nets.holds_everyone());
     if ssh.auth == Auth::None && !ssh.listen.is_local() && !fenced {
         let implicit = if table.is_present() { "" } else { "there is no such table, so as in SuperEdge " };
@@ -86,8 +87,7 @@ fn rule(table: &mut Table<'_>, report: &mut Report) -> Rule {
 }
 
 fn networks(table: &mut Table<'_>, key: &'static str, report: &mut Report) -> Option<Networks> {
-    let one = |value: &_| policy::network(&value::text(value)?).map_err(|error| value::wrong(value, error));
-    filled(table, key, one, report).map(Networks::from_iter)
+    filled(table, key, value::network, report).map(Networks::from_iter)
 }
 
 /// A list that may be absent, which lets everybody in, but not empty, which would let nobody in and looks the same.

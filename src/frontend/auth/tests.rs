@@ -1,9 +1,22 @@
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use futures_util::future::join_all;
+
+use super::recent::REMEMBERED;
 use super::*;
 use crate::policy::{Rule, network};
 
 fn head(credentials: &str) -> HeaderMap {
     let value = format!("Basic {}", STANDARD.encode(credentials));
     HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())])
+}
+
+fn here() -> Source {
+    Source::of([10, 0, 0, 1].into())
+}
+
+async fn check(logins: &Logins, credentials: &str) -> Result<String, Denial> {
+    logins.check(&head(credentials), here()).await
 }
 
 fn hashed(password: &str) -> String {
@@ -17,29 +30,73 @@ fn logins(text: &str) -> Logins {
 #[tokio::test]
 async fn only_the_right_password_of_a_known_user_is_let_in() {
     let logins = logins(&format!("# people\n\nops:{}\n", hashed("se:cret")));
-    assert_eq!(logins.check(&head("ops:se:cret")).await.unwrap(), "ops");
+    assert_eq!(check(&logins, "ops:se:cret").await.unwrap(), "ops");
     for wrong in ["ops:secret", "ops:", "root:se:cret", ":se:cret", "ops", ""] {
-        assert!(matches!(logins.check(&head(wrong)).await, Err(Denial::Credentials)), "{wrong}");
+        assert!(matches!(check(&logins, wrong).await, Err(Denial::Credentials)), "{wrong}");
     }
     for value in ["Basic", "Basic !!!", "Bearer b3BzOnNlOmNyZXQ=", ""] {
         let head = HeaderMap::from_iter([(PROXY_AUTHORIZATION, value.parse().unwrap())]);
-        assert!(matches!(logins.check(&head).await, Err(Denial::Credentials)), "{value}");
+        assert!(matches!(logins.check(&head, here()).await, Err(Denial::Credentials)), "{value}");
     }
-    assert!(matches!(logins.check(&HeaderMap::new()).await, Err(Denial::Credentials)));
+    assert!(matches!(logins.check(&HeaderMap::new(), here()).await, Err(Denial::Credentials)));
     let lower = HeaderMap::from_iter([(PROXY_AUTHORIZATION, "basic  b3BzOnNlOmNyZXQ=".parse().unwrap())]);
-    assert_eq!(logins.check(&lower).await.unwrap(), "ops");
+    assert_eq!(logins.check(&lower, here()).await.unwrap(), "ops");
 }
 
 #[tokio::test(start_paused = true)]
 async fn whom_it_let_in_it_knows_for_a_minute() {
     let logins = logins(&format!("ops:{}", hashed("pw")));
-    logins.check(&head("ops:pw")).await.unwrap();
+    check(&logins, "ops:pw").await.unwrap();
     // With no turns left only somebody remembered can come in.
-    let _turns = logins.at_work.acquire_many(u32::try_from(AT_WORK).unwrap()).await.unwrap();
-    assert_eq!(logins.check(&head("ops:pw")).await.unwrap(), "ops");
-    assert!(matches!(logins.check(&head("ops:other")).await, Err(Denial::Busy(_))));
+    let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(here()).unwrap()).collect();
+    assert_eq!(check(&logins, "ops:pw").await.unwrap(), "ops");
+    assert!(matches!(check(&logins, "ops:other").await, Err(Denial::Busy(_))));
     tokio::time::advance(REMEMBERED).await;
-    assert!(matches!(logins.check(&head("ops:pw")).await, Err(Denial::Busy(_))));
+    assert!(matches!(check(&logins, "ops:pw").await, Err(Denial::Busy(_))));
+}
+
+#[tokio::test]
+async fn wrong_passwords_from_one_source_make_no_other_wait() {
+    let logins = logins(&format!("ops:{}", hashed("pw")));
+    let done = AtomicUsize::new(0);
+    let wrong = |n: usize| {
+        let (logins, done) = (&logins, &done);
+        // Another name each time, so that it is turns that save the others.
+        let head = head(&format!("user{n}:wrong"));
+        async move {
+            assert!(logins.check(&head, here()).await.is_err());
+            done.fetch_add(1, Relaxed);
+        }
+    };
+    let elsewhere = async {
+        let right = logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await;
+        (right.unwrap(), done.load(Relaxed))
+    };
+    let (_, (_, before)) = tokio::join!(join_all((0..250).map(wrong)), elsewhere);
+    assert!(before <= 3 * at_work(), "{before} wrong ones were looked at before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_fails_ten_times_in_a_minute_waits_and_nobody_else() {
+    let logins = logins(&format!("ops:{}\nroot:{}", hashed("pw"), hashed("pw")));
+    let begun = Instant::now();
+    for _ in 0..10 {
+        assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Credentials)));
+    }
+    assert!(matches!(check(&logins, "ops:pw").await, Err(Denial::Busy(_))), "after {:?}", begun.elapsed());
+    check(&logins, "root:pw").await.unwrap();
+    logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
+    // Verified a moment ago, it waits nowhere.
+    check(&logins, "ops:pw").await.unwrap();
+    tokio::time::advance(REMEMBERED).await;
+    for _ in 0..9 {
+        assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Credentials)));
+    }
+    check(&logins, "ops:pw").await.unwrap();
+    // That one begins anew.
+    for _ in 0..10 {
+        assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Credentials)));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,15 +108,15 @@ async fn a_changed_file_counts_even_for_those_remembered() {
     let drain = crate::drain::Drain::new();
     drain.spawn(tracing::Span::none(), users.clone().watch(drain.clone()));
     let logins = Logins::new(users.clone());
-    logins.check(&head("ops:pw")).await.unwrap();
-    logins.check(&head("root:pw")).await.unwrap();
+    check(&logins, "ops:pw").await.unwrap();
+    check(&logins, "root:pw").await.unwrap();
     std::fs::write(file.path(), format!("ops:{}", hashed("new"))).unwrap();
     while users.load().len() > 1 {
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
     }
-    assert!(logins.check(&head("ops:pw")).await.is_err());
-    assert!(logins.check(&head("root:pw")).await.is_err());
-    assert!(logins.check(&head("ops:new")).await.is_ok());
+    assert!(check(&logins, "ops:pw").await.is_err());
+    assert!(check(&logins, "root:pw").await.is_err());
+    assert!(check(&logins, "ops:new").await.is_ok());
 }
 
 #[test]
@@ -79,16 +136,6 @@ fn a_stranger_costs_as_much_as_the_dearest_user() {
     assert!(!bcrypt::verify("pw", &users.nobody).unwrap(), "checked in full, and fits nobody");
 }
 
-#[test]
-fn what_is_remembered_is_bounded() {
-    let logins = logins(&format!("ops:{}", hashed("pw")));
-    for print in 0..10_000 {
-        logins.let_in(print);
-        assert!(logins.was_let_in(print));
-    }
-    assert!(logins.recent.lock().unwrap().len() <= RECENT);
-}
-
 #[tokio::test]
 async fn the_gate_keeps_networks_and_rules() {
     let inside: IpAddr = "10.1.2.3".parse().unwrap();
@@ -96,7 +143,7 @@ async fn the_gate_keeps_networks_and_rules() {
     let node = "edge-1".parse().unwrap();
     let open = Gate::default();
     assert!(open.admit(outside).is_ok() && open.permit(None, outside, &node, 22).is_ok());
-    assert_eq!(open.identify(&HeaderMap::new()).await.unwrap(), None);
+    assert_eq!(open.identify(&HeaderMap::new(), outside).await.unwrap(), None);
     let gate = Gate {
         allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
         logins: None,

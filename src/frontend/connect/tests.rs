@@ -1,3 +1,4 @@
+use super::super::TRACE;
 use super::*;
 use std::future::poll_fn;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
-use crate::names::Instance;
+use crate::names::{Instance, NodeName, Target};
 use crate::net::Duplex;
 use crate::tunnel::frame::Body;
 use crate::tunnel::outbox::Outbox;
@@ -50,6 +51,22 @@ async fn what_is_no_connect_to_a_nodes_port_is_denied_with_its_cause() {
     ] {
         let (checked, _) = check(&Gate::default(), head(method, uri)).await;
         assert_eq!(checked.unwrap_err().status(), status, "{method} {uri}");
+    }
+}
+
+#[tokio::test]
+async fn a_connect_with_a_body_is_denied() {
+    for (name, value, status) in [
+        ("content-length", "5", Some(400)),
+        ("content-length", "-1", Some(400)),
+        ("content-length", "0", None),
+        ("transfer-encoding", "chunked", Some(400)),
+        ("transfer-encoding", "identity", Some(400)),
+    ] {
+        let mut head = head("CONNECT", "node1:22");
+        head.headers.append(name, value.parse().unwrap());
+        let (checked, _) = check(&Gate::default(), head).await;
+        assert_eq!(checked.err().map(|denial| denial.status().as_u16()), status, "{name}: {value}");
     }
 }
 
@@ -126,7 +143,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
         session,
         access: Access::begin(FRONT, "test".into()),
         alive: metrics.sessions.begin(FRONT),
-        place: Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
+        place: crate::frontend::sessions(1, 1).try_enter(Client::User("test".into())).unwrap(),
     };
     let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(early));
     let metrics = metrics.clone();

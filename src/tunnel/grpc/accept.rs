@@ -9,13 +9,14 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::body::CallBody;
 use super::{FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller};
+use crate::net::door::Place;
 use crate::tunnel::hello::{Caller, Hello, HelloError};
 use crate::tunnel::link::{Far, Link};
 use crate::tunnel::outbox::Peer;
@@ -42,8 +43,9 @@ pub struct Waiting {
     pub certified: bool,
     /// When it is closed if it still has no accepted call.
     pub until: Instant,
-    /// Its place among those that wait; given back once it is let in.
-    pub place: OwnedSemaphorePermit,
+    /// Its places among those that wait, and that have their turn; given back once it is let in. The connection is
+    /// closed if the second is lost; the first is its entrance's to look after.
+    pub places: (Place, Place),
 }
 
 /// Why a caller is sent away; shown to it.
@@ -104,18 +106,22 @@ where
     // link lives.
     let mut serving = Box::pin(http.serve_connection(TokioIo::new(io), service));
     async move {
+        let lost = waiting.places.1.lost();
         let let_in = async {
-            if tokio::time::timeout_at(waiting.until, accepted.cancelled()).await.is_ok() {
-                drop(waiting.place);
-                std::future::pending::<()>().await;
-            }
+            let why = tokio::select! {
+                biased;
+                () = accepted.cancelled() => {
+                    drop(waiting.places);
+                    std::future::pending().await
+                }
+                () = lost.cancelled() => "gave_way",
+                () = tokio::time::sleep_until(waiting.until) => "no_call_in_time",
+            };
+            ground.metrics.calls_refused.count(why);
         };
         let ended = tokio::select! {
             ended = serving.as_mut() => Some(ended),
-            () = let_in => {
-                ground.metrics.calls_refused.count("no_call_in_time");
-                None
-            }
+            () = let_in => None,
             () = connection.cancelled() => {
                 serving.as_mut().graceful_shutdown();
                 tokio::time::timeout(GOODBYE, serving.as_mut()).await.ok()

@@ -280,6 +280,40 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
     }
 }
 
+fn broken() -> Word {
+    Word::Broken { total: 5, refusal: Refusal::new(Code::GivenUp, "given up") }
+}
+
+fn over(epoch: u64) -> Word {
+    Word::Reset { epoch, refusal: Refusal::new(Code::Over, "") }
+}
+
+#[tokio::test]
+async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
+    let place = Place::bound();
+    place.hear(&place.edge, data("last"));
+    place.hear(&place.edge, broken());
+    assert_eq!(said(&place.client), [data("last"), broken()]);
+    assert!(!place.is_empty(), "the answer has to come back");
+    place.hear(&place.client, over(1));
+    assert_eq!(said(&place.edge), [over(1)]);
+    assert!(place.is_empty());
+}
+
+#[tokio::test]
+async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_here() {
+    let mut place = Place::new();
+    place.client = Outbox::new(LinkId(1), Peer::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
+    place.ask(&place.client, open(1)).unwrap().pass(&place.edge);
+    assert_eq!(said(&place.edge), [open(1)]);
+    place.hear(&place.client, data("of no use"));
+    place.hear(&place.edge, data("last"));
+    place.hear(&place.edge, broken());
+    assert_eq!(said(&place.client), [data("last"), reset(1)]);
+    assert_eq!(said(&place.edge), [over(1)]);
+    assert!(place.is_empty());
+}
+
 #[tokio::test]
 async fn there_is_one_hop_between_pods_and_no_way_back() {
     let place = Place::new();

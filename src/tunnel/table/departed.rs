@@ -37,6 +37,13 @@ impl Table {
         while self.kept.is_spent() && self.oldest_gives_way("memory") {}
     }
 
+    /// Whether there may be one more session. The oldest that is only to be delivered gives way to it; but its last word
+    /// may have to wait on a slow link, and there is an end to that.
+    pub(super) fn has_place(&self) -> bool {
+        let (len, most) = (self.len(), self.limits.sessions);
+        len < most || len < most + most / LAST_WORDS && self.oldest_gives_way("sessions")
+    }
+
     /// The session that is to be delivered since longest is forgotten, for want of what `cause` says. False if there is
     /// none.
     pub(super) fn oldest_gives_way(&self, cause: &'static str) -> bool {
@@ -60,7 +67,92 @@ impl Table {
     }
 }
 
+/// One in so many sessions may be above the most, while its last word waits.
+const LAST_WORDS: usize = 8;
 /// Ids of sessions that may still be delivered, at the most: 16 bytes each.
 const MOST_DEPARTED: usize = 20_000;
 /// Between two looks whether all is delivered.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use bytes::Bytes;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::names::Instance;
+    use crate::net::Duplex as _;
+    use crate::telemetry::Metrics;
+    use crate::tunnel::frame::{Category, Code, Refusal, Word};
+    use crate::tunnel::hello::Dialect;
+    use crate::tunnel::outbox::{Outbox, Peer};
+    use crate::tunnel::recv::Windows;
+    use crate::tunnel::session::end::LinkId;
+    use crate::tunnel::table::Limits;
+
+    const SESSIONS: usize = 8;
+
+    fn table(memory: usize) -> (Arc<Table>, Arc<Outbox>) {
+        let windows = Windows { start: 1000, max: 1000 };
+        let limits = Limits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
+        let table = Table::new(Instance::from_bits(1), limits, Metrics::edge());
+        (table, Outbox::new(LinkId(1), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
+    }
+
+    /// A session that broke off with so many bytes for which the peer has no room.
+    async fn broken(table: &Arc<Table>, link: &Arc<Outbox>, bytes: usize) -> SessionId {
+        let node = "node1".parse().unwrap();
+        let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
+        opening.ask(link);
+        let (id, opened) = (opening.id(), Word::Opened { limit: 0, epoch: 1, instance: None });
+        table.hear(link, "node1".parse().unwrap(), id, Category::Ssh, opened, Instant::now());
+        let mut session = opening.into_session();
+        let mut bytes = Bytes::from(vec![0; bytes]);
+        poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+        session.break_off(Refusal::new(Code::GivenUp, "broken"));
+        id
+    }
+
+    fn knows(table: &Table, id: SessionId) -> bool {
+        table.shard(id).get(&id).is_some_and(|session| session.owes())
+    }
+
+    #[tokio::test]
+    async fn the_oldest_that_is_to_be_delivered_gives_way_when_memory_runs_out() {
+        let (table, link) = table(100_000);
+        let (first, second) = (broken(&table, &link, 40_000).await, broken(&table, &link, 40_000).await);
+        assert!(knows(&table, first) && knows(&table, second));
+        let third = broken(&table, &link, 40_000).await;
+        assert!(!knows(&table, first) && knows(&table, second) && knows(&table, third));
+        assert_eq!(table.metrics.undelivered.counted("memory"), 1);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_that_is_to_be_delivered_gives_way_to_a_new_session() {
+        let (table, link) = table(1 << 20);
+        let mut all = Vec::new();
+        for _ in 0..=SESSIONS {
+            all.push(broken(&table, &link, 10).await);
+        }
+        assert!(!knows(&table, all[0]) && all[1..].iter().all(|id| knows(&table, *id)));
+        assert_eq!(table.metrics.undelivered.counted("sessions"), 1);
+        let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+        assert!(table.open(node, target, Category::Ssh, "c".into()).is_err(), "last words wait on the link");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_not_delivered_within_the_grace_time_is_forgotten() {
+        let (table, link) = table(1 << 20);
+        let id = broken(&table, &link, 10).await;
+        tokio::time::advance(Duration::from_secs(59)).await;
+        table.tick(Instant::now());
+        assert!(knows(&table, id));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        table.tick(Instant::now());
+        assert!(!knows(&table, id) && table.memory().1 == 0);
+        assert_eq!(table.metrics.undelivered.counted("too_late"), 1);
+        assert!(lock(&table.departed).len() <= 1);
+    }
+}

@@ -11,8 +11,11 @@ use super::super::lock;
 use super::super::middle::{Attempt, Claim};
 use super::super::opener::Opener;
 use super::super::outbox::{Outbox, Peer, UNKNOWN, unknown};
+use super::super::recv::RecvHalf;
+use super::super::send::SendHalf;
 use super::super::session::end::End;
 use super::super::session::{Offer, Shared};
+use super::clients::source;
 use super::{Event, Table};
 use crate::names::{NodeName, SessionId, Target};
 
@@ -141,22 +144,20 @@ impl Table {
         (target, client, opener): (Target, String, Option<Opener>),
         (limit, epoch): (u64, u64),
     ) -> Option<Event> {
-        let refused = if lock(&self.ended).contains(id) {
-            Some(Refusal::new(Code::Unknown, "this session has ended"))
-        } else if self.len() >= self.limits.sessions {
-            Some(Refusal::new(Code::Busy, "too many sessions at the node"))
+        let source = source(&client);
+        let halves = if lock(&self.ended).contains(id) {
+            Err(Refusal::new(Code::Unknown, "this session has ended"))
         } else if outbox.is_behind() {
-            Some(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
+            Err(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {
-            None
+            self.halves_for(&source).ok_or_else(|| self.spent(&outbox.peer))
         };
-        let halves = if refused.is_none() { self.halves() } else { None };
-        let Some((send, mut recv)) = halves else {
-            let refusal = refused.unwrap_or_else(|| {
-                Refusal::new(Code::Busy, "no memory left for another session at the node")
-            });
-            outbox.reply(id, category, &node, Word::Refused { epoch, refusal });
-            return None;
+        let (send, mut recv) = match halves {
+            Ok(halves) => halves,
+            Err(refusal) => {
+                outbox.reply(id, category, &node, Word::Refused { epoch, refusal });
+                return None;
+            }
         };
         if !outbox.resumes {
             let (in_all, of_link) = self.room_unread(outbox);
@@ -168,12 +169,39 @@ impl Table {
             shared.opened_by(opener);
         }
         outbox.join(&shared);
+        lock(&self.clients).add(id, &source);
         self.insert(&shared);
         let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };
         Some(Event::Offer(Offer::new(shared, target, client, patience)))
     }
+
+    /// Room for one session more of a client. If there is none, the client that has more than it gives some of its own.
+    fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
+        // Who gives way is gone from memory at once, and from the table once its far end was told.
+        let given = || (0..MOST_GIVEN).take_while(|_| self.give_way(source)).find_map(|_| self.halves());
+        self.has_place().then(|| self.halves()).flatten().or_else(given)
+    }
+
+    /// Why there is no room, and which key of which program makes more: a cloud asks an edge, any other asks a pod.
+    fn spent(&self, peer: &Peer) -> Refusal {
+        let (program, file) = match peer {
+            Peer::Cloud(_) => ("edge", "the node's edge.toml"),
+            Peer::Edge(_) | Peer::Pod => ("cloud", "that pod's cloud.toml"),
+        };
+        let most = self.limits.sessions;
+        let why = match (self.len() >= most, program) {
+            (true, "edge") => format!("{most} sessions run at the node, as many as an edge serves"),
+            (true, _) => format!("{most} sessions run at that pod: see [mode.cloud.session] max in {file}"),
+            (false, _) => format!(
+                "no memory is left there for another session: see [mode.{program}.session] memory in {file}"
+            ),
+        };
+        Refusal::new(Code::Busy, why)
+    }
 }
 
+/// Of one client, so many sessions may give way to one of another's: then there is room, or the one has no more.
+const MOST_GIVEN: usize = 8;
 /// How long an edge may dial: less than the 12 s a front end waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same for a plain pod, which waits 5 s.

@@ -1,0 +1,64 @@
+//! Whether this process is ready, and why not.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::time::Instant;
+
+/// What this process waits for before it is ready, and whether it has it. Cheap to clone; clones share the truth.
+#[derive(Debug, Clone)]
+pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, State>>>);
+
+/// How one condition stands.
+#[derive(Debug)]
+enum State {
+    Met,
+    /// Nobody should be sent here.
+    Unmet(String),
+    /// Something does not work, but nobody is served better elsewhere. Forgotten at that time, if one is given.
+    Troubled(String, Option<Instant>),
+}
+
+impl Readiness {
+    /// Not ready until each of these conditions has been set to `Ok`.
+    pub fn waiting_for(conditions: &[&'static str]) -> Self {
+        let all = conditions.iter().map(|name| (*name, State::Unmet("not yet".to_owned()))).collect();
+        Self(Arc::new(Mutex::new(all)))
+    }
+
+    /// Says how a condition stands; why it is not met is told to whoever asks.
+    pub fn set(&self, condition: &'static str, state: Result<(), String>) {
+        self.insert(condition, state.map_or_else(State::Unmet, |()| State::Met));
+    }
+
+    /// Says how something stands without which this process serves as well as others do: shown, and no reason to send
+    /// nobody here.
+    pub fn note(&self, what: &'static str, state: Result<(), String>) {
+        self.insert(what, state.map_or_else(|why| State::Troubled(why, None), |()| State::Met));
+    }
+
+    /// The same of something that is over if it is not said again before `until`.
+    pub fn note_until(&self, what: &'static str, why: String, until: Instant) {
+        self.insert(what, State::Troubled(why, Some(until)));
+    }
+
+    /// Whether all is met. One line for each trouble.
+    ///
+    /// # Errors
+    ///
+    /// One line for each condition that is not met, and for each trouble.
+    pub fn check(&self) -> Result<String, String> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = all.iter().filter_map(|(name, state)| match state {
+            State::Met => None,
+            State::Troubled(_, Some(until)) if *until <= Instant::now() => None,
+            State::Unmet(why) | State::Troubled(why, _) => Some(format!("{name}: {why}\n")),
+        });
+        let lines: String = lines.collect();
+        if all.values().any(|state| matches!(state, State::Unmet(_))) { Err(lines) } else { Ok(lines) }
+    }
+
+    fn insert(&self, condition: &'static str, state: State) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(condition, state);
+    }
+}

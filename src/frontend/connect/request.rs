@@ -1,0 +1,76 @@
+//! What a client asks for: its request's head, judged.
+
+use std::net::IpAddr;
+
+use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::{HeaderMap, Method};
+
+use super::super::auth::Gate;
+use super::super::{Denial, TRACE};
+use crate::drain::Drain;
+use crate::names::{Host, NameError, NodeName, Target};
+use crate::telemetry::Access;
+
+impl Gate {
+    /// All checks that need no far end, in the order in which they tell a stranger least.
+    pub(super) async fn check(
+        &self,
+        head: &Parts,
+        from: IpAddr,
+        drain: &Drain,
+        access: &mut Access,
+    ) -> Result<(NodeName, Target), Denial> {
+        // Asked again: who came in when that was still allowed is judged by what the config says now.
+        self.admit(from)?;
+        if drain.is_draining() {
+            return Err(Denial::Busy("this pod is stopping"));
+        }
+        if head.method != Method::CONNECT {
+            return Err(Denial::Method);
+        }
+        if has_body(&head.headers) {
+            return Err(Denial::Body);
+        }
+        let target = target(head)?;
+        access.target = Some(target.clone());
+        access.user = self.identify(&head.headers, from).await?;
+        let Host::Name(name) = &target.host else { return Err(Denial::NoNode(target)) };
+        let node: NodeName = name.parse()?;
+        access.node = Some(node.clone());
+        self.permit(access.user.as_deref(), from, &node, target.port)?;
+        Ok((node, target))
+    }
+}
+
+/// The target of the request line; never the Host header, which names the proxy, or nothing true, or is not there.
+fn target(head: &Parts) -> Result<Target, NameError> {
+    let asked = head.uri.to_string();
+    let plain = head.uri.scheme().is_none() && head.uri.path_and_query().is_none();
+    match head.uri.authority() {
+        Some(authority) if plain => authority.as_str().parse(),
+        // A whole URL is no target; its text holds no port where one is looked for, or a path behind it.
+        _ => Err(NameError::Port(asked.chars().take(EXCERPT).collect())),
+    }
+}
+
+/// Whether a head says that a body follows. What comes behind a CONNECT is the session's, so that cannot be meant well.
+fn has_body(head: &HeaderMap) -> bool {
+    let long = |length: &HeaderValue| length.as_bytes() != b"0";
+    head.contains_key(TRANSFER_ENCODING) || head.get_all(CONTENT_LENGTH).iter().any(long)
+}
+
+/// The client's own trace if it is fit to be repeated, else a new one. It stands in logs and answers, nowhere else.
+pub(super) fn trace(head: &HeaderMap) -> String {
+    let given = head.get(TRACE).and_then(|t| t.to_str().ok()).filter(|t| t.len() <= TRACE_BYTES);
+    match given {
+        Some(given) if !given.is_empty() && given.bytes().all(|b| b.is_ascii_graphic()) => given.to_owned(),
+        _ => format!("{:08x}", rand::random::<u32>()),
+    }
+}
+
+/// Longest trace that is taken from a client, in bytes: a UUID and some room.
+const TRACE_BYTES: usize = 64;
+
+/// Characters of a bad target that its error repeats.
+const EXCERPT: usize = 64;

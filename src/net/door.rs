@@ -1,0 +1,189 @@
+//! Shares of what all sources want at once: places before a door, sessions, checks of passwords.
+//!
+//! A share binds only while another source waits. Alone, one source may have everything, for thousands of honest
+//! peers behind one NAT or balancer are one address. When all places are taken, the source that holds most of them
+//! gives way to one that holds fewer, and of its own the one goes first that has been silent for longest.
+//!
+//! [`Shares`] decides, and reads no clock; [`Door`] carries it out. Whoever serves a listening socket uses neither, but
+//! [`super::entrance`].
+
+mod shares;
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::policy::plain;
+
+pub use shares::{Effects, Full, Limits, Shares};
+
+/// Who counts as one: an IPv4 address, or the /64 of an IPv6 address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Source(IpAddr);
+
+/// [`Shares`] that tasks hold places of. Cheap to clone; clones are one door.
+#[derive(Debug)]
+pub struct Door<K: Clone + Ord + Hash = Source>(Arc<Mutex<Inside<K>>>);
+
+#[derive(Debug)]
+struct Inside<K> {
+    shares: Shares<K>,
+    told: HashMap<u64, Told>,
+}
+
+/// How a guest hears of what becomes of it.
+#[derive(Debug)]
+struct Told {
+    /// Dropped unsent if it is lost while it waits.
+    granted: Option<oneshot::Sender<()>>,
+    lost: CancellationToken,
+}
+
+/// A place, held until dropped, unless it is lost before.
+#[derive(Debug)]
+#[must_use = "dropping it gives it back"]
+pub struct Place<K: Clone + Ord + Hash = Source> {
+    door: Door<K>,
+    id: u64,
+    lost: CancellationToken,
+}
+
+impl Source {
+    /// The source of an address, however that is written.
+    pub fn of(ip: IpAddr) -> Self {
+        Self(match plain(ip) {
+            IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
+            v4 @ IpAddr::V4(_) => v4,
+        })
+    }
+}
+
+impl<K: Clone + Ord + Hash> Door<K> {
+    /// A door with so many places.
+    pub fn new(limits: Limits) -> Self {
+        Self(Arc::new(Mutex::new(Inside { shares: Shares::new(limits), told: HashMap::new() })))
+    }
+
+    /// A place now.
+    ///
+    /// # Errors
+    ///
+    /// If there is none, and nobody has to give way.
+    pub fn try_enter(&self, who: K) -> Result<Place<K>, Full> {
+        let (place, mut granted) = self.join(who)?;
+        granted.try_recv().map(|()| place).map_err(|_| Full::ForAll)
+    }
+
+    /// A place as soon as it is this source's turn. Cancel safe: who no longer waits has no turn.
+    ///
+    /// # Errors
+    ///
+    /// If too many wait, most of them of this source.
+    pub async fn enter(&self, who: K) -> Result<Place<K>, Full> {
+        let (place, mut granted) = self.join(who)?;
+        loop {
+            match timeout(SETTLE_EVERY, &mut granted).await {
+                Ok(granted) => return granted.map(|()| place).map_err(|_| Full::ForAll),
+                Err(_) => self.apply(|shares| shares.settle(Instant::now())),
+            }
+        }
+    }
+
+    fn join(&self, who: K) -> Result<(Place<K>, oneshot::Receiver<()>), Full> {
+        let (granted, receiver) = oneshot::channel();
+        let lost = CancellationToken::new();
+        let (id, told) = {
+            let mut inside = self.inside();
+            let (id, effects) = inside.shares.enter(who, Instant::now())?;
+            inside.told.insert(id, Told { granted: Some(granted), lost: lost.clone() });
+            (id, inside.told(effects))
+        };
+        told.tell();
+        Ok((Place { door: self.clone(), id, lost }, receiver))
+    }
+
+    fn apply(&self, change: impl FnOnce(&mut Shares<K>) -> Effects) {
+        let told = {
+            let mut inside = self.inside();
+            let effects = change(&mut inside.shares);
+            inside.told(effects)
+        };
+        // Whoever is told may look at this door at once.
+        told.tell();
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside<K>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Clone + Ord + Hash> Clone for Door<K> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+/// Who is to be told, once no lock is held.
+struct Telling(Option<oneshot::Sender<()>>, Option<Told>);
+
+impl<K> Inside<K> {
+    fn told(&mut self, effects: Effects) -> Telling {
+        let granted = effects.granted.and_then(|id| self.told.get_mut(&id)?.granted.take());
+        Telling(granted, effects.lost.and_then(|id| self.told.remove(&id)))
+    }
+}
+
+impl Telling {
+    fn tell(self) {
+        let Self(granted, lost) = self;
+        if let Some(granted) = granted {
+            // Fails only if nobody waits any more, and then the place comes back.
+            let _ = granted.send(());
+        }
+        if let Some(lost) = lost {
+            lost.lost.cancel();
+        }
+    }
+}
+
+impl<K: Clone + Ord + Hash> Place<K> {
+    /// Its holder has spoken: until [`Self::waits`] it is we who are slow.
+    pub fn busy(&self) {
+        self.door.inside().shares.heard(self.id, true, Instant::now());
+    }
+
+    /// From now on its holder is the one who is silent.
+    pub fn waits(&self) {
+        self.door.inside().shares.heard(self.id, false, Instant::now());
+    }
+
+    /// Cancelled once the place is lost: its holder is to go at once.
+    pub fn lost(&self) -> CancellationToken {
+        self.lost.clone()
+    }
+}
+
+impl<K: Clone + Ord + Hash> Drop for Place<K> {
+    fn drop(&mut self) {
+        let (told, gone) = {
+            let mut inside = self.door.inside();
+            let gone = inside.told.remove(&self.id);
+            let effects = inside.shares.leave(self.id, Instant::now());
+            (inside.told(effects), gone)
+        };
+        drop(gone);
+        told.tell();
+    }
+}
+
+/// Between two looks of one who waits whether somebody has been silent for too long.
+const SETTLE_EVERY: Duration = Duration::from_millis(250);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What one step of a random life does.
+#[derive(Debug, Clone)]
+enum Step {
+    Enter(u8),
+    /// The guest that came as so manieth, of those there are.
+    Leave(usize),
+    Busy(usize),
+    Waits(usize),
+    Later(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0_u8..5).prop_map(Step::Enter),
+        1 => (0_usize..99).prop_map(Step::Leave),
+        1 => (0_usize..99).prop_map(Step::Busy),
+        1 => (0_usize..99).prop_map(Step::Waits),
+        1 => (1_u64..3000).prop_map(Step::Later),
+    ]
+}
+
+/// The same told simply: every guest with its source and state, in the order in which they came.
+#[derive(Debug, Default)]
+struct Model(Vec<(u64, u8, State)>);
+
+impl Model {
+    fn state(&self, id: u64) -> Option<State> {
+        self.0.iter().find(|guest| guest.0 == id).map(|guest| guest.2)
+    }
+
+    fn held(&self, who: u8) -> usize {
+        self.0.iter().filter(|(_, of, state)| *of == who && *state != State::Waits).count()
+    }
+
+    fn all_held(&self) -> usize {
+        self.0.iter().filter(|(.., state)| *state != State::Waits).count()
+    }
+
+    fn waiting(&self, who: u8) -> usize {
+        self.0.iter().filter(|(_, of, state)| *of == who && *state == State::Waits).count()
+    }
+
+    fn set(&mut self, id: u64, state: State) {
+        self.0.iter_mut().filter(|guest| guest.0 == id).for_each(|guest| guest.2 = state);
+    }
+
+    /// Checks what happened against what should, and follows it.
+    fn follow(&mut self, effects: Effects, limits: Limits, now: Instant) {
+        if let Some(lost) = effects.lost {
+            let (_, of, state) = *self.0.iter().find(|guest| guest.0 == lost).unwrap();
+            match state {
+                State::Waits => {
+                    let most = (0..5).map(|who| self.waiting(who)).max().unwrap();
+                    assert_eq!(self.waiting(of), most, "another source has more who wait");
+                }
+                State::Holds { busy, since } => {
+                    let most = (0..5).map(|who| self.held(who)).max().unwrap();
+                    assert_eq!(self.held(of), most, "another source holds more");
+                    let order = |(id, _, state): &(u64, u8, State)| match state {
+                        State::Holds { busy, since } => Some((*busy, *since, *id)),
+                        State::Waits => None,
+                    };
+                    let first = self.0.iter().filter(|guest| guest.1 == of).filter_map(order).min();
+                    assert_eq!(first.unwrap().2, lost, "another one of it has been silent for longer");
+                    let granted = effects.granted.expect("only for somebody else");
+                    let gets = self.0.iter().find(|guest| guest.0 == granted).unwrap().1;
+                    let silent = !busy && now - since >= limits.patience.expect("somebody may give way");
+                    assert!(self.held(gets) + 1 < most || silent, "it was no more than the newcomer's share");
+                }
+            }
+            self.0.retain(|guest| guest.0 != lost);
+        }
+        if let Some(granted) = effects.granted {
+            let (_, who, state) = *self.0.iter().find(|guest| guest.0 == granted).unwrap();
+            assert_eq!(state, State::Waits);
+            let least = self.0.iter().filter(|g| g.2 == State::Waits).map(|g| self.held(g.1)).min().unwrap();
+            // Who lost a place just now may be the neediest from now on, not before.
+            assert!(effects.lost.is_some() || self.held(who) == least, "another source holds less");
+            self.set(granted, State::Holds { busy: false, since: now });
+        }
+    }
+}
+
+fn live(limits: Limits, steps: &[Step]) {
+    let (mut shares, mut model, mut now) = (Shares::new(limits), Model::default(), Instant::now());
+    for step in steps {
+        let nth = |n: usize| model.0.get(n % model.0.len().max(1)).map(|guest| guest.0);
+        match *step {
+            Step::Enter(who) => {
+                let (held, most) = (model.held(who), (0..5).map(|who| model.held(who)).max().unwrap());
+                let neediest = model.0.iter().all(|g| g.2 != State::Waits || model.held(g.1) > held);
+                match shares.enter(who, now) {
+                    Err(why) => {
+                        assert_eq!((why, held + model.waiting(who)), (Full::ForOne, limits.for_one));
+                        assert!(limits.for_one < limits.places);
+                        continue;
+                    }
+                    Ok((id, effects)) => {
+                        let alone = (0..5).all(|of| of == who || model.held(of) + model.waiting(of) == 0);
+                        let free = model.all_held() < limits.places;
+                        model.0.push((id, who, State::Waits));
+                        model.follow(effects, limits, now);
+                        let got = effects.granted == Some(id);
+                        assert!(!(alone && free) || got, "alone, one may have everything");
+                        if limits.patience.is_some() && held + 1 < most && neediest {
+                            assert!(got, "a source with {most} keeps one with {held} out");
+                        }
+                    }
+                }
+            }
+            Step::Leave(n) => {
+                let Some(id) = nth(n) else { continue };
+                model.0.retain(|guest| guest.0 != id);
+                let effects = shares.leave(id, now);
+                model.follow(effects, limits, now);
+            }
+            Step::Busy(n) | Step::Waits(n) => {
+                let Some(id) = nth(n) else { continue };
+                let busy = matches!(step, Step::Busy(_));
+                shares.heard(id, busy, now);
+                if model.state(id) != Some(State::Waits) {
+                    model.set(id, State::Holds { busy, since: now });
+                }
+            }
+            Step::Later(millis) => {
+                now += Duration::from_millis(millis);
+                let effects = shares.settle(now);
+                model.follow(effects, limits, now);
+            }
+        }
+        let waiting: usize = (0..5).map(|who| model.waiting(who)).sum();
+        assert!(model.all_held() <= limits.places && waiting <= limits.waiting);
+        assert!(waiting == 0 || model.all_held() == limits.places, "a place is free and somebody waits");
+        assert_eq!(
+            (shares.held, shares.waiting, shares.guests.len()),
+            (model.all_held(), waiting, model.0.len())
+        );
+    }
+    for (id, ..) in model.0 {
+        shares.leave(id, now);
+    }
+    assert!(shares.is_empty() && shares.own.is_empty());
+    assert!(shares.by_held.is_empty() && shares.by_need.is_empty() && shares.by_waiting.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_life_keeps_the_rules(
+        places in 1_usize..8,
+        for_one in 1_usize..9,
+        waiting in 0_usize..5,
+        patience in proptest::option::of(0_u64..2000),
+        steps in proptest::collection::vec(step(), 1..120),
+    ) {
+        let patience = patience.map(Duration::from_millis);
+        live(Limits { places, for_one, waiting, patience }, &steps);
+    }
+}
+
+#[test]
+fn one_source_has_everything_until_another_comes() {
+    let (mut shares, now) = (Shares::new(Limits::places(100)), Instant::now());
+    let first: Vec<u64> = (0..100).map(|_| shares.enter("many", now).unwrap().0).collect();
+    for n in 0..50 {
+        let (id, effects) = shares.enter("few", now).unwrap();
+        assert_eq!(effects, Effects { granted: Some(id), lost: Some(first[n]) });
+    }
+    // From here on each has its half, and only one of its own gives way to a newcomer of the first.
+    let (id, effects) = shares.enter("many", now).unwrap();
+    assert_eq!(effects.granted, Some(id));
+    assert_eq!(shares.held, 100);
+}
+
+#[test]
+fn of_one_source_the_silent_go_and_those_who_speak_stay() {
+    let (mut shares, now) = (Shares::new(Limits::places(2)), Instant::now());
+    let ids: Vec<u64> = (0..2).map(|_| shares.enter("one", now).unwrap().0).collect();
+    shares.heard(ids[0], true, now);
+    assert_eq!(shares.enter("one", now).unwrap().1.lost, Some(ids[1]));
+    shares.heard(3, true, now);
+    let (newcomer, effects) = shares.enter("one", now).unwrap();
+    assert_eq!(effects, Effects { granted: None, lost: Some(newcomer) }, "all of its own are at work");
+    let (newcomer, effects) = shares.enter("other", now).unwrap();
+    let given = Effects { granted: Some(newcomer), lost: Some(ids[0]) };
+    assert_eq!(effects, given, "one that is at work gives way to a source that has nothing");
+}
+
+#[test]
+fn turns_go_round_among_those_who_wait() {
+    let limits = Limits { places: 1, for_one: usize::MAX, waiting: 100, patience: None };
+    let (mut shares, now) = (Shares::new(limits), Instant::now());
+    let mut of = HashMap::new();
+    let mut at_work = 0;
+    for who in ["flood"; 50].into_iter().chain(["a", "b"]) {
+        let (id, effects) = shares.enter(who, now).unwrap();
+        of.insert(id, who);
+        at_work = effects.granted.unwrap_or(at_work);
+    }
+    let mut turns = Vec::new();
+    while let Some(next) = shares.leave(at_work, now).granted {
+        at_work = next;
+        turns.push(of[&next]);
+    }
+    assert_eq!(turns.len(), 51);
+    assert!(turns[..3].contains(&"a") && turns[..3].contains(&"b"), "{:?}", &turns[..5]);
+}
+
+#[test]
+fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
+    let limits = Limits { places: 1, for_one: usize::MAX, waiting: 100, patience: None };
+    let (mut shares, now) = (Shares::new(limits), Instant::now());
+    let mut at_work = shares.enter("flood", now).unwrap().0;
+    for _ in 0..50 {
+        let _ = shares.enter("flood", now);
+    }
+    for _ in 0..5 {
+        at_work = shares.leave(at_work, now).granted.unwrap();
+    }
+    let late = shares.enter("late", now).unwrap().0;
+    at_work = shares.leave(at_work, now).granted.unwrap();
+    assert!(at_work == late || shares.leave(at_work, now).granted == Some(late));
+}
+
+#[test]
+fn who_floods_a_queue_loses_its_own() {
+    let limits = Limits { places: 1, for_one: usize::MAX, waiting: 10, patience: None };
+    let (mut shares, now) = (Shares::new(limits), Instant::now());
+    let honest: Vec<u64> = (0..3).map(|_| shares.enter("honest", now).unwrap().0).collect();
+    for _ in 0..1000 {
+        let lost = shares.enter("flood", now).unwrap().1.lost;
+        assert!(lost.is_none_or(|lost| !honest.contains(&lost)));
+    }
+    assert_eq!(shares.waiting, 10);
+}

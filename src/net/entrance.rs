@@ -1,0 +1,255 @@
+//! The way in through a listening socket, the same for every front end: who comes, whether there is room for it, and
+//! what it is told if not.
+//!
+//! A front end implements [`Host`] and calls [`Entrance::run`]; places, sources, balancers and the lack of files are no
+//! concern of its own. A guest holds a place until [`Guest::place`] is dropped, which is to be done once it has proved
+//! that it is worth what it costs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+use tracing::{Instrument, Span, debug, info_span, warn};
+
+use super::door::{Door, Place, Source};
+use super::files;
+use super::listen::Listener;
+use super::proxied;
+use crate::drain::Drain;
+use crate::policy::{Networks, plain};
+use crate::telemetry::metrics::Causes;
+use crate::telemetry::refusals::Refusals;
+
+/// A listening socket, and who shares what lies behind it.
+#[derive(Debug)]
+pub struct Entrance {
+    /// Where they come in.
+    pub listener: Listener,
+    /// Places of those who have come in and not yet proved anything.
+    pub door: Door,
+    /// Networks of balancers: what comes from there begins with a PROXY header.
+    pub proxies: Networks,
+    /// Counts those who were sent away.
+    pub refused: Causes,
+    /// Which of them have a line in the log.
+    pub refusals: Refusals,
+}
+
+/// One who came in.
+#[derive(Debug)]
+pub struct Guest {
+    /// Its connection.
+    pub socket: TcpStream,
+    /// Who it is: what a balancer says, or else where the connection comes from; IPv4 as such.
+    pub from: SocketAddr,
+    /// Its place. If that is lost, the guest is dropped where it stands.
+    pub place: Place,
+}
+
+/// Why somebody is sent away before it was served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Away {
+    /// [`Host::admits`] says no.
+    Forbidden,
+    /// All places are taken, and nobody has to give way.
+    Full,
+    /// So few files are left that those who are being served need them.
+    Files,
+}
+
+/// A front end: what lies behind an entrance.
+pub trait Host: Send + Sync + 'static {
+    /// What is logged about a guest stands in this span.
+    fn span(&self, from: SocketAddr) -> Span;
+
+    /// Whether it may come in at all. Asked before it has a place.
+    fn admits(&self, _from: SocketAddr) -> bool {
+        true
+    }
+
+    /// What to tell one who is sent away, in its protocol and in a few bytes; nothing by default. Called for each, so
+    /// it may count and log.
+    fn farewell(&self, _from: SocketAddr, _why: Away) -> Bytes {
+        Bytes::new()
+    }
+
+    /// Serves a guest until it goes.
+    fn serve(self: Arc<Self>, guest: Guest) -> impl Future<Output = ()> + Send;
+}
+
+impl Away {
+    /// A fixed word for metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forbidden => "forbidden",
+            Self::Full => "too_many",
+            Self::Files => "open_files",
+        }
+    }
+}
+
+impl Entrance {
+    /// Lets guests in until draining begins; each is served in a task of its own, which is the drain's to wait for.
+    pub async fn run<H: Host>(self, host: Arc<H>, drain: Drain) {
+        let Self { listener, door, proxies, refused, refusals } = self;
+        let leaving = Door::new(super::door::Limits::places(files::at_most(LEAVING, 16)));
+        let desk = Desk { host, door, refused, refusals, leaving, drain: drain.clone() };
+        let limit = files::limit();
+        let mut warned: Option<Instant> = None;
+        loop {
+            let (socket, peer) = tokio::select! {
+                biased;
+                () = drain.draining() => return,
+                accepted = listener.accept() => accepted,
+            };
+            let from = SocketAddr::new(plain(peer.ip()), peer.port());
+            if files::is_of_the_last(&socket, limit) {
+                if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+                    warned = Some(Instant::now());
+                    warn!(at = %listener.at(), limit, "newcomers are refused, nearly all files are in use: raise the \
+                           limit of open files (ulimit -Hn, LimitNOFILE)");
+                }
+                desk.send_away(socket, from, Away::Files);
+            } else if proxies.contains(from.ip()) {
+                desk.introduce(socket, from);
+            } else {
+                desk.receive(socket, from);
+            }
+        }
+    }
+}
+
+/// What is done with each who comes.
+#[derive(Debug)]
+struct Desk<H> {
+    host: Arc<H>,
+    door: Door,
+    refused: Causes,
+    refusals: Refusals,
+    /// Places of those who were told why they are sent away, and have not gone.
+    leaving: Door,
+    drain: Drain,
+}
+
+impl<H: Host> Desk<H> {
+    fn receive(&self, socket: TcpStream, from: SocketAddr) {
+        if !self.host.admits(from) {
+            return self.send_away(socket, from, Away::Forbidden);
+        }
+        let Ok(place) = self.door.try_enter(Source::of(from.ip())) else {
+            return self.send_away(socket, from, Away::Full);
+        };
+        let lost = place.lost();
+        // Boxed, so that it is held once.
+        let serving = Box::pin(Arc::clone(&self.host).serve(Guest { socket, from, place }));
+        let refused = self.refused.clone();
+        self.drain.spawn(self.host.span(from), async move {
+            tokio::select! {
+                biased;
+                () = lost.cancelled() => {
+                    refused.count("gave_way");
+                    debug!("gave its place to another source");
+                }
+                () = serving => {}
+            }
+        });
+    }
+
+    /// Learns from a balancer for whom it speaks. Until then the place is the balancer's.
+    fn introduce(&self, mut socket: TcpStream, balancer: SocketAddr) {
+        let Ok(place) = self.door.try_enter(Source::of(balancer.ip())) else {
+            return self.send_away(socket, balancer, Away::Full);
+        };
+        let (desk, span) = (self.clone(), info_span!("proxied", %balancer));
+        let inner = span.clone();
+        self.drain.spawn(Span::none(), async move {
+            let lost = place.lost();
+            let read = timeout(HEADER_TIME, proxied::read(&mut socket)).instrument(inner.clone());
+            let read = tokio::select! {
+                biased;
+                () = lost.cancelled() => return desk.refused.count("gave_way"),
+                read = read => read,
+            };
+            drop(place);
+            let why = match read {
+                Ok(Ok(from)) => return desk.receive(socket, from.unwrap_or(balancer)),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => format!("no PROXY header within {HEADER_TIME:?}"),
+            };
+            desk.refused.count("proxy_header");
+            if desk.refusals.may_tell("proxy_header", balancer.ip()) {
+                inner.in_scope(|| {
+                    warn!("closed: {why}; who comes from a network in proxy_protocol must send one")
+                });
+            }
+        });
+    }
+
+    /// Says why without waiting, and closes such that it is heard.
+    fn send_away(&self, socket: TcpStream, from: SocketAddr, why: Away) {
+        self.refused.count(why.name());
+        let told = self.host.farewell(from, why);
+        // Not by the runtime, which would have to find out first whether a new socket can be written to.
+        let raw = SockRef::from(&socket);
+        if told.is_empty() || !matches!(raw.send(&told), Ok(n) if n == told.len()) {
+            return;
+        }
+        let _ = raw.shutdown(std::net::Shutdown::Write);
+        // Closed with bytes unread, or before they come, the system would break the connection off and the far end
+        // might never see what it was told.
+        let Ok(place) = self.leaving.try_enter(Source::of(from.ip())) else { return };
+        let lost = place.lost();
+        self.drain.spawn(Span::none(), async move {
+            tokio::select! {
+                () = lost.cancelled() => {}
+                _ = timeout(LEAVE_TIME, ended(&socket)) => {}
+            }
+            drop(place);
+        });
+    }
+}
+
+impl<H> Clone for Desk<H> {
+    fn clone(&self) -> Self {
+        Self {
+            host: Arc::clone(&self.host),
+            door: self.door.clone(),
+            refused: self.refused.clone(),
+            refusals: self.refusals.clone(),
+            leaving: self.leaving.clone(),
+            drain: self.drain.clone(),
+        }
+    }
+}
+
+/// Passes over what comes, until the far end ends or has sent more than a request.
+async fn ended(socket: &TcpStream) {
+    let (mut passed, mut space) = (0, [0; 1024]);
+    while passed < MOST_PASSED && socket.readable().await.is_ok() {
+        match socket.try_read(&mut space) {
+            Ok(0) => return,
+            Ok(n) => passed += n,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Time for a balancer's header, which comes first and at once.
+const HEADER_TIME: Duration = Duration::from_secs(3);
+
+/// Who was sent away and told why, at once; the one who was told first goes first.
+const LEAVING: usize = 256;
+
+/// Time to take notice of that.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
+
+/// Bytes of a request that are passed over.
+const MOST_PASSED: usize = 64 * 1024;
+
+/// Between two warnings that files run out.
+const WARN_EVERY: Duration = Duration::from_secs(10);

@@ -1,0 +1,83 @@
+//! How many files this process may have open, and that no door uses up what the rest needs.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Limits of open files before and after [`raise`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Raised {
+    /// The soft limit as this process found it.
+    pub from: u64,
+    /// The soft limit now: the hard one, unless the system refused that.
+    pub to: u64,
+    /// The hard limit.
+    pub hard: u64,
+}
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, hard } = self;
+        write!(f, "limit of open files: {to}, was {from}; the hard limit is {hard}")
+    }
+}
+
+/// Raises the soft limit to the hard one. It stays as it is if the system refuses.
+pub fn raise() -> Raised {
+    let found = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: found.maximum, maximum: found.maximum });
+    let hard = found.maximum.unwrap_or(u64::MAX);
+    Raised { from: found.current.unwrap_or(u64::MAX), to: limit(), hard }
+}
+
+/// Most files that may be open now.
+pub fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// So many places, but never more than the given part of all files: `1/part`.
+pub fn at_most(places: usize, part: u64) -> usize {
+    usize::try_from(limit() / part).map_or(places, |files| files.clamp(1, places.max(1)))
+}
+
+/// Whether a file that was just opened is one of the last that `limit` leaves, which are kept for what runs already.
+///
+/// The system gives the lowest number that is free, so all below it are in use.
+pub fn is_of_the_last(file: &impl AsFd, limit: u64) -> bool {
+    let number = u64::try_from(file.as_fd().as_raw_fd()).unwrap_or(0);
+    number >= limit - limit.div_ceil(KEPT_PART).min(KEPT)
+}
+
+/// Files that no newcomer gets: targets, DNS, reloaded files and the log need some.
+const KEPT: u64 = 256;
+
+/// And of a low limit, this part.
+const KEPT_PART: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn raised_to_the_hard_limit_and_told() {
+        let raised = raise();
+        assert_eq!((raised.to, limit()), (raised.hard, raised.hard));
+        assert_eq!(raise().from, raised.hard);
+    }
+
+    #[test]
+    fn the_last_files_are_kept() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        let number = u64::try_from(file.as_raw_fd()).unwrap();
+        assert!(is_of_the_last(&file, number + 1) && is_of_the_last(&file, 0));
+        assert!(!is_of_the_last(&file, number + KEPT + 1) && !is_of_the_last(&file, u64::MAX));
+        assert!(is_of_the_last(&file, number + number / (2 * KEPT_PART)), "a part of a low limit");
+    }
+
+    #[test]
+    fn places_never_take_more_than_their_part() {
+        assert_eq!(at_most(1, 4), 1);
+        assert!(u64::try_from(at_most(usize::MAX, 4)).unwrap() <= limit() / 4);
+    }
+}

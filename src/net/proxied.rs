@@ -1,0 +1,187 @@
+//! The PROXY protocol, v1 and v2: by whom a connection really is that a balancer passed on.
+
+use std::io;
+use std::net::SocketAddr;
+
+use ppp::{HeaderResult, v1, v2};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+use crate::policy::plain;
+
+/// Why a balancer's connection is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum ProxiedError {
+    /// It ended, or broke, before its header was there.
+    #[error("the connection ended before its PROXY header: {0}")]
+    Io(#[from] io::Error),
+    /// What it sent is no header.
+    #[error("no PROXY header, v1 or v2: {0}")]
+    Header(String),
+}
+
+/// Reads a connection's header, and not a byte more. Who it names, or none if the balancer speaks for itself, as it does
+/// when it asks for our health.
+///
+/// # Errors
+///
+/// If there is no header, or one that does not tell. Not cancel safe.
+pub async fn read(socket: &mut TcpStream) -> Result<Option<SocketAddr>, ProxiedError> {
+    let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
+    socket.read_exact(&mut header).await?;
+    if header == v2::PROTOCOL_PREFIX {
+        binary(socket, &mut header).await?;
+    } else if header.starts_with(v1::PROTOCOL_PREFIX.as_bytes()) {
+        text(socket, &mut header).await?;
+    }
+    source(&header)
+}
+
+/// Reads the rest of a v2 header: its second part tells how long it is.
+async fn binary(socket: &mut TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
+    let mut rest = [0; 4];
+    socket.read_exact(&mut rest).await?;
+    header.extend_from_slice(&rest);
+    let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
+    if length > LONGEST {
+        return Err(ProxiedError::Header(format!("it is {length} bytes long, {LONGEST} are read")));
+    }
+    let read = header.len();
+    header.resize(read + length, 0);
+    socket.read_exact(&mut header[read..]).await?;
+    Ok(())
+}
+
+/// Reads the rest of a v1 header, which is a line. What stands behind it is the client's, so it is looked at first.
+async fn text(socket: &mut TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
+    let mut ahead = [0; LONGEST_LINE];
+    while !header.ends_with(b"\r\n") {
+        let room = LONGEST_LINE.saturating_sub(header.len());
+        if room == 0 {
+            return Err(ProxiedError::Header("its line does not end".into()));
+        }
+        let seen = socket.peek(&mut ahead[..room]).await?;
+        if seen == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let line = ahead[..seen].iter().position(|byte| *byte == b'\n').map_or(seen, |end| end + 1);
+        let read = header.len();
+        header.resize(read + line, 0);
+        socket.read_exact(&mut header[read..]).await?;
+    }
+    Ok(())
+}
+
+fn source(header: &[u8]) -> Result<Option<SocketAddr>, ProxiedError> {
+    let source = match HeaderResult::parse(header) {
+        HeaderResult::V1(Ok(header)) => match header.addresses {
+            v1::Addresses::Unknown => None,
+            v1::Addresses::Tcp4(a) => Some((a.source_address, a.source_port).into()),
+            v1::Addresses::Tcp6(a) => Some((a.source_address, a.source_port).into()),
+        },
+        HeaderResult::V2(Ok(header)) => match (header.command, header.addresses) {
+            (v2::Command::Local, _) | (_, v2::Addresses::Unspecified) => None,
+            (_, v2::Addresses::IPv4(a)) => Some((a.source_address, a.source_port).into()),
+            (_, v2::Addresses::IPv6(a)) => Some((a.source_address, a.source_port).into()),
+            (_, v2::Addresses::Unix(_)) => {
+                return Err(ProxiedError::Header("it names a Unix socket, want TCP".into()));
+            }
+        },
+        HeaderResult::V1(Err(error)) => return Err(ProxiedError::Header(error.to_string())),
+        HeaderResult::V2(Err(error)) => return Err(ProxiedError::Header(error.to_string())),
+    };
+    Ok(source.map(|at: SocketAddr| SocketAddr::new(plain(at.ip()), at.port())))
+}
+
+/// Longest v2 header behind its first part, in bytes: addresses, and room for what balancers add about TLS.
+const LONGEST: usize = 4096;
+
+/// Longest v1 header in bytes, as the protocol has it.
+const LONGEST_LINE: usize = 107;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    /// What is read of these bytes, sent in pieces, and what is left of them.
+    async fn reads(bytes: &[u8], piece: usize) -> (Result<Option<SocketAddr>, ProxiedError>, Vec<u8>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut far = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        far.set_nodelay(true).unwrap();
+        let (mut near, _) = listener.accept().await.unwrap();
+        let send = async {
+            for piece in bytes.chunks(piece) {
+                far.write_all(piece).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            far.shutdown().await.unwrap();
+        };
+        let read = async {
+            let read = read(&mut near).await;
+            let mut rest = Vec::new();
+            near.read_to_end(&mut rest).await.unwrap();
+            (read, rest)
+        };
+        tokio::join!(send, read).1
+    }
+
+    fn v2_header(command: v2::Command, addresses: v2::Addresses) -> Vec<u8> {
+        v2::Builder::with_addresses(v2::Version::Two | command, v2::Protocol::Stream, addresses)
+            .build()
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_source_is_read_and_nothing_behind_the_header() {
+        let four = v2::Addresses::IPv4(v2::IPv4::new([203, 0, 113, 7], [10, 0, 0, 1], 4000, 22));
+        let mapped = "::ffff:203.0.113.7".parse::<std::net::Ipv6Addr>().unwrap();
+        let six = v2::Addresses::IPv6(v2::IPv6::new(mapped, mapped, 4000, 22));
+        let from = Some("203.0.113.7:4000".parse().unwrap());
+        for (header, from) in [
+            (b"PROXY TCP4 203.0.113.7 10.0.0.1 4000 22\r\n".to_vec(), from),
+            (b"PROXY TCP6 ::ffff:203.0.113.7 fd00::1 4000 22\r\n".to_vec(), from),
+            (b"PROXY UNKNOWN\r\n".to_vec(), None),
+            (b"PROXY UNKNOWN ffff:f...f:ffff 1\r\n".to_vec(), None),
+            (v2_header(v2::Command::Proxy, four), from),
+            (v2_header(v2::Command::Proxy, six), from),
+            (v2_header(v2::Command::Local, four), None),
+            (v2_header(v2::Command::Proxy, v2::Addresses::Unspecified), None),
+        ] {
+            for piece in [1, 5, 1000] {
+                let (read, rest) = reads(&[header.as_slice(), b"\r\nCONNECT"].concat(), piece).await;
+                assert_eq!((read.unwrap(), rest.as_slice()), (from, &b"\r\nCONNECT"[..]), "{header:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_no_header_is_refused() {
+        let mut long = v2_header(v2::Command::Local, v2::Addresses::Unspecified);
+        long[14..16].copy_from_slice(&u16::MAX.to_be_bytes());
+        long.resize(70_000, 0);
+        for bad in [
+            &b"CONNECT node1:22 HTTP/1.1\r\n\r\n"[..],
+            b"PROXY TCP4 203.0.113.7 10.0.0.1 4000\r\n",
+            b"PROXY TCP4 edge1 10.0.0.1 4000 22\r\n",
+            b"PROXY TCP4 203.0.113.7 10.0.0.1 4000 22",
+            b"",
+            b"PROXY ",
+            b"\r\n\r\n\0\r\nQUIT\n\x31\x11\0\0",
+            &[b"PROXY ".as_slice(), &[b'x'; 1000]].concat(),
+            &long,
+        ] {
+            assert!(reads(bad, 1 << 20).await.0.is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), v2: bool) {
+            let prefix = if v2 { v2::PROTOCOL_PREFIX } else { b"PROXY " };
+            let _ = (source(&bytes), source(&[prefix, &bytes].concat()));
+        }
+    }
+}

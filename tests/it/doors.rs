@@ -1,0 +1,258 @@
+//! Nobody without rights keeps others out, and nobody takes all.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::{Mutex, MutexGuard};
+use tokio::time::Instant;
+use tunnel::edge::Edge;
+use tunnel::net::files;
+
+use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
+use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use crate::support::{beside, soon, targets, wait_until, wait_within};
+
+/// A connection from one of this machine's many addresses.
+async fn connect_from(from: &str, to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::new(from.parse::<IpAddr>().unwrap(), 0)).unwrap();
+    soon("a connection", socket.connect(to)).await.unwrap()
+}
+
+/// Connections that say nothing. One test at a time has such a crowd, for the whole process shares one limit of files.
+struct Crowd {
+    sockets: Vec<TcpStream>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// So many of them from one address.
+async fn silent(count: usize, from: &str, to: SocketAddr) -> Crowd {
+    static TURN: Mutex<()> = Mutex::const_new(());
+    let turn = TURN.lock().await;
+    let needed = u64::try_from(2 * count).unwrap() + 2000;
+    let raised = files::raise();
+    assert!(raised.to >= needed, "needs {needed} open files, the hard limit is {}", raised.hard);
+    let mut sockets = Vec::with_capacity(count);
+    while sockets.len() < count {
+        let some = (0..200.min(count - sockets.len())).map(|_| connect_from(from, to));
+        sockets.extend(join_all(some).await);
+    }
+    Crowd { sockets, _turn: turn }
+}
+
+/// What a CONNECT from an address is told.
+async fn ask_from(from: &str, pod: &TestPod, target: &str) -> Answer {
+    let mut socket = connect_from(from, pod.connect).await;
+    let request = format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n");
+    // Who is sent away at once may have been closed by then.
+    let _ = socket.write_all(request.as_bytes()).await;
+    answer(socket).await
+}
+
+/// A session from an address.
+async fn open_from(from: &str, pod: &TestPod, target: &str) -> TcpStream {
+    let mut socket = connect_from(from, pod.connect).await;
+    socket.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
+    assert_eq!(head(&mut socket).await, ESTABLISHED);
+    socket
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_from_one_address_keep_no_edge_out() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let begun = Instant::now();
+    let _silent = silent(SILENT, OTHER, pod.pod.grpc).await;
+    let linked = Instant::now();
+    let _edge = edge(&place, &pod, "node1").await;
+    assert!(linked.elapsed() < Duration::from_secs(2), "linked after {:?}", linked.elapsed());
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
+    let all = u64::try_from(SILENT).unwrap();
+    wait_within(Duration::from_secs(30), "they are closed", || {
+        refused("silent") + refused("gave_way") == all
+    })
+    .await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(20), "they were let stay for {took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn edges_behind_one_address_come_back_beside_silent_connections_from_there() {
+    let place = Place::new();
+    let alone = come_back(&place, 0).await;
+    let beside = come_back(&place, SILENT).await;
+    // Two busy cores need some slack.
+    assert!(beside < 2 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} beside silent ones");
+}
+
+/// How long it takes until many edges are linked that come at once from an address, beside so many silent connections.
+async fn come_back(place: &Place, others: usize) -> Duration {
+    let pod = TestPod::start(place);
+    let _silent = silent(others, "127.0.0.1", pod.pod.grpc).await;
+    let begun = Instant::now();
+    let edges: Vec<Edge> =
+        (0..EDGES).map(|n| start_edge(&place.edge(&format!("edge{n}"), pod.pod.grpc, ""))).collect();
+    wait_until("all are linked", || pod.pod.registry.nodes().len() == EDGES).await;
+    let took = begun.elapsed();
+    join_all(edges.into_iter().map(|edge| edge.stop(async {}))).await;
+    took
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_from_one_address_keep_no_client_out() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let mut silent = silent(SILENT, OTHER, pod.connect).await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    // From the very address, too: whoever has been silent for longest gives way.
+    echoed(&mut open_from(OTHER, &pod, &at("node1", echo)).await, "hello").await;
+    assert_eq!(rest(&mut silent.sockets[0]).await, b"", "the oldest was closed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::with(&place, "allow_from = [\"127.0.0.1\"]");
+    let _edge = edge(&place, &pod, "node1").await;
+    // Nothing was asked yet.
+    let text = rest(&mut connect_from(OTHER, pod.connect).await).await;
+    assert!(text.starts_with(b"HTTP/1.1 403 your address is not allowed here\r\n"), "{text:?}");
+    for _ in 0..50 {
+        let answer = ask_from(OTHER, &pod, &at("node1", echo)).await;
+        assert_eq!((answer.status, answer.phrase.as_str()), (403, "your address is not allowed here"));
+        assert!(answer.head.contains("connection: close"), "{answer:?}");
+    }
+    let _silent = silent(SILENT, OTHER, pod.connect).await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
+    let forbidden = || pod.pod.metrics.connections_refused.counted("forbidden");
+    let all = u64::try_from(SILENT).unwrap() + 51;
+    wait_until("all are counted", || forbidden() == all).await;
+}
+
+#[tokio::test]
+async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
+    let place = Place::new();
+    let pod = TestPod::start(&place);
+    let _silent = silent(200, "127.0.0.1", pod.pod.log).await;
+    for _ in 0..10 {
+        assert_eq!(get(pod.pod.log, "/livez").await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    let target = at("node1", echo);
+    for field in ["Content-Length: 5", "Transfer-Encoding: chunked"] {
+        let mut socket = TcpStream::connect(pod.connect).await.unwrap();
+        let request = format!("CONNECT {target} HTTP/1.1\r\n{field}\r\n\r\nearly");
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let answer = answer(socket).await;
+        assert_eq!(answer.status, 400, "{field}: {answer:?}");
+    }
+    let mut socket = TcpStream::connect(pod.connect).await.unwrap();
+    let request = format!("CONNECT {target} HTTP/1.1\r\nContent-Length: 0\r\n\r\nearly");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    assert_eq!(head(&mut socket).await, ESTABLISHED);
+    let mut early = [0; 5];
+    soon("early bytes", socket.read_exact(&mut early)).await.unwrap();
+    assert_eq!(&early, b"early");
+}
+
+#[tokio::test]
+async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nmax = 8");
+    let _edge = edge(&place, &pod, "node1").await;
+    let target = at("node1", echo);
+    let mut held = [pod.open(&target).await, pod.open(&target).await];
+    let refused = pod.ask(&target).await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    let key = "[mode.cloud.session] max_for_client of tunnel-cloud";
+    assert!(refused.phrase.contains(key), "{refused:?}");
+    echoed(&mut open_from(OTHER, &pod, &target).await, "hello").await;
+    held[0].shutdown().await.unwrap();
+    rest(&mut held[0]).await;
+    wait_until("its share is free again", || pod.pod.metrics.sessions.now("ssh") <= 1).await;
+    echoed(&mut pod.open(&target).await, "hello").await;
+}
+
+#[tokio::test]
+async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let more = format!("proxy_protocol = [\"{OTHER}\"]\nallow_from = [\"203.0.113.0/24\", \"127.0.0.1\"]");
+    let pod = TestPod::with(&place, &more);
+    let _edge = edge(&place, &pod, "node1").await;
+    let target = at("node1", echo);
+    let connect = format!("CONNECT {target} HTTP/1.1\r\n\r\n");
+    let says = |from: &'static str, header: &'static [u8]| {
+        let (to, request) = (pod.connect, [header, connect.as_bytes()].concat());
+        async move {
+            let mut socket = connect_from(from, to).await;
+            socket.write_all(&request).await.unwrap();
+            socket
+        }
+    };
+    let v2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\xcb\0\x71\x09\x0a\0\0\x01\x0f\xa0\0\x16";
+    for header in [&b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n"[..], v2] {
+        let mut socket = says(OTHER, header).await;
+        assert_eq!(head(&mut socket).await, ESTABLISHED);
+        echoed(&mut socket, "hello").await;
+        let opened = pod.pod.metrics.connections_refused.counted("forbidden");
+        assert_eq!(opened, 0, "the balancer's own address counted");
+    }
+    // Whom it speaks for may be forbidden, and itself, too.
+    for header in [&b"PROXY TCP4 192.0.2.1 10.0.0.1 4000 22\r\n"[..], b"PROXY UNKNOWN\r\n"] {
+        assert_eq!(answer(says(OTHER, header).await).await.status, 403);
+    }
+    // No header from there, and a header from elsewhere.
+    let _ = rest_of(says(OTHER, b"").await).await;
+    let closed = || pod.pod.metrics.connections_refused.counted("proxy_header");
+    wait_until("it is counted", || closed() == 1).await;
+    let garbage = says("127.0.0.1", b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 22\r\n").await;
+    assert_eq!(answer(garbage).await.status, 400);
+    assert_eq!(closed(), 1);
+}
+
+#[tokio::test]
+async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
+    let place = Place::new();
+    let text = place.cloud("").replacen(
+        "listen = \"127.0.0.1:0\"",
+        &format!("listen = \"127.0.0.1:0\"\nproxy_protocol = [\"{OTHER}\"]"),
+        1,
+    );
+    let pod = TestPod::from_text(&text);
+    let balancer = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (at, to) = (balancer.local_addr().unwrap(), pod.pod.grpc);
+    beside(async move {
+        while let Ok((mut edge, _)) = balancer.accept().await {
+            let mut onward = connect_from(OTHER, to).await;
+            onward.write_all(b"PROXY TCP4 203.0.113.9 10.0.0.1 4000 9000\r\n").await.unwrap();
+            beside(async move { tokio::io::copy_bidirectional(&mut edge, &mut onward).await });
+        }
+    });
+    let _edge = start_edge(&place.edge("node1", at, ""));
+    assert_eq!(pod.has("node1").await.from.to_string(), "203.0.113.9:4000");
+}
+
+/// Waits for a connection's end, however that comes.
+async fn rest_of(mut socket: TcpStream) -> Vec<u8> {
+    let mut all = Vec::new();
+    let _ = soon("the end", socket.read_to_end(&mut all)).await;
+    all
+}
+
+/// What locked everybody out of doors with 1,000 and 4,096 places.
+const SILENT: usize = 4500;
+/// An address of this machine that nobody else uses.
+const OTHER: &str = "127.0.0.77";
+/// Edges that come at once.
+const EDGES: usize = 200;
