@@ -128,11 +128,19 @@ impl Pod {
         let resolver = Resolver::system().context("DNS")?;
         let drain = stopping.links.clone();
         drain.spawn(info_span!("dns"), resolver.clone().watch(drain.clone()));
-        let means = (&ground, &pool, &resolver);
+        let vouching = proven.clone();
+        let patterns = publishing.publish_names.clone();
+        let vouched = move |node: &_| vouching.names(node);
+        let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
+        let means = (&ground, &pool, &resolver, &zone);
         let found = siblings::finder(&publishing, &server, registry.clone(), means, port, cluster)?;
         stopping.several = found.several.is_some();
         let (siblings, made) = found.several.map(|several| (several.siblings, several.made)).unzip();
         let finder = found.finder;
+        let readiness = Readiness::waiting_for(&[]);
+        if let Some(siblings) = &siblings {
+            siblings::report(siblings.clone(), readiness.clone(), &drain);
+        }
         let place = Place {
             node: None,
             own: Own::of_interfaces(pod_ip.into_iter().collect()),
@@ -160,13 +168,8 @@ impl Pod {
             searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
-        let vouching = proven;
-        let patterns = publishing.publish_names.clone();
-        let vouched = move |node: &_| vouching.names(node);
-        let zone = Arc::new(Zone::new(publishing.zone.clone(), patterns, vouched));
         let vet = publish::vet(&publishing, &resolver, pod_ip, (shared.siblings.clone(), port))?;
         let store = publish::store(publishing, pod_ip, &pods, (shared.siblings.clone(), port))?;
-        let readiness = Readiness::waiting_for(&[]);
         let nodes = registry.clone();
         let admin = Admin {
             side: Side::Cloud(Arc::new(move || nodes.nodes())),
@@ -189,7 +192,12 @@ impl Pod {
         };
         admin.spawn(log, metrics_at, &pod.stopping.admin);
         pod.spawn_upkeep(acceptor.clone(), users.clone(), &pool);
-        let gate = Gate { allow_from: ssh.allow_from, logins: users.map(Logins::new), rules: ssh.rules };
+        let gate = Gate {
+            allow_from: ssh.allow_from,
+            logins: users.map(Logins::new),
+            rules: ssh.rules,
+            zone: Some(zone.clone()),
+        };
         let gate = Arc::new(ArcSwap::from_pointee(gate));
         if let Some(front) = front {
             let sessions = frontend::sessions(session.max, session.max_for_client);

@@ -25,7 +25,10 @@ pub struct Drain {
 #[derive(Debug, Default)]
 struct Running {
     next: u64,
-    tasks: HashMap<u64, AbortHandle>,
+    /// Without a handle while it is being spawned.
+    tasks: HashMap<u64, Option<AbortHandle>>,
+    /// Work was cut: what is being spawned is cut as well.
+    cut: bool,
 }
 
 /// How a drain ended.
@@ -51,7 +54,9 @@ impl Drain {
         let id = {
             let mut running = self.running();
             running.next += 1;
-            running.next
+            let id = running.next;
+            running.tasks.insert(id, None);
+            id
         };
         let done = Done { drain: self.clone(), id };
         // Not an async block around the task: that would hold it twice, and thousands of links have three tasks each.
@@ -61,12 +66,16 @@ impl Drain {
             reason = "the one place that spawns: tracked, with a span, cut at the end"
         )]
         let handle = tokio::spawn(tracked);
-        if !handle.is_finished() {
-            self.running().tasks.insert(id, handle.abort_handle());
-        }
-        // It may have ended between the two lines above.
-        if handle.is_finished() {
-            self.running().tasks.remove(&id);
+        let cut = {
+            let mut running = self.running();
+            // Struck off already, if it has ended.
+            if let Some(task) = running.tasks.get_mut(&id) {
+                *task = Some(handle.abort_handle());
+            }
+            running.cut
+        };
+        if cut {
+            handle.abort();
         }
     }
 
@@ -129,7 +138,12 @@ impl Drain {
                     () = farewell => {}
                     () = self.tasks.wait() => {}
                 }
-                for task in std::mem::take(&mut self.running().tasks).into_values() {
+                let tasks: Vec<_> = {
+                    let mut running = self.running();
+                    running.cut = true;
+                    running.tasks.values().flatten().cloned().collect()
+                };
+                for task in tasks {
                     task.abort();
                 }
                 self.tasks.wait().await;
@@ -168,6 +182,25 @@ mod tests {
         assert!(!drain.is_draining());
         assert_eq!(drain.finish(Duration::from_secs(4), pending()).await, Drained::Finished);
         assert_eq!((drain.tasks(), drain.running().tasks.len()), (0, 0));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn nothing_is_kept_of_tasks_that_end_while_they_are_spawned() {
+        let drain = Drain::new();
+        for _ in 0..100_000 {
+            drain.spawn(Span::none(), async {});
+        }
+        assert_eq!(drain.finish(Duration::from_secs(60), pending()).await, Drained::Finished);
+        assert_eq!(drain.running().tasks.len(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_spawned_after_the_cut_is_cut_too() {
+        let drain = Drain::new();
+        drain.spawn(Span::none(), pending());
+        assert_eq!(drain.finish(Duration::ZERO, pending()).await, Drained::Cut(1));
+        drain.spawn(Span::none(), pending());
+        drain.tasks.wait().await;
     }
 
     #[tokio::test(start_paused = true)]

@@ -46,7 +46,7 @@ impl Host for Callers {
             return debug!("nothing came within {FIRST_BYTE:?}");
         }
         place.busy();
-        let Ok(turn) = self.handshakes.enter(Source::of(from.ip())).await else {
+        let Ok(turn) = self.handshakes.enter(&Source::of(from.ip())).await else {
             return refused.count("too_many");
         };
         let until = Instant::now() + LET_IN;

@@ -7,12 +7,15 @@ use anyhow::Context as _;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info_span, warn};
 
+use crate::admin::Readiness;
 use crate::config::cloud::{Server, registry};
+use crate::drain::Drain;
 use crate::names::Host;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Dialer, Identity, Mutual};
+use crate::policy::zone::Zone;
 use crate::registry::Registry;
 use crate::registry::dns::Dns;
 use crate::registry::find::Finder;
@@ -45,7 +48,7 @@ pub(super) fn finder(
     settings: &registry::Registry,
     server: &Server,
     registry: Arc<Registry>,
-    (ground, pool, system): (&Ground, &Pool, &Resolver),
+    (ground, pool, system, zone): (&Ground, &Pool, &Resolver, &Arc<Zone>),
     port: u16,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> anyhow::Result<Found> {
@@ -85,9 +88,25 @@ pub(super) fn finder(
     let named = addresses::Named { list: asked.list.clone(), service, cluster };
     let addresses = addresses::follow(named, system.clone(), drain);
     let (siblings, made) = Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
-    let dns = Dns::new(resolver, settings.zone.clone());
+    let dns = Dns::new(resolver, zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
     Ok(Found { finder, several: Some(Several { siblings, made }) })
+}
+
+/// Tells in `/readyz` which of the pods that are listed do not answer, and why. That makes this pod no less ready.
+pub(super) fn report(siblings: Arc<Siblings>, readiness: Readiness, drain: &Drain) {
+    let draining = drain.clone();
+    drain.spawn(info_span!("report"), async move {
+        let mut changes = siblings.changes();
+        loop {
+            changes.mark_unchanged();
+            readiness.note("other pods", siblings.check());
+            tokio::select! {
+                () = draining.draining() => return,
+                changed = changes.changed() => if changed.is_err() { return },
+            }
+        }
+    });
 }
 
 fn mutual(server: &Server, name: Option<&str>) -> anyhow::Result<Reload<Dialer>> {

@@ -8,7 +8,7 @@ use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::net::reload::Reload;
@@ -22,6 +22,7 @@ use tracing::warn;
 use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
+use crate::policy::zone::Zone;
 use crate::policy::{Networks, Rules};
 use failures::{Failures, Who};
 use recent::Recent;
@@ -35,6 +36,8 @@ pub struct Gate {
     pub logins: Option<Logins>,
     /// Who may ask for what.
     pub rules: Rules,
+    /// By which names nodes may be asked for beside their own; none: by no others.
+    pub zone: Option<Arc<Zone>>,
 }
 
 /// Names and passwords, as bcrypt hashes from an htpasswd file.
@@ -181,7 +184,7 @@ impl Logins {
             return Ok(name);
         }
         self.listens_to(&who)?;
-        let turn = timeout(PATIENCE, self.turns.enter(from)).await;
+        let turn = timeout(PATIENCE, self.turns.enter(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // Somebody with the same password, or others with wrong ones, may have been ahead of us in the queue.
         if self.recent().holds(print, Instant::now()) {

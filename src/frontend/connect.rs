@@ -173,7 +173,7 @@ impl Front {
         }
         let gate = self.settings.gate.load_full();
         let (node, target) = gate.check(head, peer.ip(), &self.drain, access).await?;
-        let place = self.settings.sessions.try_enter(Client::of(access.user.as_deref(), peer.ip()))?;
+        let place = self.settings.sessions.try_enter(&Client::of(access.user.as_deref(), peer.ip()))?;
         // Opening may take long, and whoever may open a session does not keep others from the door.
         held.door = None;
         let client = match &access.user {

@@ -75,7 +75,7 @@ impl<K: Clone + Ord + Hash> Door<K> {
     /// # Errors
     ///
     /// If there is none, and nobody has to give way.
-    pub fn try_enter(&self, who: K) -> Result<Place<K>, Full> {
+    pub fn try_enter(&self, who: &K) -> Result<Place<K>, Full> {
         let (place, mut granted) = self.join(who)?;
         granted.try_recv().map(|()| place).map_err(|_| Full::ForAll)
     }
@@ -85,7 +85,7 @@ impl<K: Clone + Ord + Hash> Door<K> {
     /// # Errors
     ///
     /// If too many wait, most of them of this source.
-    pub async fn enter(&self, who: K) -> Result<Place<K>, Full> {
+    pub async fn enter(&self, who: &K) -> Result<Place<K>, Full> {
         let (place, mut granted) = self.join(who)?;
         loop {
             match timeout(SETTLE_EVERY, &mut granted).await {
@@ -95,7 +95,7 @@ impl<K: Clone + Ord + Hash> Door<K> {
         }
     }
 
-    fn join(&self, who: K) -> Result<(Place<K>, oneshot::Receiver<()>), Full> {
+    fn join(&self, who: &K) -> Result<(Place<K>, oneshot::Receiver<()>), Full> {
         let (granted, receiver) = oneshot::channel();
         let lost = CancellationToken::new();
         let (id, told) = {

@@ -140,7 +140,7 @@ impl<H: Host> Desk<H> {
         if !self.host.admits(from) {
             return self.send_away(socket, from, Away::Forbidden);
         }
-        let Ok(place) = self.door.try_enter(Source::of(from.ip())) else {
+        let Ok(place) = self.door.try_enter(&Source::of(from.ip())) else {
             return self.send_away(socket, from, Away::Full);
         };
         let lost = place.lost();
@@ -161,7 +161,7 @@ impl<H: Host> Desk<H> {
 
     /// Learns from a balancer for whom it speaks. Until then the place is the balancer's.
     fn introduce(&self, mut socket: TcpStream, balancer: SocketAddr) {
-        let Ok(place) = self.door.try_enter(Source::of(balancer.ip())) else {
+        let Ok(place) = self.door.try_enter(&Source::of(balancer.ip())) else {
             return self.send_away(socket, balancer, Away::Full);
         };
         let (desk, span) = (self.clone(), info_span!("proxied", %balancer));
@@ -201,7 +201,7 @@ impl<H: Host> Desk<H> {
         let _ = raw.shutdown(std::net::Shutdown::Write);
         // Closed with bytes unread, or before they come, the system would break the connection off and the far end
         // might never see what it was told.
-        let Ok(place) = self.leaving.try_enter(Source::of(from.ip())) else { return };
+        let Ok(place) = self.leaving.try_enter(&Source::of(from.ip())) else { return };
         let lost = place.lost();
         self.drain.spawn(Span::none(), async move {
             tokio::select! {

@@ -51,6 +51,15 @@ impl Zone {
         self.suffix.is_empty()
     }
 
+    /// The node that a client means by a name: the one whose name in this zone it is, else the one of that very name.
+    pub fn node(&self, name: NodeName) -> NodeName {
+        let text = name.as_str();
+        let bare = text.len().checked_sub(self.suffix.len() + 1).filter(|_| !self.is_open());
+        let bare = bare.and_then(|end| Some((text.get(..end)?, text.get(end..)?.strip_prefix('.')?)));
+        let bare = bare.filter(|(_, suffix)| suffix.eq_ignore_ascii_case(&self.suffix));
+        bare.and_then(|(bare, _)| bare.parse().ok()).unwrap_or(name)
+    }
+
     /// The node's name in DNS: lower case, without a dot at its end.
     ///
     /// # Errors
@@ -116,6 +125,24 @@ mod tests {
         for node in ["x".repeat(64), vec!["x".repeat(60); 4].join(".")] {
             assert_eq!(name(&zone, &node), Err(Nameless::Unsound), "{node}");
         }
+    }
+
+    #[test]
+    fn a_node_is_meant_by_its_name_and_by_its_name_in_the_zone() {
+        let node = |zone: &Zone, name: &str| zone.node(name.parse().unwrap()).to_string();
+        let own = zone("nodes.test", &[]);
+        for (name, meant) in [
+            ("node1.nodes.test", "node1"),
+            ("node1.Nodes.Test", "node1"),
+            ("a.b.nodes.test", "a.b"),
+            ("node1", "node1"),
+            ("nodes.test", "nodes.test"),
+            ("xnodes.test", "xnodes.test"),
+            ("node1.nodes.test.org", "node1.nodes.test.org"),
+        ] {
+            assert_eq!(node(&own, name), meant);
+        }
+        assert_eq!(node(&zone("", &[]), "node1.nodes.test"), "node1.nodes.test");
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Who waits for which node, so that a node that comes wakes only those who wait for it.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -10,7 +9,15 @@ use crate::names::NodeName;
 
 /// The nodes that somebody waits for.
 #[derive(Debug, Default)]
-pub(super) struct Awaited(Mutex<HashMap<NodeName, Arc<watch::Sender<()>>>>);
+pub(super) struct Awaited(Mutex<HashMap<NodeName, Waiting>>);
+
+/// Who waits for one node.
+#[derive(Debug)]
+struct Waiting {
+    tell: Arc<watch::Sender<()>>,
+    /// How many. Counted here, under the lock: receivers are dropped when they please.
+    count: usize,
+}
 
 /// Notices that a node comes, from the moment it was made.
 #[derive(Debug)]
@@ -22,15 +29,17 @@ pub struct Arrival<'a> {
 
 impl Awaited {
     pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
-        let told = match self.lock().entry(node.clone()) {
-            Entry::Occupied(known) => known.get().subscribe(),
-            Entry::Vacant(new) => new.insert(Arc::new(watch::Sender::new(()))).subscribe(),
-        };
+        let mut awaited = self.lock();
+        let new = || Waiting { tell: Arc::new(watch::Sender::new(())), count: 0 };
+        let waiting = awaited.entry(node.clone()).or_insert_with(new);
+        waiting.count += 1;
+        let told = waiting.tell.subscribe();
+        drop(awaited);
         Arrival { awaited: self, node: node.clone(), told }
     }
 
     pub(super) fn tell(&self, node: &NodeName) {
-        let waiting = self.lock().get(node).cloned();
+        let waiting = self.lock().get(node).map(|waiting| waiting.tell.clone());
         if let Some(waiting) = waiting {
             waiting.send_replace(());
         }
@@ -38,13 +47,13 @@ impl Awaited {
 
     /// Any of them may have come.
     pub(super) fn tell_all(&self) {
-        let waiting: Vec<_> = self.lock().values().cloned().collect();
+        let waiting: Vec<_> = self.lock().values().map(|waiting| waiting.tell.clone()).collect();
         for waiting in waiting {
             waiting.send_replace(());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Arc<watch::Sender<()>>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Waiting>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -63,8 +72,11 @@ impl Arrival<'_> {
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
         let mut awaited = self.awaited.lock();
-        if awaited.get(&self.node).is_some_and(|waiting| waiting.receiver_count() <= 1) {
-            awaited.remove(&self.node);
+        if let Some(waiting) = awaited.get_mut(&self.node) {
+            waiting.count -= 1;
+            if waiting.count == 0 {
+                awaited.remove(&self.node);
+            }
         }
     }
 }
@@ -87,5 +99,24 @@ mod tests {
         assert!(second.come().now_or_never().is_some());
         drop((second, other));
         assert!(awaited.lock().is_empty());
+    }
+
+    #[test]
+    fn nothing_is_kept_of_two_who_stop_waiting_at_once() {
+        let awaited = Awaited::default();
+        let node: NodeName = "one".parse().unwrap();
+        for _ in 0..20_000 {
+            let (first, second) = (awaited.arrival(&node), awaited.arrival(&node));
+            let both = std::sync::Barrier::new(2);
+            std::thread::scope(|threads| {
+                threads.spawn(|| {
+                    both.wait();
+                    drop(first);
+                });
+                both.wait();
+                drop(second);
+            });
+            assert!(awaited.lock().is_empty());
+        }
     }
 }

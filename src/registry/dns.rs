@@ -1,39 +1,47 @@
 //! What DNS says of a node: the pods it is linked to, as somebody published it.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
 use crate::names::NodeName;
 use crate::net::resolver::{LookupError, Resolver};
+use crate::policy::zone::Zone;
 
 /// Asks DNS for nodes, and knows whether that was of use lately.
 #[derive(Debug)]
 pub struct Dns {
     resolver: Resolver,
-    /// Appended to node names; may be empty.
-    zone: String,
+    /// Which nodes it may be asked for, and by which name.
+    zone: Arc<Zone>,
     /// When a question was last in vain.
     failed: Mutex<Option<Instant>>,
 }
 
 impl Dns {
-    /// Asks `resolver` for names of `zone`, without dots at its ends; if empty, for bare node names.
-    pub fn new(resolver: Resolver, zone: String) -> Self {
+    /// Asks `resolver` for nodes by their names in `zone`, and for no other: what answers is linked to.
+    pub fn new(resolver: Resolver, zone: Arc<Zone>) -> Self {
         Self { resolver, zone, failed: Mutex::default() }
     }
 
     /// The addresses of the pods that a node is said to be linked to; never none. Takes at most 1 s. Cancel safe.
-    pub async fn lookup(&self, node: &NodeName) -> Result<Vec<IpAddr>, LookupError> {
-        let bare = node.as_str().to_ascii_lowercase();
-        let name = if self.zone.is_empty() { bare } else { format!("{bare}.{}.", self.zone) };
+    ///
+    /// # Errors
+    ///
+    /// There are none: why, in words.
+    pub async fn lookup(&self, node: &NodeName) -> Result<Vec<IpAddr>, String> {
+        let name = self.zone.name(node).map_err(|why| format!("DNS was not asked ({why})"))?;
+        let name = if self.zone.is_open() { name } else { format!("{name}.") };
         let mut asking = Asking { dns: self, since: Instant::now(), answered: None };
         let found = timeout(CEILING, self.resolver.lookup(&name)).await;
         let found = found.unwrap_or(Err(LookupError::Timeout { name, patience: CEILING }));
         asking.answered = Some(matches!(found, Ok(_) | Err(LookupError::NotFound(_))));
-        found
+        found.map_err(|cause| match cause {
+            LookupError::NotFound(_) => "not in DNS".to_owned(),
+            cause => cause.to_string(),
+        })
     }
 
     /// Whether DNS gave no answer lately, so that nobody should wait for it.
@@ -74,7 +82,8 @@ mod tests {
     use tokio::net::UdpSocket;
 
     fn silent(at: SocketAddr) -> Dns {
-        Dns::new(Resolver::of_servers(&[at]).unwrap(), "nodes.test".into())
+        let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
+        Dns::new(Resolver::of_servers(&[at]).unwrap(), Arc::new(zone))
     }
 
     #[tokio::test(start_paused = true)]
@@ -99,5 +108,17 @@ mod tests {
         assert!(!dns.has_failed_lately(), "it had no time to answer");
         assert!(timeout(SLOW * 2, dns.lookup(&node)).await.is_err());
         assert!(dns.has_failed_lately());
+    }
+
+    #[tokio::test]
+    async fn without_a_zone_dns_is_not_asked_for_what_may_be_somebody_elses() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let resolver = Resolver::of_servers(&[socket.local_addr().unwrap()]).unwrap();
+        let dns = Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| false)));
+        for node in ["www.example.org", "localhost", "kubernetes.default.svc"] {
+            let why = dns.lookup(&node.parse().unwrap()).await.unwrap_err();
+            assert!(why.starts_with("DNS was not asked"), "{node}: {why}");
+        }
+        assert!(socket.try_recv(&mut [0; 512]).is_err(), "nothing was asked");
     }
 }

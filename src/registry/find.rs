@@ -93,11 +93,14 @@ impl Finder {
             return Ok(way);
         }
         let mut searching = pin!(self.search(wanted.clone()));
+        let mut came = false;
         loop {
             // Begun before looking, so that a node that comes in between is not missed.
             let arrival = self.registry.arrival(node);
             let missing = match self.at_hand(&wanted) {
                 Ok(way) => return Ok(way),
+                // As another process than the one that is sought: who seeks it counts the time from now.
+                Err(missing) if came && missing.another => return Err(missing),
                 Err(missing) => missing,
             };
             let said = tokio::select! {
@@ -106,7 +109,10 @@ impl Finder {
                     Ok(yes) => return Ok(Way { outbox: yes.outbox, instance: yes.instance }),
                     Err(said) => said,
                 },
-                () = arrival.come() => continue,
+                () = arrival.come() => {
+                    came = true;
+                    continue;
+                }
             };
             let another = missing.another || said.another;
             let moving = missing.moving || said.moving;
@@ -131,9 +137,11 @@ impl Finder {
         if let Some(others) = &self.others
             && let Some((pod, instance)) = others.known.of(node)
             && let Some(outbox) = pod.up()
-            && wanted.suits(instance, &outbox)
         {
-            return Ok(Way { outbox, instance });
+            if wanted.suits(instance, &outbox) {
+                return Ok(Way { outbox, instance });
+            }
+            missing.another |= !wanted.is_of(instance);
         }
         Err(missing)
     }
@@ -141,7 +149,16 @@ impl Finder {
     async fn search(&self, wanted: Wanted) -> Result<Yes, NotFound> {
         let Some(others) = &self.others else { return Err(NotFound::default()) };
         let node = wanted.node.clone();
-        let found = others.searches.join(wanted).await;
+        let any = wanted.is_any();
+        let missed = if any { others.known.missing(&node) } else { None };
+        let found = match missed {
+            Some(said) => Err(said),
+            None => others.searches.join(wanted).await.inspect_err(|said| {
+                if any {
+                    others.known.miss(&node, said);
+                }
+            }),
+        };
         found.map_err(|said| {
             let moving = others.known.lost(&node).is_some_and(|since| since < MOVING);
             NotFound { moving, ..said }
@@ -163,9 +180,8 @@ impl Finder {
 
     /// Whether the node is known to be linked, and as another process than this one.
     pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
-        let here = self.registry.here(node).is_some_and(|linked| linked.instance != Some(instance));
-        let known = || self.others.as_ref().and_then(|others| others.known.of(node));
-        here || known().is_some_and(|(pod, known)| known != Some(instance) && pod.up().is_some())
+        let wanted = Wanted::new(node, Some(instance), None);
+        self.at_hand(&wanted).is_err_and(|missing| missing.another)
     }
 
     /// Closes all links to other pods.

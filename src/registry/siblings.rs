@@ -1,13 +1,15 @@
 //! The other pods of this cloud: where they are, links to them, and what they say of nodes.
 
 pub mod addresses;
+mod list;
 mod news;
 mod pod;
 mod process;
+mod reach;
 mod sibling;
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,9 +29,10 @@ use crate::tunnel::{Found, Link, Outbox};
 
 use news::{News, UNASKED};
 use pod::Which;
-pub use pod::{Pod, Yes};
-pub use sibling::Unreachable;
-use sibling::{Means, Sibling};
+pub use pod::{Answer, Pod, Yes};
+use reach::Means;
+pub use reach::Unreachable;
+use sibling::Sibling;
 
 /// Links to the other pods, made when needed, and those that they have made to us.
 #[derive(Debug)]
@@ -68,12 +71,13 @@ impl Siblings {
         let (links, made) = mpsc::channel(MOST_MADE);
         let drain = ground.drain.clone();
         let siblings = Arc::new(Self {
-            means: Means { ground, registry, tls, pool, links },
+            means: Means { ground, registry, tls, pool, links, changed: watch::Sender::new(()) },
             pods: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNASKED + 1),
         });
-        siblings.list(&addresses.borrow());
+        let first = addresses.borrow().clone();
+        siblings.list(&first);
         drain.spawn(info_span!("siblings"), siblings.clone().follow(addresses));
         (siblings, made)
     }
@@ -139,26 +143,6 @@ impl Siblings {
         known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(Pod).collect()
     }
 
-    /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
-    /// ourselves.
-    pub fn at(&self, ip: IpAddr, port: u16) -> Vec<Pod> {
-        let mut pods = self.lock();
-        let mut found: Vec<_> =
-            pods.known.values().filter(|sibling| sibling.at.ip() == ip).cloned().collect();
-        found.retain(|sibling| !sibling.is_over());
-        if found.is_empty() {
-            pods.known.retain(|_, sibling| !sibling.is_over());
-            if pods.known.len() >= MOST_KNOWN {
-                return Vec::new();
-            }
-            let at = SocketAddr::new(ip, port);
-            let sibling = self.add(&mut pods, at, false);
-            found.push(sibling);
-        }
-        found.retain(|sibling| !sibling.is_ourselves());
-        found.into_iter().map(|sibling| Pod(Which::Known(sibling))).collect()
-    }
-
     /// The pod at the other end of a link, which has been of use just now.
     pub fn behind(&self, outbox: &Arc<Outbox>) -> Pod {
         let (known, _) = self.pods();
@@ -181,8 +165,8 @@ impl Siblings {
         known.iter().filter_map(|sibling| sibling.up()).chain(incoming).collect()
     }
 
-    /// Asks one pod whether a node is linked to it. None: it is not. Takes at most 2 s. Cancel safe.
-    pub async fn ask(&self, pod: &Pod, node: &NodeName) -> Result<Option<Yes>, Unreachable> {
+    /// Asks one pod whether a node is linked to it. Takes at most 2 s. Cancel safe.
+    pub async fn ask(&self, pod: &Pod, node: &NodeName) -> Result<Answer, Unreachable> {
         let outbox = pod.link().await?;
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
@@ -197,7 +181,8 @@ impl Siblings {
             () = outbox.closed() => return Err(silent()),
         };
         let Found { here, heard, instance, .. } = found;
-        Ok(here.then(|| Yes { pod: pod.clone(), outbox, instance, heard }))
+        let from = outbox.instance;
+        Ok(Answer { pod: from, yes: here.then(|| Yes { pod: pod.clone(), outbox, instance, heard }) })
     }
 
     /// A pod has said something of a node. Whether nobody asked.
@@ -210,45 +195,6 @@ impl Siblings {
             let _ = asked.send(found);
         }
         false
-    }
-
-    async fn follow(self: Arc<Self>, mut addresses: watch::Receiver<Vec<SocketAddr>>) {
-        let drain = self.means.ground.drain.clone();
-        loop {
-            tokio::select! {
-                () = drain.draining() => return,
-                changed = addresses.changed() => if changed.is_err() { return },
-            }
-            let list = addresses.borrow_and_update().clone();
-            self.list(&list);
-        }
-    }
-
-    fn list(&self, list: &[SocketAddr]) {
-        let mut pods = self.lock();
-        pods.known.retain(|at, sibling| {
-            let stays = list.contains(at) || !sibling.listed.load(Relaxed);
-            if !stays {
-                sibling.dismiss();
-            }
-            stays && !sibling.is_over()
-        });
-        for at in list {
-            match pods.known.get(at) {
-                Some(sibling) => sibling.listed.store(true, Relaxed),
-                None => {
-                    self.add(&mut pods, *at, true);
-                }
-            }
-        }
-    }
-
-    fn add(&self, pods: &mut Pods, at: SocketAddr, listed: bool) -> Arc<Sibling> {
-        let sibling = Sibling::new(at, listed);
-        pods.known.insert(at, sibling.clone());
-        let keeping = sibling.clone().keep(self.means.clone());
-        self.means.ground.drain.spawn(info_span!("sibling", %at), keeping);
-        sibling
     }
 
     /// As they are at this moment, to look at each without the lock; of the links that one pod has made, the newest.
@@ -287,8 +233,6 @@ impl Drop for Question<'_> {
 
 /// Links that wait to be driven.
 const MOST_MADE: usize = 16;
-/// Pods whose address is known; beyond it DNS names strangers.
-const MOST_KNOWN: usize = 1000;
 /// Links of one pod that live side by side; the oldest goes.
 const MOST_OF_ONE: usize = 4;
 /// How long an old link has to show that it lives, when its pod has made another.

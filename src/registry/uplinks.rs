@@ -30,12 +30,14 @@ impl Uplinks {
 
     /// A link is up.
     pub fn add(&self, link: Arc<Outbox>) {
-        let mut links = self.lock();
-        links.push(link);
-        if links.len() > MOST {
-            links[0].close();
+        let oldest = {
+            let mut links = self.lock();
+            links.push(link);
+            (links.len() > MOST).then(|| links[0].clone())
+        };
+        if let Some(oldest) = oldest {
+            oldest.close();
         }
-        drop(links);
         self.came.tell(&self.node);
     }
 
@@ -46,7 +48,7 @@ impl Uplinks {
 
     /// The newest link, for whatever begins or looks for a path now.
     pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<Outbox>> {
-        self.lock().iter().rev().find(|link| !link.is_closed() && not != Some(link.id)).cloned()
+        self.links().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
     /// Whether there is a link.
@@ -72,9 +74,14 @@ impl Uplinks {
 
     /// Closes every link.
     pub fn close_all(&self) {
-        for link in self.lock().iter() {
+        for link in self.links() {
             link.close();
         }
+    }
+
+    /// As they are at this moment, to look at each without the lock.
+    fn links(&self) -> Vec<Arc<Outbox>> {
+        self.lock().clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Outbox>>> {

@@ -160,7 +160,7 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let (stopped, word) = tokio::join!(pod.pod.stop(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
     let why = |reason: &str| Refusal::new(Code::Busy, reason);
-    assert_eq!(word, (id, Word::Reset { epoch: 1, refusal: why("the pod is stopping") }));
+    assert_eq!(word, (id, Word::Broken { total: 0, refusal: why("the pod is stopping") }));
     assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
 
     let echo = targets::echo().await;
@@ -173,7 +173,7 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     assert!(matches!(call.word().await.1, Word::Opened { .. }));
     let (stopped, word) = tokio::join!(edge.stop(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
-    assert_eq!(word, (id, Word::Reset { epoch: 1, refusal: why("the edge is stopping") }));
+    assert_eq!(word, (id, Word::Broken { total: 0, refusal: why("the edge is stopping") }));
 }
 
 #[tokio::test]

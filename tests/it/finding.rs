@@ -9,12 +9,14 @@ use tunnel::tunnel::frame::Word;
 use tunnel::tunnel::{Code, Refusal, Session};
 
 use crate::support::call::Call;
+use crate::support::clients::{self, echoed, is_reset};
 use crate::support::line::Line;
-use crate::support::pods;
+use crate::support::peer::ScriptedPod;
+use crate::support::pods::{self, Dns, Says};
 use crate::support::programs::{Place, TestPod, at, edge, start_edge};
 use crate::support::sessions;
 use crate::support::sibling::{announces, asked, open_word, opens, say_to, says, scripted_pod};
-use crate::support::{peer, targets};
+use crate::support::{peer, targets, wait_until};
 
 /// Lets edges reach every node.
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
@@ -161,4 +163,122 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
     let why = between(&asker, "never:22").await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
     assert!(why.contains("not connected"), "{why}");
+}
+
+#[tokio::test]
+async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let dns = Dns::start(Says::Nothing).await;
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let line = Line::to(pod.pod.grpc).await;
+    let _edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    for _ in 0..3 {
+        echoed(&mut client, "before").await;
+        line.reset();
+        let begun = Instant::now();
+        echoed(&mut client, "after").await;
+        assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
+    let place = Place::new();
+    let dns = Dns::start(Says::Nothing).await;
+    let at = pods::addresses(1)[0];
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, at, &lines));
+    let mut old = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
+    let (mut client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut old));
+    drop(old);
+    wait_until("the old link is gone", || pod.link("node1").is_none()).await;
+    let begun = Instant::now();
+    let _new = peer::link(&place, &pod, "node1", Some(Instance::from_bits(9))).await;
+    is_reset(&mut client).await;
+    let took = begun.elapsed();
+    assert!(took > Duration::from_millis(2900) && took < Duration::from_millis(3500), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_node_is_found_by_its_name_in_the_zone_and_rules_know_it_by_its_own() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let at_pod = pods::addresses(1)[0];
+    let lines = "zone = \"nodes.test\"\n[[mode.cloud.ssh.rules]]\nnodes = [\"node1\"]\n";
+    let pod = TestPod::from_text(&pods::config(&place, at_pod, lines));
+    let _edge = edge(&place, &pod, "node1").await;
+    for name in ["node1", "node1.nodes.test", "NODE1.Nodes.Test."] {
+        echoed(&mut pod.open(&at(name, echo)).await, "hello").await;
+    }
+    assert_eq!(pod.ask("node2.nodes.test:22").await.status, 403);
+}
+
+#[tokio::test]
+async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_pod_and_not_again_for_a_minute() {
+    let place = Place::new();
+    // A pod of another authority.
+    let stranger = Place::new();
+    let mut other = ScriptedPod::start(&stranger).await;
+    let dns = Dns::start(Says::At([127, 0, 0, 1].into())).await;
+    let at_pod = std::net::SocketAddr::from(([127, 0, 0, 2], other.at.port()));
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, at_pod, &lines));
+    let answer = pod.ask("node1:22").await;
+    assert!(answer.body.contains("TLS as") && answer.body.contains("127.0.0.1"), "{answer:?}");
+    for n in 0..50 {
+        pod.ask(&format!("node{n}:22")).await;
+    }
+    assert!(other.no_call(), "it was called");
+    assert_eq!(other.connections(), 1);
+}
+
+#[tokio::test]
+async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once_it_comes() {
+    let (place, echo) = (Place::new(), targets::echo().await);
+    let dns = Dns::start(Says::NoSuchName).await;
+    let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
+    let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
+    let begun = Instant::now();
+    for _ in 0..200 {
+        assert_eq!(pod.ask("node1:22").await.status, 502);
+    }
+    let seconds = begun.elapsed().as_secs() + 1;
+    let asked = dns.asked();
+    assert!(asked <= 2 * usize::try_from(seconds).unwrap(), "{asked} questions in {seconds} s");
+    let _edge = edge(&place, &pod, "node1").await;
+    echoed(&mut pod.open(&at("node1", echo)).await, "at once").await;
+}
+
+#[tokio::test]
+async fn pods_of_different_authorities_say_so_when_they_are_asked_whether_they_are_ready() {
+    let (one, two) = (Place::new(), Place::new());
+    let all = pods::addresses(2);
+    let first = TestPod::from_text(&pods::config(&one, all[0], &pods::siblings(&all)));
+    let second = TestPod::from_text(&pods::config(&two, all[1], &pods::siblings(&all)));
+    // The first was there before the second.
+    for (pod, other) in [(&second, all[0]), (&first, all[1])] {
+        let said = format!("other pods: pod {other} cannot be reached: ");
+        let begun = Instant::now();
+        loop {
+            let ready = clients::get(pod.pod.log, "/readyz").await;
+            assert_eq!(ready.status, 200, "{ready:?}");
+            if ready.body.contains(&said) && ready.body.contains("TLS as") {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(15), "{ready:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_is_known_by_its_address_and_by_its_link_is_counted_once() {
+    let place = Place::new();
+    let pods = pods::start(&place, 2);
+    // Both ways between them are up: each has linked to the other.
+    let _edges = (edge(&place, &pods[0], "node1").await, edge(&place, &pods[1], "node2").await);
+    let answer = pods[0].ask("node9:22").await;
+    assert!(answer.body.contains("not at the other pod"), "{answer:?}");
 }

@@ -216,6 +216,8 @@ async fn dns_alone_leads_to_the_pod_that_has_the_node() {
     let answer = pods[0].ask("node1:22").await;
     assert!(answer.body.contains("not in DNS"), "{answer:?}");
     dns.say(Says::At([127, 0, 0, 3].into()));
+    // That it was nowhere is remembered for a second.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     let mut client = pods[0].open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 }

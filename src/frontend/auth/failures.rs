@@ -48,7 +48,7 @@ impl Failures {
             count.failed += 1;
             return self.shares.heard(count.number, false, now);
         }
-        let Ok((number, effects)) = self.shares.enter(who.0, now) else { return };
+        let Ok((number, effects)) = self.shares.enter(&who.0, now) else { return };
         self.numbers.insert(number, who);
         self.counts.insert(who, Count { number, failed: 1, since: now });
         if let Some(lost) = effects.lost.and_then(|lost| self.numbers.remove(&lost)) {

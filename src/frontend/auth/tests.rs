@@ -48,7 +48,7 @@ async fn whom_it_let_in_it_knows_for_a_minute() {
     let logins = logins(&format!("ops:{}", hashed("pw")));
     check(&logins, "ops:pw").await.unwrap();
     // With no turns left only somebody remembered can come in.
-    let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(here()).unwrap()).collect();
+    let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(&here()).unwrap()).collect();
     assert_eq!(check(&logins, "ops:pw").await.unwrap(), "ops");
     assert!(matches!(check(&logins, "ops:other").await, Err(Denial::Busy(_))));
     tokio::time::advance(REMEMBERED).await;
@@ -145,6 +145,7 @@ async fn the_gate_keeps_networks_and_rules() {
     assert!(open.admit(outside).is_ok() && open.permit(None, outside, &node, 22).is_ok());
     assert_eq!(open.identify(&HeaderMap::new(), outside).await.unwrap(), None);
     let gate = Gate {
+        zone: None,
         allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
         logins: None,
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),

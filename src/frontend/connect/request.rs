@@ -36,7 +36,11 @@ impl Gate {
         access.target = Some(target.clone());
         access.user = self.identify(&head.headers, from).await?;
         let Host::Name(name) = &target.host else { return Err(Denial::NoNode(target)) };
-        let node: NodeName = name.parse()?;
+        let named: NodeName = name.parse()?;
+        let node = self.zone.as_ref().map_or_else(|| named.clone(), |zone| zone.node(named.clone()));
+        // Whichever name the client used, the edge knows its own.
+        let host = if node == named { target.host.clone() } else { node.as_str().parse()? };
+        let target = Target { host, port: target.port };
         access.node = Some(node.clone());
         self.permit(access.user.as_deref(), from, &node, target.port)?;
         Ok((node, target))

@@ -143,7 +143,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
         session,
         access: Access::begin(FRONT, "test".into()),
         alive: metrics.sessions.begin(FRONT),
-        place: crate::frontend::sessions(1, 1).try_enter(Client::User("test".into())).unwrap(),
+        place: crate::frontend::sessions(1, 1).try_enter(&Client::User("test".into())).unwrap(),
     };
     let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(early));
     let metrics = metrics.clone();

@@ -106,10 +106,10 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     /// # Errors
     ///
     /// If its source may have no more.
-    pub fn enter(&mut self, who: K, now: Instant) -> Result<(u64, Effects), Full> {
+    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), Full> {
         let Limits { places, for_one, .. } = self.limits;
         if for_one < places
-            && self.own.get(&who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
+            && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
         {
             return Err(Full::ForOne);
         }
@@ -117,7 +117,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         let id = self.next;
         self.guests.insert(id, (who.clone(), State::Waits));
         self.waiting += 1;
-        self.change(&who, |own| own.waiting.insert(id));
+        self.change(who, |own| own.waiting.insert(id));
         let mut effects = self.settle(now);
         if self.waiting > self.limits.waiting {
             effects.lost = self.longest_waiting().inspect(|lost| self.forget(*lost));

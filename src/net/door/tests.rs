@@ -16,20 +16,20 @@ fn a_source_is_an_ipv4_address_or_an_ipv6_network() {
 #[tokio::test]
 async fn a_place_comes_back_when_it_is_dropped() {
     let door = Door::new(Limits { patience: None, ..Limits::places(1) });
-    let place = door.try_enter("a").unwrap();
-    assert_eq!(door.try_enter("a").unwrap_err(), Full::ForAll);
-    assert_eq!(door.try_enter("b").unwrap_err(), Full::ForAll);
+    let place = door.try_enter(&"a").unwrap();
+    assert_eq!(door.try_enter(&"a").unwrap_err(), Full::ForAll);
+    assert_eq!(door.try_enter(&"b").unwrap_err(), Full::ForAll);
     drop(place);
-    drop(door.try_enter("b").unwrap());
+    drop(door.try_enter(&"b").unwrap());
     assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
 }
 
 #[tokio::test]
 async fn who_loses_its_place_is_told() {
     let door = Door::new(Limits::places(2));
-    let (one, two) = (door.try_enter("a").unwrap(), door.try_enter("a").unwrap());
+    let (one, two) = (door.try_enter(&"a").unwrap(), door.try_enter(&"a").unwrap());
     one.busy();
-    let three = door.try_enter("b").unwrap();
+    let three = door.try_enter(&"b").unwrap();
     assert!(two.lost().is_cancelled() && !one.lost().is_cancelled() && !three.lost().is_cancelled());
     drop((one, two, three));
     assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
@@ -39,13 +39,13 @@ async fn who_loses_its_place_is_told() {
 async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
     let patience = Duration::from_secs(3);
     let door = Door::new(Limits { waiting: 9, patience: Some(patience), ..Limits::places(2) });
-    let (one, two) = (door.try_enter("a").unwrap(), door.try_enter("a").unwrap());
+    let (one, two) = (door.try_enter(&"a").unwrap(), door.try_enter(&"a").unwrap());
     let begun = Instant::now();
-    let three = door.enter("a").await.unwrap();
+    let three = door.enter(&"a").await.unwrap();
     let waited = begun.elapsed();
     assert!(waited >= patience && waited <= patience + SETTLE_EVERY, "{waited:?}");
     assert!(one.lost().is_cancelled() && !two.lost().is_cancelled());
-    let four = door.enter("b").await.unwrap();
+    let four = door.enter(&"b").await.unwrap();
     assert!(begun.elapsed() < patience + 2 * SETTLE_EVERY, "{:?}", begun.elapsed());
     drop((one, two, three, four));
     assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
@@ -54,9 +54,9 @@ async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
 #[tokio::test(start_paused = true)]
 async fn who_no_longer_waits_takes_no_turn() {
     let door = Door::new(Limits { waiting: 9, patience: None, ..Limits::places(1) });
-    let place = door.try_enter("a").unwrap();
-    assert!(timeout(Duration::from_secs(1), door.enter("a")).await.is_err());
-    let (_, entered) = tokio::join!(async { drop(place) }, door.enter("b"));
+    let place = door.try_enter(&"a").unwrap();
+    assert!(timeout(Duration::from_secs(1), door.enter(&"a")).await.is_err());
+    let (_, entered) = tokio::join!(async { drop(place) }, door.enter(&"b"));
     drop(entered.unwrap());
     assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
 }

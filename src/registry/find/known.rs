@@ -6,12 +6,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::NotFound;
 use crate::names::{Instance, NodeName};
 use crate::registry::siblings::Pod;
 
-/// Nodes at other pods. Bounded by [`MOST`].
+/// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
-pub(super) struct Known(Mutex<HashMap<NodeName, At>>);
+pub(super) struct Known {
+    /// Bounded by [`MOST`].
+    nodes: Mutex<HashMap<NodeName, At>>,
+    /// Bounded by [`MOST_MISSED`].
+    missed: Mutex<HashMap<NodeName, (Instant, NotFound)>>,
+}
 
 /// Where a node is said to be.
 #[derive(Debug)]
@@ -40,6 +46,25 @@ impl Known {
             });
         }
         nodes.insert(node.clone(), At { pod, instance, lost: None });
+        drop(nodes);
+        self.missed().remove(node);
+    }
+
+    /// The node was looked for everywhere, and is nowhere.
+    pub(super) fn miss(&self, node: &NodeName, said: &NotFound) {
+        let mut missed = self.missed();
+        if missed.len() >= MOST_MISSED {
+            missed.retain(|_, (at, _)| at.elapsed() < MISSED_FOR);
+        }
+        if missed.len() < MOST_MISSED {
+            missed.insert(node.clone(), (Instant::now(), said.clone()));
+        }
+    }
+
+    /// What came of looking for the node, if that was in vain and a moment ago.
+    pub(super) fn missing(&self, node: &NodeName) -> Option<NotFound> {
+        let missed = self.missed();
+        missed.get(node).filter(|(at, _)| at.elapsed() < MISSED_FOR).map(|(_, said)| said.clone())
     }
 
     /// Nobody has the node. Since when that is so, if it was known to be somewhere.
@@ -58,20 +83,49 @@ impl Known {
     /// The node is somewhere else.
     pub(super) fn forget_all(&self, node: &NodeName) {
         self.lock().remove(node);
+        self.missed().remove(node);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, At>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn missed(&self) -> MutexGuard<'_, HashMap<NodeName, (Instant, NotFound)>> {
+        self.missed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Nodes that are remembered; a few MiB.
 const MOST: usize = 50_000;
+/// Nodes that were looked for in vain: a flood of more names than this is asked for each time.
+const MOST_MISSED: usize = 4096;
+/// How long nobody looks again for a node that is nowhere, unless it comes.
+const MISSED_FOR: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::registry::siblings::tests::pod;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_miss_is_remembered_for_a_second_or_until_the_node_comes_and_there_are_few() {
+        let (known, node) = (Known::default(), "node1".parse().unwrap());
+        let said = NotFound { asked: 3, ..NotFound::default() };
+        for come in [|known: &Known, node: &NodeName| known.learn(node, pod(1), None), Known::forget_all] {
+            known.miss(&node, &said);
+            assert_eq!(known.missing(&node), Some(said.clone()));
+            come(&known, &node);
+            assert_eq!(known.missing(&node), None);
+        }
+        for n in 0..MOST_MISSED + 10 {
+            known.miss(&format!("node{n}").parse().unwrap(), &said);
+        }
+        assert_eq!(known.missed().len(), MOST_MISSED);
+        tokio::time::advance(MISSED_FOR).await;
+        assert_eq!(known.missing(&node), None);
+        known.miss(&node, &said);
+        assert_eq!((known.missing(&node), known.missed().len()), (Some(said), 1));
+    }
 
     #[tokio::test]
     async fn what_is_remembered_is_bounded_and_forgotten_once_wrong() {

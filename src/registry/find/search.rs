@@ -13,9 +13,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Known, NotFound};
 use crate::names::{Instance, NodeName};
-use crate::net::resolver::LookupError;
 use crate::registry::dns::{self, Dns};
-use crate::registry::siblings::{Pod, Siblings, Unreachable, Yes};
+use crate::registry::siblings::{Answer, Pod, Siblings, Unreachable, Yes};
 use crate::tunnel::session::end::LinkId;
 use crate::tunnel::{Outbox, Peer};
 
@@ -53,6 +52,11 @@ impl Wanted {
     pub(super) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&Outbox>) -> Self {
         let not_pod = not.filter(|not| not.peer == Peer::Pod).and_then(|not| not.instance);
         Self { node: node.clone(), instance, not: not.map(|not| not.id), not_pod }
+    }
+
+    /// Whether any process of the node will do, by any link.
+    pub(super) fn is_any(&self) -> bool {
+        self.instance.is_none() && self.not.is_none()
     }
 
     /// Whether it is the process that is looked for.
@@ -121,7 +125,7 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
     let mut lookup = pin!(async move { dns.lookup(&node).await }.fuse());
     let mut asking =
         Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
-    let (mut said, mut best, mut all) = (NotFound::default(), None::<Yes>, false);
+    let (mut said, mut best, mut all, mut without) = (NotFound::default(), None::<Yes>, false, Vec::new());
     // Where it was last is likelier than anywhere else; its link was not needed for a while, or has just ended.
     asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
     loop {
@@ -141,11 +145,10 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
         tokio::select! {
             found = &mut lookup => match found {
                 Ok(addresses) => asking.ask(named(&means, addresses)),
-                Err(LookupError::NotFound(_)) => said.dns = Some("not in DNS".into()),
-                Err(cause) => said.dns = Some(cause.to_string()),
+                Err(why) => said.dns = Some(why),
             },
             Some(answer) = asking.answers.next() => match answer {
-                Ok(Some(yes)) if wanted.suits(yes.instance, &yes.outbox) => {
+                Ok(Answer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.outbox) => {
                     let fresh = yes.heard <= FRESH;
                     if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
                         best = Some(yes);
@@ -154,8 +157,14 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
                         break;
                     }
                 }
-                Ok(Some(yes)) => said.another |= !wanted.is_of(yes.instance),
-                Ok(None) => said.asked += 1,
+                Ok(Answer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
+                Ok(Answer { pod, .. }) => {
+                    // It may have been asked by its address, and over the link that it has made.
+                    if pod.is_none() || !without.contains(&pod) {
+                        without.push(pod);
+                        said.asked += 1;
+                    }
+                }
                 Err(Unreachable::Itself(_)) => {}
                 Err(trouble) => said.trouble.push(trouble),
             },
@@ -172,7 +181,7 @@ struct Asking<'a> {
     means: &'a Means,
     wanted: &'a Wanted,
     asked: Vec<Pod>,
-    answers: FuturesUnordered<BoxFuture<'static, Result<Option<Yes>, Unreachable>>>,
+    answers: FuturesUnordered<BoxFuture<'static, Result<Answer, Unreachable>>>,
 }
 
 impl Asking<'_> {

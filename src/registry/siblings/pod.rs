@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::sibling::{Sibling, Unreachable};
+use super::reach::Unreachable;
+use super::sibling::Sibling;
 use crate::names::Instance;
 use crate::tunnel::Outbox;
 
@@ -29,6 +30,15 @@ pub struct Yes {
     pub instance: Option<Instance>,
     /// How long ago the node was heard there.
     pub heard: Duration,
+}
+
+/// What a pod has answered.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Which process it is.
+    pub pod: Option<Instance>,
+    /// Where the node is, if it has it.
+    pub yes: Option<Yes>,
 }
 
 impl Pod {

@@ -5,22 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::sync::CancellationToken;
 
 use super::news::News;
+use super::reach::{Means, Unreachable};
 use crate::names::NodeName;
-use crate::net::dial::dial;
-use crate::net::listen::tune_link;
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::socket::Buffered;
-use crate::net::tls::Dialer;
-use crate::registry::Registry;
-use crate::tunnel::grpc::{DialError, Ground, dial_pod};
 use crate::tunnel::{Link, Outbox};
 
 /// One other pod. Its keeper runs [`Self::keep`].
@@ -37,36 +28,8 @@ pub(super) struct Sibling {
     /// When its link was last of use.
     used: Mutex<Instant>,
     state: watch::Sender<State>,
-}
-
-/// Why another pod could not be asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreachable {
-    /// No link could be made. The cause says what to do.
-    #[error("pod {at} cannot be reached: {cause}")]
-    NoLink {
-        /// Where.
-        at: SocketAddr,
-        /// Why.
-        cause: String,
-    },
-    /// It is linked and does not answer.
-    #[error("pod {0} does not answer")]
-    Silent(String),
-    /// It is this pod.
-    #[error("{0} is this pod")]
-    Itself(SocketAddr),
-}
-
-/// What every keeper needs.
-#[derive(Debug, Clone)]
-pub(super) struct Means {
-    pub(super) ground: Ground,
-    pub(super) registry: Arc<Registry>,
-    pub(super) tls: Reload<Dialer>,
-    pub(super) pool: Pool,
-    /// Where new links go, to be driven.
-    pub(super) links: mpsc::Sender<Link>,
+    /// Why it could not be linked to, since it last was.
+    trouble: Mutex<Option<Unreachable>>,
 }
 
 #[derive(Debug, Clone)]
@@ -85,7 +48,7 @@ enum State {
 impl Sibling {
     /// One at that address, without a link.
     pub(super) fn new(at: SocketAddr, listed: bool) -> Arc<Self> {
-        Arc::new(Self {
+        let sibling = Self {
             at,
             listed: AtomicBool::new(listed),
             news: News::default(),
@@ -93,15 +56,27 @@ impl Sibling {
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(State::Away),
-        })
+            trouble: Mutex::default(),
+        };
+        if listed {
+            // Tried at once, not by the first client.
+            sibling.wanted.notify_one();
+        }
+        Arc::new(sibling)
     }
 
     /// The link, if there is one.
     pub(super) fn up(&self) -> Option<Arc<Outbox>> {
-        match &*self.state.borrow() {
-            State::Up(outbox) if !outbox.is_closed() => Some(outbox.clone()),
+        let state = self.state.borrow().clone();
+        match state {
+            State::Up(outbox) if !outbox.is_closed() => Some(outbox),
             _ => None,
         }
+    }
+
+    /// Why it could not be linked to, since it last was.
+    pub(super) fn trouble(&self) -> Option<Unreachable> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether its keeper has ended for good.
@@ -136,7 +111,8 @@ impl Sibling {
             };
             let left = LOOK_UP.saturating_sub(since.elapsed());
             if !matches!(timeout(left, state.changed()).await, Ok(Ok(()))) {
-                return Err(self.unreachable(format!("no link within {LOOK_UP:?}")));
+                let cause = format!("no link within {LOOK_UP:?}");
+                return Err(Unreachable::NoLink { at: self.at, cause });
             }
         }
     }
@@ -152,14 +128,37 @@ impl Sibling {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// It is none of the pods any more: its link is not made again.
-    pub(super) fn dismiss(&self) {
+    /// It is not listed any more: it stays one of the pods as long as its link lives, which is not made again. Whether
+    /// it has none, and is over.
+    pub(super) fn unlist(&self) -> bool {
         self.listed.store(false, Relaxed);
-        self.dismissed.cancel();
+        let over = self.up().is_none();
+        if over {
+            self.dismissed.cancel();
+        }
+        over
     }
 
     /// Makes links whenever one is wanted, until draining begins or it is dismissed; for one that DNS named, once.
     pub(super) async fn keep(self: Arc<Self>, means: Means) {
+        let drain = means.ground.drain.clone();
+        loop {
+            self.keep_linked(&means).await;
+            if self.is_ourselves() {
+                return;
+            }
+            let why = "it is not one of our pods any more".into();
+            self.state.send_replace(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
+            self.note(None, &means);
+            // Looked at last, as it may have been listed again meanwhile.
+            if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
+                return;
+            }
+            self.state.send_replace(State::Away);
+        }
+    }
+
+    async fn keep_linked(&self, means: &Means) {
         let drain = means.ground.drain.clone();
         let mut failures = 0;
         loop {
@@ -170,14 +169,14 @@ impl Sibling {
                 () = self.wanted.notified() => {}
                 // DNS named it, and nobody waited for the answer.
                 () = sleep(IDLE), if !self.listed.load(Relaxed) => break,
+                // So that it is known when it answers again.
+                () = sleep(UNASKED_AGAIN), if failures > 0 => {}
             }
             self.state.send_replace(State::Dialling(Instant::now()));
-            let made = timeout(CONNECT, self.connect(&means)).await;
-            let made = made.unwrap_or_else(|_| Err(self.unreachable(format!("no link within {CONNECT:?}"))));
-            let pause = match made {
+            let pause = match means.connect(self.at).await {
                 Ok(link) => {
                     failures = 0;
-                    self.serve(link, &means).await;
+                    self.serve(link, means).await;
                     Duration::ZERO
                 }
                 Err(why @ Unreachable::Itself(_)) => {
@@ -188,7 +187,7 @@ impl Sibling {
                 }
                 Err(why) => {
                     failures += 1;
-                    self.failed(failures, why)
+                    self.failed(failures, why, means)
                 }
             };
             // Whatever is wanted meanwhile: a dead pod is not dialled each time a node comes to us.
@@ -201,7 +200,6 @@ impl Sibling {
                 break;
             }
         }
-        self.state.send_replace(State::Never(self.unreachable("it is not one of our pods any more".into())));
     }
 
     /// A link is up: kept until it ends, or has had nothing to do for a minute.
@@ -212,6 +210,7 @@ impl Sibling {
         }
         tracing::info!(at = %self.at, instance = ?outbox.instance, "linked to another pod");
         self.state.send_replace(State::Up(outbox.clone()));
+        self.note(None, means);
         means.registry.told_of_a_pod();
         if !self.news.is_empty() {
             self.news.tell(&outbox, &means.registry, own).await;
@@ -240,32 +239,35 @@ impl Sibling {
     }
 
     /// Says so, and returns for how long nobody tries again.
-    fn failed(&self, failures: u32, why: Unreachable) -> Duration {
-        tracing::debug!(%why, "no link to another pod");
+    fn failed(&self, failures: u32, why: Unreachable, means: &Means) -> Duration {
+        let listed = self.listed.load(Relaxed);
+        // Pods that start together find each other not there yet.
+        if listed && (failures == LOUD_AFTER || failures == 1 && why.is_strange()) {
+            tracing::warn!(%why, "no link to another pod; trying again");
+        } else {
+            tracing::debug!(%why, "no link to another pod");
+        }
         self.news.clear();
-        let pause = AGAIN
-            .saturating_mul(1 << failures.saturating_sub(1).min(3))
-            .mul_f64(0.75 + rand::random::<f64>() / 2.0);
-        self.state.send_replace(State::Failed(Instant::now() + pause, why));
+        let pause = why.pause(failures, listed);
+        self.state.send_replace(State::Failed(Instant::now() + pause, why.clone()));
+        self.note(Some(why), means);
         pause
     }
 
-    async fn connect(&self, means: &Means) -> Result<Link, Unreachable> {
-        let no = |cause: String| self.unreachable(cause);
-        let socket = dial(&[self.at], CONNECT).await.map_err(|e| no(e.to_string()))?;
-        tune_link(&socket).map_err(|e| no(e.to_string()))?;
-        let tls = means.tls.load();
-        let connector = TlsConnector::from(tls.config.clone());
-        let io = connector.connect(tls.name.clone(), Buffered::new(socket, means.pool.clone())).await;
-        let io = io.map_err(|e| no(format!("TLS as {:?} failed: {e}", tls.name.to_str())))?;
-        let authority = match &tls.name {
-            ServerName::DnsName(name) => name.as_ref().to_owned(),
-            _ => self.at.to_string(),
-        };
-        dial_pod(io, &authority, &means.ground).await.map_err(|e| match e {
-            DialError::Itself => Unreachable::Itself(self.at),
-            e => no(e.to_string()),
-        })
+    fn note(&self, trouble: Option<Unreachable>, means: &Means) {
+        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = *known != trouble;
+        *known = trouble;
+        drop(known);
+        if changed {
+            means.changed.send_replace(());
+        }
+    }
+
+    /// As if it had just been linked.
+    #[cfg(test)]
+    pub(super) fn is_linked(&self, link: &Arc<Outbox>) {
+        self.state.send_replace(State::Up(link.clone()));
     }
 
     /// Until when nobody tries again, if the last try failed.
@@ -280,19 +282,13 @@ impl Sibling {
     fn unused(&self) -> Duration {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
-
-    fn unreachable(&self, cause: String) -> Unreachable {
-        Unreachable::NoLink { at: self.at, cause }
-    }
 }
 
 /// How long a look-up waits for a link; others are asked at the same time.
 const LOOK_UP: Duration = Duration::from_secs(1);
-/// How long making one may take: on a far line, or one that loses a packet, more than a look-up waits, and the next one
-/// finds it.
-const CONNECT: Duration = Duration::from_secs(4);
-/// The first pause after a failure, doubled up to eight times: a dead pod costs nobody a timeout, one that is back is
-/// soon asked again (and, once it has a node, tells so itself).
-pub(super) const AGAIN: Duration = Duration::from_millis(250);
+/// Between two tries of one that is listed and does not answer, while nobody wants it.
+const UNASKED_AGAIN: Duration = Duration::from_secs(10);
+/// Failures in a row after which a person is to hear of them.
+const LOUD_AFTER: u32 = 3;
 /// A link that nobody used for so long is dropped.
 const IDLE: Duration = Duration::from_secs(60);

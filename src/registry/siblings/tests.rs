@@ -1,6 +1,7 @@
 use futures_util::FutureExt as _;
 
-use super::sibling::AGAIN;
+use super::list::MOST_KNOWN;
+use super::reach::AGAIN;
 use super::*;
 use crate::drain::Drain;
 use crate::names::Instance;
@@ -47,6 +48,56 @@ async fn who_is_off_the_list_is_asked_no_more() {
     assert!(gone.to_string().contains("not one of our pods"), "{gone}");
     let dead = siblings.ask(&before[1], &node).await.unwrap_err();
     assert!(dead.to_string().contains("127.0.0.1:2") && dead.to_string().contains("refused"), "{dead}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_off_the_list_stays_a_pod_as_long_as_its_link_lives() {
+    let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
+    let Pod(Which::Known(sibling)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+    // It is tried at once, in vain.
+    siblings.changes().changed().await.unwrap();
+    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    sibling.is_linked(&link);
+    tell.send_replace(vec!["127.0.0.1:2".parse().unwrap()]);
+    while !names(&siblings.all()).contains(&"127.0.0.1:2".to_owned()) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(names(&siblings.all()), ["127.0.0.1:1", "127.0.0.1:2"]);
+    assert_eq!(siblings.links().len(), 1);
+    link.close();
+    assert_eq!(names(&siblings.all()), ["127.0.0.1:2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_are_listed_are_tried_at_once_and_it_is_told_which_do_not_answer() {
+    let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
+    let mut changes = siblings.changes();
+    assert_eq!(siblings.check(), Ok(()), "not tried yet");
+    changes.changed().await.unwrap();
+    let why = siblings.check().unwrap_err();
+    assert!(why.contains("pod 127.0.0.1:1 cannot be reached") && why.contains("refused"), "{why}");
+    tell.send_replace(Vec::new());
+    while siblings.check().is_err() {
+        changes.changed().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_dns_names_is_not_dialled_for_each_client() {
+    let (siblings, _tell, _made) = siblings(&[]);
+    let mut dials = 0;
+    let mut last = None;
+    for _ in 0..300 {
+        let pod = siblings.at([127, 0, 0, 1].into(), 1).pop().unwrap();
+        assert!(pod.link().await.is_err());
+        let Pod(Which::Known(dead)) = &pod else { panic!("it has an address") };
+        let until = dead.failed_until();
+        if until.is_some() && until != last {
+            (dials, last) = (dials + 1, until);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!((2..=4).contains(&dials), "{dials} dials in 3 s");
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,7 +164,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
         assert!(!siblings.heard(&link, found(1)));
     };
     let (asked, ()) = tokio::join!(siblings.ask(&pod, &node), answers);
-    assert_eq!(asked.unwrap().unwrap().outbox.id, link.id);
+    assert_eq!(asked.unwrap().yes.unwrap().outbox.id, link.id);
     assert!(siblings.heard(&link, found(UNASKED)));
     siblings.left(&link);
     assert!(siblings.all().is_empty() && siblings.questions().is_empty());

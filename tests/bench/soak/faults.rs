@@ -107,10 +107,15 @@ impl Conductor {
                 }
                 (None, _) => continue,
                 (Some(how), Some(_)) if how.success() => {}
-                (Some(how), _) => world.fault(format!("{} ended: {how}", member.name)),
+                (Some(how), _) => {
+                    world.fault(format!("{} ended: {how}", member.name));
+                    if told.is_none() {
+                        world.dies(number, true);
+                    }
+                }
             }
             member.is_gone();
-            world.dies(number, false);
+            world.is_dead(number);
             if let Some(told) = told {
                 self.leaving.remove(told);
             }
@@ -202,7 +207,7 @@ impl Conductor {
                 let member = cluster.member(number)?;
                 member.process.iter_mut().for_each(crate::process::Process::kill);
                 member.is_gone();
-                world.dies(number, true);
+                world.is_dead(number);
                 let after = self.between(0, 6_000);
                 self.later(after, Undo::Start(number));
             }

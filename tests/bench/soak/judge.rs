@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::soak::plan::{Kind, Plan};
 use crate::soak::pump::{End, Side};
-use crate::soak::world::{Died, Ends, HANG, World};
+use crate::soak::world::{Died, Ends, HANG, OUTLIVES, World};
 
 /// One session whose client has ended.
 #[derive(Debug)]
@@ -70,6 +70,9 @@ impl Judge {
         }
         if far != Died::Killed && target.is_some_and(|side| side.lies(self.target_expects())) {
             faults.push("the target's bytes ended too early, as if they were all".to_owned());
+        }
+        if fell && let Some(time) = self.world.since_death(&self.ends).filter(|time| *time > OUTLIVES) {
+            faults.push(format!("it outlived its process by {time:?}"));
         }
         if !fell && faults.is_empty() && !self.is_whole(target) {
             faults.push("it was cut though both its processes live".to_owned());

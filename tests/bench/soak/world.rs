@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use tokio::sync::oneshot;
@@ -48,10 +48,12 @@ pub(crate) struct Book {
     pub(crate) refusing: (Duration, u64),
 }
 
+/// How often a process has begun or finished to die: odd while it does.
 #[derive(Debug, Default)]
 struct Deaths {
     all: AtomicU64,
     sudden: AtomicU64,
+    last: Mutex<Option<Instant>>,
 }
 
 /// Which processes a session ends in, and how often they had died when it began.
@@ -156,13 +158,26 @@ impl World {
         *(if whole { all } else { cut }) += 1;
     }
 
-    /// Each side of a process's death: before the signal, and once it is gone.
-    pub(crate) fn dies(&self, member: usize, sudden: bool) {
+    /// A process is about to die: suddenly, or because it is told to.
+    pub(crate) fn dies(&self, member: usize, suddenly: bool) {
         let Some(deaths) = self.deaths.get(member) else { return };
-        if sudden {
+        if suddenly {
             deaths.sudden.fetch_add(1, Relaxed);
         }
         deaths.all.fetch_add(1, Relaxed);
+    }
+
+    /// A process has died.
+    pub(crate) fn is_dead(&self, member: usize) {
+        let Some(deaths) = self.deaths.get(member) else { return };
+        *held(&deaths.last) = Some(Instant::now());
+        deaths.all.fetch_add(1, Relaxed);
+    }
+
+    /// How long ago the last of a session's processes died.
+    pub(crate) fn since_death(&self, ends: &Ends) -> Option<Duration> {
+        let deaths = [ends.near, ends.far].into_iter().filter_map(|member| self.deaths.get(member));
+        deaths.filter_map(|deaths| held(&deaths.last).map(|last| last.elapsed())).min()
     }
 
     /// A session begins between two processes.
@@ -177,7 +192,7 @@ impl World {
             let now = self.dead(member);
             if now.1 > sudden {
                 Died::Killed
-            } else if now.0 > all {
+            } else if now.0 > all || all % 2 == 1 {
                 Died::Told
             } else {
                 Died::No
@@ -232,5 +247,7 @@ const CAUSES: usize = 60;
 pub(crate) const PODS: usize = 3;
 /// All processes under test.
 pub(crate) const MEMBERS: usize = PODS + 6;
-/// The grace time, and a while for the end to be noticed and to travel: nothing may hang longer.
-pub(crate) const HANG: Duration = Duration::from_secs(60 + 25);
+/// The grace time, and a while until a death is noticed: no session may outlive a process of its own for longer.
+pub(crate) const OUTLIVES: Duration = Duration::from_secs(60 + 25);
+/// The grace time, and what may come together before it begins: processes and lines that stand still.
+pub(crate) const HANG: Duration = Duration::from_secs(60 + 60);

@@ -1,6 +1,8 @@
 //! Peers that follow a script: an edge towards a pod, and a pod towards an edge.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use http::{HeaderMap, HeaderValue, Request};
 use hyper::body::Incoming;
@@ -23,6 +25,7 @@ use super::{beside, soon};
 pub(crate) struct ScriptedPod {
     pub(crate) at: SocketAddr,
     calls: mpsc::Receiver<Call>,
+    connections: Arc<AtomicUsize>,
 }
 
 /// Links to a pod as an edge that speaks extended if it has an instance, else plain.
@@ -130,12 +133,25 @@ impl ScriptedPod {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let (called, calls) = mpsc::channel(16);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let accepted = connections.clone();
         beside(async move {
             while let Ok((socket, _)) = listener.accept().await {
+                accepted.fetch_add(1, Relaxed);
                 beside(serve(socket, acceptor.clone(), called.clone()));
             }
         });
-        Self { at, calls }
+        Self { at, calls, connections }
+    }
+
+    /// How many connections were made to it.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.load(Relaxed)
+    }
+
+    /// Whether nobody has called.
+    pub(crate) fn no_call(&mut self) -> bool {
+        self.calls.try_recv().is_err()
     }
 
     /// The next call, not yet answered.

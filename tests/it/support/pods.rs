@@ -1,7 +1,8 @@
 //! Several pods of one cloud, on loopback addresses of their own and one port, as in a cluster.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering::Relaxed};
 
 use tokio::net::UdpSocket;
 use tokio::runtime::{Builder, Runtime};
@@ -95,6 +96,7 @@ pub(crate) enum Says {
 pub(crate) struct Dns {
     pub(crate) at: SocketAddr,
     says: tokio::sync::watch::Sender<Says>,
+    asked: Arc<AtomicUsize>,
 }
 
 impl Dns {
@@ -102,9 +104,12 @@ impl Dns {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = socket.local_addr().unwrap();
         let (says, said) = tokio::sync::watch::channel(says);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = asked.clone();
         beside(async move {
             let mut space = [0; 1500];
             while let Ok((n, from)) = socket.recv_from(&mut space).await {
+                counted.fetch_add(1, Relaxed);
                 let says = *said.borrow();
                 let Ok(question) = Message::from_vec(&space[..n]) else { continue };
                 if let Some(answer) = answer(&question, says) {
@@ -112,7 +117,12 @@ impl Dns {
                 }
             }
         });
-        Self { at, says }
+        Self { at, says, asked }
+    }
+
+    /// How many questions have come.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Relaxed)
     }
 
     pub(crate) fn say(&self, says: Says) {

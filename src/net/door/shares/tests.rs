@@ -95,7 +95,7 @@ fn live(limits: Limits, steps: &[Step]) {
             Step::Enter(who) => {
                 let (held, most) = (model.held(who), (0..5).map(|who| model.held(who)).max().unwrap());
                 let neediest = model.0.iter().all(|g| g.2 != State::Waits || model.held(g.1) > held);
-                match shares.enter(who, now) {
+                match shares.enter(&who, now) {
                     Err(why) => {
                         assert_eq!((why, held + model.waiting(who)), (Full::ForOne, limits.for_one));
                         assert!(limits.for_one < limits.places);
@@ -168,13 +168,13 @@ proptest! {
 #[test]
 fn one_source_has_everything_until_another_comes() {
     let (mut shares, now) = (Shares::new(Limits::places(100)), Instant::now());
-    let first: Vec<u64> = (0..100).map(|_| shares.enter("many", now).unwrap().0).collect();
-    for n in 0..50 {
-        let (id, effects) = shares.enter("few", now).unwrap();
-        assert_eq!(effects, Effects { granted: Some(id), lost: Some(first[n]) });
+    let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", now).unwrap().0).collect();
+    for lost in first.into_iter().take(50) {
+        let (id, effects) = shares.enter(&"few", now).unwrap();
+        assert_eq!(effects, Effects { granted: Some(id), lost: Some(lost) });
     }
     // From here on each has its half, and only one of its own gives way to a newcomer of the first.
-    let (id, effects) = shares.enter("many", now).unwrap();
+    let (id, effects) = shares.enter(&"many", now).unwrap();
     assert_eq!(effects.granted, Some(id));
     assert_eq!(shares.held, 100);
 }
@@ -182,13 +182,13 @@ fn one_source_has_everything_until_another_comes() {
 #[test]
 fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     let (mut shares, now) = (Shares::new(Limits::places(2)), Instant::now());
-    let ids: Vec<u64> = (0..2).map(|_| shares.enter("one", now).unwrap().0).collect();
+    let ids: Vec<u64> = (0..2).map(|_| shares.enter(&"one", now).unwrap().0).collect();
     shares.heard(ids[0], true, now);
-    assert_eq!(shares.enter("one", now).unwrap().1.lost, Some(ids[1]));
+    assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
     shares.heard(3, true, now);
-    let (newcomer, effects) = shares.enter("one", now).unwrap();
+    let (newcomer, effects) = shares.enter(&"one", now).unwrap();
     assert_eq!(effects, Effects { granted: None, lost: Some(newcomer) }, "all of its own are at work");
-    let (newcomer, effects) = shares.enter("other", now).unwrap();
+    let (newcomer, effects) = shares.enter(&"other", now).unwrap();
     let given = Effects { granted: Some(newcomer), lost: Some(ids[0]) };
     assert_eq!(effects, given, "one that is at work gives way to a source that has nothing");
 }
@@ -200,7 +200,7 @@ fn turns_go_round_among_those_who_wait() {
     let mut of = HashMap::new();
     let mut at_work = 0;
     for who in ["flood"; 50].into_iter().chain(["a", "b"]) {
-        let (id, effects) = shares.enter(who, now).unwrap();
+        let (id, effects) = shares.enter(&who, now).unwrap();
         of.insert(id, who);
         at_work = effects.granted.unwrap_or(at_work);
     }
@@ -217,14 +217,14 @@ fn turns_go_round_among_those_who_wait() {
 fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
     let limits = Limits { places: 1, for_one: usize::MAX, waiting: 100, patience: None };
     let (mut shares, now) = (Shares::new(limits), Instant::now());
-    let mut at_work = shares.enter("flood", now).unwrap().0;
+    let mut at_work = shares.enter(&"flood", now).unwrap().0;
     for _ in 0..50 {
-        let _ = shares.enter("flood", now);
+        let _ = shares.enter(&"flood", now);
     }
     for _ in 0..5 {
         at_work = shares.leave(at_work, now).granted.unwrap();
     }
-    let late = shares.enter("late", now).unwrap().0;
+    let late = shares.enter(&"late", now).unwrap().0;
     at_work = shares.leave(at_work, now).granted.unwrap();
     assert!(at_work == late || shares.leave(at_work, now).granted == Some(late));
 }
@@ -233,9 +233,9 @@ fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
 fn who_floods_a_queue_loses_its_own() {
     let limits = Limits { places: 1, for_one: usize::MAX, waiting: 10, patience: None };
     let (mut shares, now) = (Shares::new(limits), Instant::now());
-    let honest: Vec<u64> = (0..3).map(|_| shares.enter("honest", now).unwrap().0).collect();
+    let honest: Vec<u64> = (0..3).map(|_| shares.enter(&"honest", now).unwrap().0).collect();
     for _ in 0..1000 {
-        let lost = shares.enter("flood", now).unwrap().1.lost;
+        let lost = shares.enter(&"flood", now).unwrap().1.lost;
         assert!(lost.is_none_or(|lost| !honest.contains(&lost)));
     }
     assert_eq!(shares.waiting, 10);

@@ -45,7 +45,8 @@ impl End {
     }
 
     fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
-        let since = self.departed.as_ref().map_or(now, |departed| departed.since);
+        // Who was told why before, and lets go because of that, does not tell another reason.
+        let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.recv.discard();
         self.ended.get_or_insert_with(|| why.clone());
         self.departed = Some(Departed { why, since, due: true, empty });

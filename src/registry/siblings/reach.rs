@@ -1,0 +1,128 @@
+//! Making a link to another pod, and why there is none.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::net::dial::dial;
+use crate::net::listen::tune_link;
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::socket::Buffered;
+use crate::net::tls::Dialer;
+use crate::registry::Registry;
+use crate::tunnel::Link;
+use crate::tunnel::grpc::{DialError, Ground, dial_pod};
+
+/// Why another pod could not be asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreachable {
+    /// No link could be made. The cause says what to do.
+    #[error("pod {at} cannot be reached: {cause}")]
+    NoLink {
+        /// Where.
+        at: SocketAddr,
+        /// Why.
+        cause: String,
+    },
+    /// Its certificate is not one of our pods'. The cause says what is wrong with it.
+    #[error("pod {at} cannot be reached: {cause}")]
+    Stranger {
+        /// Where.
+        at: SocketAddr,
+        /// Why.
+        cause: String,
+    },
+    /// It is linked and does not answer.
+    #[error("pod {0} does not answer")]
+    Silent(String),
+    /// It is this pod.
+    #[error("{0} is this pod")]
+    Itself(SocketAddr),
+}
+
+impl Unreachable {
+    /// Whether what is there is not one of our pods.
+    pub(super) fn is_strange(&self) -> bool {
+        matches!(self, Self::Stranger { .. })
+    }
+
+    /// For how long nobody tries again, after so many failures in a row of one that is listed, or that DNS named.
+    pub(super) fn pause(&self, failures: u32, listed: bool) -> Duration {
+        match (self.is_strange(), listed) {
+            (true, _) => STRANGE_FOR,
+            (false, true) => {
+                let again = AGAIN.saturating_mul(1 << failures.saturating_sub(1).min(3));
+                again.mul_f64(0.75 + rand::random::<f64>() / 2.0)
+            }
+            // Whoever asks for a name chooses what DNS names: not a dial for each of them.
+            (false, false) => NAMED_AGAIN,
+        }
+    }
+}
+
+/// What every keeper needs.
+#[derive(Debug, Clone)]
+pub(super) struct Means {
+    pub(super) ground: Ground,
+    pub(super) registry: Arc<Registry>,
+    pub(super) tls: Reload<Dialer>,
+    pub(super) pool: Pool,
+    /// Where new links go, to be driven.
+    pub(super) links: mpsc::Sender<Link>,
+    /// Told when it may have changed which pods cannot be reached.
+    pub(super) changed: watch::Sender<()>,
+}
+
+impl Means {
+    /// A link to the pod at an address. Nothing is said there before TLS has proved that it is one of ours.
+    pub(super) async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
+        let made = timeout(CONNECT, self.try_connect(at)).await;
+        made.unwrap_or_else(|_| Err(Unreachable::NoLink { at, cause: format!("no link within {CONNECT:?}") }))
+    }
+
+    async fn try_connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
+        let no = |cause: String| Unreachable::NoLink { at, cause };
+        let socket = dial(&[at], CONNECT).await.map_err(|e| no(e.to_string()))?;
+        tune_link(&socket).map_err(|e| no(e.to_string()))?;
+        let tls = self.tls.load();
+        let connector = TlsConnector::from(tls.config.clone());
+        let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
+        let io = io.map_err(|e| {
+            let cause = format!("TLS as {:?} failed: {e}", tls.name.to_str());
+            if is_of_a_stranger(&e) { Unreachable::Stranger { at, cause } } else { no(cause) }
+        })?;
+        let authority = match &tls.name {
+            ServerName::DnsName(name) => name.as_ref().to_owned(),
+            _ => at.to_string(),
+        };
+        dial_pod(io, &authority, &self.ground).await.map_err(|e| match e {
+            DialError::Itself => Unreachable::Itself(at),
+            e => no(e.to_string()),
+        })
+    }
+}
+
+/// Whether a handshake failed because of the other's certificate.
+fn is_of_a_stranger(error: &io::Error) -> bool {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
+}
+
+/// How long making one may take: on a far line, or one that loses a packet, more than a look-up waits, and the next one
+/// finds it.
+const CONNECT: Duration = Duration::from_secs(4);
+/// The first pause after a failure, doubled up to eight times: a dead pod costs nobody a timeout, one that is back is
+/// soon asked again (and, once it has a node, tells so itself).
+pub(super) const AGAIN: Duration = Duration::from_millis(250);
+/// After a failure of one that DNS named.
+const NAMED_AGAIN: Duration = Duration::from_secs(1);
+/// After one that is not a pod of ours: its certificate, or ours, has to change first.
+const STRANGE_FOR: Duration = Duration::from_secs(60);
