@@ -6,6 +6,8 @@
 #   TUNNEL=FILE     the program; otherwise target/release/tunnel is built
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=scripts/local.sh
+. scripts/local.sh
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
 # With job control each child is a group of its own: Ctrl-C reaches us alone, and we end them in order.
 set -m
@@ -15,15 +17,6 @@ service=127.0.0.10
 edges=(1 2 3 4)
 zone=nodes.test
 dns_port=5300 etcd_port=23790 connect=2222
-dir=$(mktemp -d)
-started=()
-
-# finish PID...: ends these, all at once.
-finish() {
-  local pid
-  for pid; do kill -TERM -- "-$pid" 2>/dev/null || true; done
-  for pid; do wait "$pid" 2>/dev/null || true; done
-}
 
 stop() {
   trap '' INT TERM
@@ -34,43 +27,6 @@ stop() {
 }
 trap stop EXIT
 trap 'exit 130' INT TERM
-
-# start NAME COMMAND...: its log is NAME.log, its process id stands in NAME.pid.
-start() {
-  local name=$1
-  shift
-  "$@" >"$dir/$name.log" 2>&1 </dev/null &
-  started+=($!)
-  echo $! >"$dir/$name.pid"
-}
-
-# await WHAT COMMAND...: until the command succeeds, or the log of WHAT is shown.
-await() {
-  local name=$1
-  shift
-  for _ in {1..200}; do
-    if "$@" &>/dev/null; then return; fi
-    sleep 0.1
-  done
-  echo "$name does not come up:" >&2
-  tail -n 20 "$dir/$name.log" >&2
-  exit 1
-}
-
-ready() { curl -sf -m 2 "http://$1/readyz"; }
-
-certificates() {
-  local names="DNS:tunnel.test" pod
-  for pod in "$service" "${pods[@]}"; do names+=",IP:$pod"; done
-  openssl ecparam -genkey -name prime256v1 -noout -out "$dir/ca.key"
-  openssl req -x509 -new -key "$dir/ca.key" -days 30 -subj /CN=cluster -out "$dir/ca.crt" \
-    -addext basicConstraints=critical,CA:true -addext keyUsage=critical,keyCertSign
-  openssl ecparam -genkey -name prime256v1 -noout | openssl pkcs8 -topk8 -nocrypt -out "$dir/pod.key"
-  printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\n' "$names" >"$dir/pod.ext"
-  openssl req -new -key "$dir/pod.key" -subj /CN=tunnel-cloud |
-    openssl x509 -req -days 30 -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -CAcreateserial -extfile "$dir/pod.ext" \
-      -out "$dir/pod.crt"
-} 2>/dev/null
 
 pod_config() {
   local all
@@ -134,7 +90,7 @@ if [[ -z ${TUNNEL:-} ]]; then
   TUNNEL=target/release/tunnel
 fi
 
-certificates
+certificates "$service" "${pods[@]}"
 printf 'node%s:token-of-node%s\n' 1 1 2 2 3 3 4 4 >"$dir/tokens"
 balancer >"$dir/balancer"
 chmod +x "$dir/balancer"

@@ -62,6 +62,7 @@ fn words() -> Vec<(&'static str, Word)> {
         ("data", Word::Data(Bytes::from_static(b"hello"))),
         ("data, none", Word::Data(Bytes::new())),
         ("finish", Word::Finish { total: 6 }),
+        ("broken", Word::Broken { total: 6, refusal: refusal(Code::GivenUp) }),
         ("reset", Word::Reset { epoch: 1, refusal: refusal(Code::GivenUp) }),
         ("reset, over", Word::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }),
         ("credit", Word::Credit { received: 5, limit: 131_072 }),

@@ -164,11 +164,13 @@ impl Shared {
         gave_way
     }
 
-    /// Resets the session and drops what was not read: nobody can wait for its reader.
+    /// Resets the session at once and drops what was not read: nobody can wait for its reader, or its memory.
     pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
         self.act(|inner| {
             inner.end.recv.discard();
-            inner.end.abandon(why, Instant::now())
+            let effects = inner.end.abandon(why, Instant::now());
+            let (gone, at_once) = inner.end.give_way();
+            if gone { at_once } else { effects }
         });
     }
 

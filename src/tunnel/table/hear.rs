@@ -193,7 +193,7 @@ impl Table {
             (true, "edge") => format!("{most} sessions run at the node, as many as an edge serves"),
             (true, _) => format!("{most} sessions run at that pod: see [mode.cloud.session] max in {file}"),
             (false, _) => format!(
-                "no memory is left there for another session: see [mode.{program}.session] memory in {file}"
+                "no memory left there for another session: see [mode.{program}.session] memory in {file}"
             ),
         };
         Refusal::new(Code::Busy, why)

@@ -1,0 +1,182 @@
+#!/usr/bin/env bash
+# Does this program work with the one before it? scripts/compat.sh REV [flags of cargo build]
+#
+# Builds the program as it was at REV, and as it stands here, and lets pods and edges of both work together on loopback
+# addresses, old with new, both ways. In each pairing a client has a session to the node through the second pod, while
+# the edge is linked to the first: it opens; it goes on after the edge's line was cut; it goes on when the first pod is
+# told to stop and the edge has moved to the second; and a new one opens there. A table says how each went; the exit
+# code is 1 if anything failed, and logs are kept then.
+#
+#   PROFILE=NAME    of cargo, for both programs (fast)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/local.sh
+. scripts/local.sh
+# With job control each child is a group of its own.
+set -m
+
+rev=${1:?usage: scripts/compat.sh REV [flags of cargo build]}
+shift
+profile=${PROFILE:-fast}
+first=127.0.0.41 second=127.0.0.42 service=127.0.0.40
+grpc=19040 log=19041 connect=19042 echo=19043
+failed=0
+
+stop() {
+  local status=$?
+  trap '' INT TERM
+  finish "${started[@]}"
+  if ((status)); then echo "logs are in $dir" >&2; else rm -rf "$dir"; fi
+}
+trap stop EXIT
+trap 'exit 130' INT TERM
+
+# build TREE TARGET NAME [FLAGS]: the program of a tree becomes $dir/NAME. Two trees must not share a target folder: to
+# cargo they are the same package, and it would take one's parts for the other's.
+build() {
+  local tree=$1 target=$PWD/$2 name=$3 out=$profile
+  shift 3
+  [[ $profile != dev ]] || out=debug
+  (cd "$tree" && cargo build --quiet --target-dir "$target" --profile "$profile" --bin tunnel "$@")
+  cp "$target/$out/tunnel" "$dir/$name"
+}
+
+pod_config() {
+  cat <<END
+[mode.cloud.stream.server]
+listen = "$1:$grpc"
+log_listen = "$1:$log"
+key = "$dir/pod.key"
+cert = "$dir/pod.crt"
+ca = "$dir/ca.crt"
+tokenfile = "$dir/tokens"
+[mode.cloud.ssh]
+listen = "$1:$connect"
+[mode.cloud.session]
+drain = "15s"
+[mode.cloud.registry]
+siblings = ["$first:$grpc", "$second:$grpc"]
+END
+}
+
+# lead POD: new connections to the service go there. Those that are up stay.
+lead() {
+  if [[ -e $dir/line.pid ]]; then
+    kill -KILL "$(cat "$dir/line.pid")" || true
+    wait "$(cat "$dir/line.pid")" || true
+  fi 2>/dev/null
+  start line socat "TCP-LISTEN:$grpc,bind=$service,reuseaddr,fork" "TCP:$1:$grpc"
+  await line nc -z "$service" "$grpc"
+}
+
+# Breaks off what is up on the line, which goes on to take connections.
+cut_line() {
+  local connection
+  for connection in $(pgrep -P "$(cat "$dir/line.pid")"); do kill -KILL "$connection" 2>/dev/null || true; done
+}
+
+# says WORD: it goes to the target and comes back, within 20 s.
+says() {
+  local back
+  echo "$1" >&"${client[1]}" && read -r -t 20 back <&"${client[0]}" && [[ $back == "$1" ]]
+}
+
+opens() {
+  coproc client { exec socat - "PROXY:$second:node1:$echo,proxyport=$connect" 2>"$dir/client.log"; }
+  client_pid=$!
+}
+
+leave() {
+  kill "$client_pid" 2>/dev/null || true
+  wait "$client_pid" 2>/dev/null || true
+}
+
+# number METRIC: what the second pod counts.
+number() { curl -sf -m 2 "http://$second:$log/metrics" | sed -n "s/^$1 //p"; }
+
+linked() { [[ $(curl -sf -m 2 "http://$1:$log/cloud/healthz") == *node1* ]]; }
+
+ended() { ! kill -0 "$1" 2>/dev/null; }
+
+# session: `result` is what failed, or ok.
+session() {
+  local before pod
+  result="does not open"
+  says opened || return 0
+  before=$(number tunnel_sessions_resumed_total)
+  cut_line
+  result="does not resume"
+  says resumed || return 0
+  result="went on without a resume"
+  (($(number tunnel_sessions_resumed_total) > before)) || return 0
+  lead "$second"
+  pod=$(cat "$dir/first.pid")
+  kill -TERM "$pod"
+  await second linked "$second"
+  result="does not go on while the first pod stops"
+  says moved || return 0
+  await first ended "$pod"
+  result="does not go on once the first pod has stopped"
+  says drained || return 0
+  # A new session, at the pod to which the edge has moved.
+  leave
+  opens
+  result="does not open once the edge has moved"
+  says anew || return 0
+  result=ok
+}
+
+# pairing FIRST SECOND EDGE: which program each of them is.
+pairing() {
+  local result
+  started=()
+  for pod in first second; do pod_config "${!pod}" >"$dir/$pod.toml"; done
+  start first "$dir/$1" --m=cloud --c="$dir/first.toml"
+  start second "$dir/$2" --m=cloud --c="$dir/second.toml"
+  start echo socat "TCP-LISTEN:$echo,bind=127.0.0.1,reuseaddr,fork" PIPE
+  await first ready "$first:$log"
+  await second ready "$second:$log"
+  lead "$first"
+  start edge "$dir/$3" --m=edge --c="$dir/edge.toml"
+  await edge linked "$first"
+  opens
+  session
+  printf '%-10s %-10s %-10s %s\n' "$1" "$2" "$3" "$result"
+  if [[ $result != ok ]]; then
+    failed=1
+    mkdir -p "$dir/$1-$2-$3"
+    cp "$dir"/*.log "$dir/$1-$2-$3"
+  fi
+  leave
+  finish "${started[@]}"
+}
+
+for program in socat curl nc openssl pgrep; do
+  command -v "$program" >/dev/null || { echo "$program is missing: scripts/parts.sh installs it" >&2; exit 1; }
+done
+tree=target/compat/tree
+rm -rf "$tree"
+mkdir -p "$tree"
+git archive "$rev" | tar -x -m -C "$tree"
+build "$tree" target/compat old "$@"
+build . target new "$@"
+certificates "$service" "$first" "$second"
+echo 'node1:token-of-node1' >"$dir/tokens"
+cat >"$dir/edge.toml" <<END
+[mode.edge.stream.client]
+node = "node1"
+token = "token-of-node1"
+cert = "$dir/ca.crt"
+dns = "tunnel.test"
+server_name = "$service:$grpc"
+log_listen = "127.0.0.1:$log"
+END
+
+printf '%-10s %-10s %-10s %s\n' 'first pod' 'second pod' edge "session (old is $rev)"
+for edge in old new; do
+  for pods in 'old old' 'new new' 'old new' 'new old'; do
+    read -r one two <<<"$pods"
+    pairing "$one" "$two" "$edge"
+  done
+done
+((failed == 0))
