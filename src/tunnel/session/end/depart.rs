@@ -48,6 +48,7 @@ impl End {
         // Who was told why before, and lets go because of that, does not tell another reason.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.recv.discard();
+        self.recv.close();
         self.ended.get_or_insert_with(|| why.clone());
         self.departed = Some(Departed { why, since, due: true, empty });
         Effects { read: true, write: true, state: true, ..Effects::default() }
