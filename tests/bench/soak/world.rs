@@ -64,6 +64,7 @@ pub(crate) struct Ends {
     /// Which dials the target.
     pub(crate) far: usize,
     deaths: [(u64, u64); 2],
+    begun: Instant,
 }
 
 /// How an end process has died since a session began.
@@ -174,15 +175,16 @@ impl World {
         deaths.all.fetch_add(1, Relaxed);
     }
 
-    /// How long ago the last of a session's processes died.
+    /// How long ago one of a session's processes last died, if one has died since it began.
     pub(crate) fn since_death(&self, ends: &Ends) -> Option<Duration> {
         let deaths = [ends.near, ends.far].into_iter().filter_map(|member| self.deaths.get(member));
-        deaths.filter_map(|deaths| held(&deaths.last).map(|last| last.elapsed())).min()
+        let times = deaths.filter_map(|deaths| *held(&deaths.last)).filter(|time| *time > ends.begun);
+        times.max().map(|time| time.elapsed())
     }
 
     /// A session begins between two processes.
     pub(crate) fn ends(&self, near: usize, far: usize) -> Ends {
-        Ends { near, far, deaths: [near, far].map(|member| self.dead(member)) }
+        Ends { near, far, deaths: [near, far].map(|member| self.dead(member)), begun: Instant::now() }
     }
 
     /// How its near and its far process have died since.
