@@ -15,8 +15,8 @@ use crate::net::listen::breaks_off;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
+use crate::protocol::{Category, Code, Offer, Refusal, Session};
 use crate::telemetry::{Access, Metrics};
-use crate::tunnel::{Category, Code, Offer, Refusal, Session};
 
 pub use dial::{Own, Place};
 

@@ -40,14 +40,14 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::zone::Zone;
+use crate::protocol::link::grpc::Ground;
+use crate::protocol::{Limits, Table, Windows};
 use crate::registry::Registry;
 use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
 use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
-use crate::tunnel::grpc::Ground;
-use crate::tunnel::{Limits, Table, Windows};
 
 /// A running pod, and where it listens.
 #[derive(Debug)]

@@ -29,12 +29,12 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Trust};
+use crate::protocol::link::grpc::Ground;
+use crate::protocol::{Code, Limits, Refusal, Table, Windows};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
-use crate::tunnel::grpc::Ground;
-use crate::tunnel::{Code, Limits, Refusal, Table, Windows};
 
 /// A running edge, and where its admin port listens.
 #[derive(Debug)]

@@ -66,7 +66,7 @@ pub mod frontend;
 pub mod names;
 pub mod net;
 pub mod policy;
+pub mod protocol;
 pub mod registry;
 pub mod route;
 pub mod telemetry;
-pub mod tunnel;

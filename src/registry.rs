@@ -21,8 +21,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::{Found, Outbox};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Found, Outbox};
 
 pub use awaited::Arrival;
 use awaited::Awaited;

@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{NodeName, Target};
+use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, Table};
 use crate::registry::find::{Finder, NotFound};
 use crate::registry::uplinks::Uplinks;
-use crate::tunnel::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, Table};
 
 pub use relay::Room;
 use search::Search;

@@ -15,7 +15,7 @@ use crate::net::dial::{DialError, Failure, dial};
 use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::plain;
 use crate::policy::targets::{Listening, Targets};
-use crate::tunnel::{Code, Refusal};
+use crate::protocol::{Code, Refusal};
 
 /// This machine's own addresses, as of now: they change with its networks.
 #[derive(Clone)]

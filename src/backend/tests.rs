@@ -13,12 +13,12 @@ use crate::names::{Instance, Target};
 use crate::net::Duplex;
 use crate::net::resolver::Resolver;
 use crate::policy::targets::{Listening, Targets};
-use crate::tunnel::frame::Body;
-use crate::tunnel::outbox::Outbox;
-use crate::tunnel::recv::Windows;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Answer, Event, Limits, Opening, Table};
-use crate::tunnel::{Dialect, Peer};
+use crate::protocol::link::sender::Outbox;
+use crate::protocol::session::recv::Windows;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::Body;
+use crate::protocol::{Answer, Event, Limits, Opening, Table};
+use crate::protocol::{Dialect, Peer};
 
 /// An opener and this back end, with a link between them in memory.
 struct Pair {

@@ -4,8 +4,8 @@ use tracing::info_span;
 
 use super::bridge;
 use super::links::Shared;
+use crate::protocol::{Asked, Code, Peer, Refusal};
 use crate::route::Room;
-use crate::tunnel::{Asked, Code, Peer, Refusal};
 
 /// Somebody wants to reach a node through this pod. `room`: for what his link may look for at once.
 pub(super) fn answer(asked: Asked, shared: &Shared, room: &Room) {

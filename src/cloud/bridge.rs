@@ -8,8 +8,8 @@ use tracing::{debug, info_span};
 use super::links::Shared;
 use crate::names::NodeName;
 use crate::net::splice::{How, Side, splice};
+use crate::protocol::{Answer, Asked, Code, Full, Offer, Outbox, Refusal, Table};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Answer, Asked, Code, Full, Offer, Outbox, Refusal, Table};
 
 /// Takes what was asked for as the session's end, and leads it on to the node by its plain link.
 pub(super) fn lead(asked: Asked, plain: Arc<Outbox>, shared: &Shared) {

@@ -16,7 +16,7 @@ use crate::net::entrance::{Guest, Host};
 use crate::net::listen::tune_link;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
-use crate::tunnel::grpc::{Call, Waiting, serve};
+use crate::protocol::link::grpc::{Call, Waiting, serve};
 
 /// What comes in on the gRPC port: each does its TLS handshake and is handed to the gRPC layer.
 #[derive(Debug)]

@@ -17,13 +17,13 @@ use crate::net::entrance::Entrance;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::policy::Glob;
+use crate::protocol::link::grpc::{Call, Dismissal, Ground};
+use crate::protocol::wire::hello::{Caller, Hello};
+use crate::protocol::{Code, Event, Found, Link, Outbox, Parked, Refusal};
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
 use crate::route::{Room, Route};
-use crate::tunnel::grpc::{Call, Dismissal, Ground};
-use crate::tunnel::hello::{Caller, Hello};
-use crate::tunnel::{Code, Event, Found, Link, Outbox, Parked, Refusal};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]

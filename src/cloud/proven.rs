@@ -14,9 +14,9 @@ use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::tokens::{Tokens, Unproven};
-use crate::tunnel::hello::Hello;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Code, Outbox, Refusal, Table};
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::hello::Hello;
+use crate::protocol::{Code, Outbox, Refusal, Table};
 
 /// The links that edges' tokens have let in.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::Pod;
 use crate::drain::{Drain, Drained};
-use crate::tunnel::{Code, Refusal};
+use crate::protocol::{Code, Refusal};
 
 /// What is stopped in which order: clients first, links when no session needs them, admin ports last.
 #[derive(Debug)]

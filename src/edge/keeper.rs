@@ -30,10 +30,10 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
+use crate::protocol::link::grpc::{self, DialError, Ground};
+use crate::protocol::{Code, Event, Link, LinkEnded, Parked, Refusal};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
-use crate::tunnel::grpc::{self, DialError, Ground};
-use crate::tunnel::{Code, Event, Link, LinkEnded, Parked, Refusal};
 
 /// What the keeper of the link needs.
 #[derive(Debug)]

@@ -12,10 +12,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::{Found, Outbox, Parked, Table};
 use crate::registry::dns::Dns;
 use crate::registry::siblings::{Siblings, Yes};
 use crate::registry::{Place, Registry};
-use crate::tunnel::{Found, Outbox, Parked, Table};
 
 use known::Known;
 pub use missing::NotFound;

@@ -22,10 +22,10 @@ use crate::names::NodeName;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
+use crate::protocol::link::grpc::Ground;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::{Found, Link, Outbox};
 use crate::registry::Registry;
-use crate::tunnel::grpc::Ground;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Found, Link, Outbox};
 
 use news::{News, UNASKED};
 use pod::Which;

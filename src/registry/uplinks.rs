@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::names::NodeName;
+use crate::protocol::Outbox;
+use crate::protocol::session::state::LinkId;
 use crate::registry::awaited::{Arrival, Awaited};
-use crate::tunnel::Outbox;
-use crate::tunnel::session::end::LinkId;
 
 /// The links of an edge: one, and more while a pod that is told to stop still holds sessions.
 #[derive(Debug)]

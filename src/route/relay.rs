@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::search::Search;
 use super::{MOVING, Route};
+use crate::protocol::{Asked, Code, Outbox, Peer, Refusal};
 use crate::registry::find::NotFound;
-use crate::tunnel::{Asked, Code, Outbox, Peer, Refusal};
 
 /// How many ways may be looked for at once: by one link, and by all together. What is here or was found before needs no
 /// looking.

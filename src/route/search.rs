@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
+use crate::protocol::{Outbox, Peer};
 use crate::registry::find::{NotFound, Way};
-use crate::tunnel::{Outbox, Peer};
 
 use super::Chance;
 use super::ways::Ways;

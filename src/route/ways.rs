@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::Outbox;
 use crate::registry::Arrival;
 use crate::registry::find::{Finder, NotFound, Way};
 use crate::registry::uplinks::Uplinks;
-use crate::tunnel::Outbox;
 
 /// Who knows the ways.
 #[derive(Debug, Clone)]

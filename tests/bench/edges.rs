@@ -22,9 +22,9 @@ use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
+use tunnel::protocol::link::grpc::{self, Ground};
+use tunnel::protocol::{Limits, Link, Table, Windows};
 use tunnel::telemetry::Metrics;
-use tunnel::tunnel::grpc::{self, Ground};
-use tunnel::tunnel::{Limits, Link, Table, Windows};
 
 use crate::role::say;
 use crate::tunnel::TOKEN;

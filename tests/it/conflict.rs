@@ -7,10 +7,10 @@ use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Conflict, Frame};
-use tunnel::tunnel::hello::Caller;
-use tunnel::tunnel::{Found, Peer};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Body, Conflict, Frame};
+use tunnel::protocol::wire::hello::Caller;
+use tunnel::protocol::{Found, Peer};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get};
@@ -96,7 +96,7 @@ async fn the_same_process_at_two_pods_is_no_conflict() {
     let mut second = peer::link(&place, &pods[1], "node1", instance(1)).await;
     let was_asked = first.next().await.unwrap();
     assert_eq!(was_asked.r#type, "heartbeat", "the other pod has told of it");
-    first.send(tunnel::tunnel::codec::StreamMsg { r#type: "pong".into(), ..was_asked }).await;
+    first.send(tunnel::protocol::wire::codec::StreamMsg { r#type: "pong".into(), ..was_asked }).await;
     let (first, second) =
         (beside(async move { first.ends().await }), beside(async move { second.ends().await }));
     let mut other = scripted(&place, &pods[0], 7, false).await;

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::names::{Instance, SessionId};
-use tunnel::tunnel::frame::{Code, Refusal, Word};
+use tunnel::protocol::wire::frame::{Code, Refusal, Word};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel::edge::Edge;
 use tunnel::names::{Instance, SessionId};
-use tunnel::tunnel::frame::Word;
-use tunnel::tunnel::{Code, Refusal, Session};
+use tunnel::protocol::wire::frame::Word;
+use tunnel::protocol::{Code, Refusal, Session};
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset};

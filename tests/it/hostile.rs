@@ -6,10 +6,10 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::names::{Instance, SessionId};
-use tunnel::tunnel::Code;
-use tunnel::tunnel::codec::{StreamMsg, encode};
-use tunnel::tunnel::extension::to_message;
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::Code;
+use tunnel::protocol::wire::codec::{StreamMsg, encode};
+use tunnel::protocol::wire::extension::to_message;
+use tunnel::protocol::wire::frame::{Body, Frame, Word};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};

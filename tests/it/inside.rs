@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::Duplex as _;
-use tunnel::tunnel::{Code, Session};
+use tunnel::protocol::{Code, Session};
 
 use crate::support::line::Line;
 use crate::support::pods::{self, Separate};

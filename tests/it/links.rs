@@ -6,10 +6,10 @@ use tokio::time::{Instant, sleep};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
-use tunnel::tunnel::Peer;
-use tunnel::tunnel::extension::from_message;
-use tunnel::tunnel::frame::Body;
-use tunnel::tunnel::hello::Hello;
+use tunnel::protocol::Peer;
+use tunnel::protocol::wire::extension::from_message;
+use tunnel::protocol::wire::frame::Body;
+use tunnel::protocol::wire::hello::Hello;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tunnel::tunnel::codec::StreamMsg;
+use tunnel::protocol::wire::codec::StreamMsg;
 
 use crate::support::call::plain;
 use crate::support::clients::stalled;
@@ -18,7 +18,7 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
     loop {
         let piece = soon("a message", edge.next()).await.unwrap();
         if piece.kind == DATA {
-            let mut reader = tunnel::tunnel::codec::Reader::default();
+            let mut reader = tunnel::protocol::wire::codec::Reader::default();
             reader.piece(piece.payload);
             let message = reader.message().unwrap().expect("a pod says each in one frame");
             if message.category != "stream" {

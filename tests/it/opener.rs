@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use tokio::io::AsyncReadExt;
 use tunnel::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::extension::to_message;
-use tunnel::tunnel::frame::{Body, Category, Frame, Word};
-use tunnel::tunnel::hello::{Caller, Hello};
-use tunnel::tunnel::{Code, Opener};
+use tunnel::protocol::wire::extension::to_message;
+use tunnel::protocol::wire::frame::{Body, Category, Frame, Word};
+use tunnel::protocol::wire::hello::{Caller, Hello};
+use tunnel::protocol::{Code, Opener};
 
 use crate::support::call::Call;
 use crate::support::peer::{self, ScriptedPod};

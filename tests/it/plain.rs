@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
-use tunnel::tunnel::codec::StreamMsg;
+use tunnel::protocol::wire::codec::StreamMsg;
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, is_reset, rest};

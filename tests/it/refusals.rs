@@ -8,8 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::names::Instance;
-use tunnel::tunnel::frame::Word;
-use tunnel::tunnel::{Code, Refusal};
+use tunnel::protocol::wire::frame::Word;
+use tunnel::protocol::{Code, Refusal};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
 use crate::support::programs::{Place, TestPod, at, edge, edge_with};

@@ -8,9 +8,9 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::names::{Instance, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::Code;
-use tunnel::tunnel::frame::Word;
-use tunnel::tunnel::hello::Caller;
+use tunnel::protocol::Code;
+use tunnel::protocol::wire::frame::Word;
+use tunnel::protocol::wire::hello::Caller;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, rest};

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tunnel::names::Instance;
-use tunnel::tunnel::Code;
-use tunnel::tunnel::frame::Word;
+use tunnel::protocol::Code;
+use tunnel::protocol::wire::frame::Word;
 
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::tunnel::{Code, Session};
+use tunnel::protocol::{Code, Session};
 
 use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tunnel::names::SessionId;
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::wire::frame::{Body, Frame, Word};
 
 /// The attempts that it has passed on, each with the last Open or Resume.
 #[derive(Default)]

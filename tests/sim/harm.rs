@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tunnel::protocol::session::state::LinkId;
+use tunnel::protocol::{Code, Dialect, Outbox, Refusal};
 use tunnel::registry::Linked;
-use tunnel::tunnel::session::end::LinkId;
-use tunnel::tunnel::{Code, Dialect, Outbox, Refusal};
 
 use super::line::{HEALED, Line};
 use super::plan::About;

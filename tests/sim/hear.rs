@@ -1,8 +1,8 @@
 //! What processes do with what arrives.
 
 use tokio::time::Instant;
-use tunnel::tunnel::frame::Body;
-use tunnel::tunnel::{Event, Parked};
+use tunnel::protocol::wire::frame::Body;
+use tunnel::protocol::{Event, Parked};
 
 use super::world::World;
 

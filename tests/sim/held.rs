@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::sleep;
 use tunnel::net::Duplex as _;
-use tunnel::tunnel::{Code, Refusal, Session};
+use tunnel::protocol::{Code, Refusal, Session};
 
 use super::chance::{MOST, content};
 use super::ledger::Who;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use tunnel::names::SessionId;
-use tunnel::tunnel::Outbox;
-use tunnel::tunnel::codec::{Reader, encode};
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::Outbox;
+use tunnel::protocol::wire::codec::{Reader, encode};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Body, Frame, Word};
 
 use super::chance::Dice;
 use super::crowd::Woken;

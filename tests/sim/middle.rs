@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tunnel::tunnel::{Asked, Code, Outbox, Peer, Refusal};
+use tunnel::protocol::{Asked, Code, Outbox, Peer, Refusal};
 
 use super::owner::Place;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::names::{Instance, NodeName, Target};
+use tunnel::protocol::{Answer, Category, Code, Full, Offer, Outbox, Parked, Refusal, Session, Table};
 use tunnel::route::{Request, Route, RouteError};
-use tunnel::tunnel::{Answer, Category, Code, Full, Offer, Outbox, Parked, Refusal, Session, Table};
 
 use super::chance::Dice;
 use super::crowd::Cradle;

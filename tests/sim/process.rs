@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName};
+use tunnel::protocol::{Limits, Peer, Table};
 use tunnel::registry::Registry;
 use tunnel::registry::find::Finder;
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
-use tunnel::tunnel::{Limits, Peer, Table};
 
 use super::chance::chance;
 use super::owner::Place;

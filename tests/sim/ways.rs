@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tunnel::names::{Instance, NodeName};
-use tunnel::tunnel::{Outbox, Peer};
+use tunnel::protocol::{Outbox, Peer};
 
 use super::chance::Dice;
 

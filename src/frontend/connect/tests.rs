@@ -10,12 +10,12 @@ use tokio::sync::mpsc;
 
 use crate::names::{Instance, NodeName, Target};
 use crate::net::Duplex;
-use crate::tunnel::frame::Body;
-use crate::tunnel::outbox::Outbox;
-use crate::tunnel::recv::Windows;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Dialect, Peer};
-use crate::tunnel::{Event, Limits, Offer, Table};
+use crate::protocol::link::sender::Outbox;
+use crate::protocol::session::recv::Windows;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::Body;
+use crate::protocol::{Dialect, Peer};
+use crate::protocol::{Event, Limits, Offer, Table};
 
 fn head(method: &str, uri: &str) -> Parts {
     Http::builder().method(method).uri(uri).body(()).unwrap().into_parts().0

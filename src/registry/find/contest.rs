@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{ALIVE_WITHIN, Finder};
 use crate::names::NodeName;
+use crate::protocol::{Conflict, Found, Outbox};
 use crate::registry;
-use crate::tunnel::{Conflict, Found, Outbox};
 
 impl Finder {
     /// Another pod has said unasked that the node is there. An older link of it here is asked for a sign of life, and

@@ -13,10 +13,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Known, NotFound};
 use crate::names::{Instance, NodeName};
+use crate::protocol::session::state::LinkId;
+use crate::protocol::{Outbox, Peer};
 use crate::registry::dns::{self, Dns};
 use crate::registry::siblings::{Answer, Pod, Siblings, Unreachable, Yes};
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Outbox, Peer};
 
 /// What is looked for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

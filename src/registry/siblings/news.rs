@@ -8,8 +8,8 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::Outbox;
 use crate::registry::Registry;
-use crate::tunnel::Outbox;
 
 /// Nodes that one other pod is to be told of.
 #[derive(Debug, Default)]

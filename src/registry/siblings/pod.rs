@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::reach::Unreachable;
 use super::sibling::Sibling;
 use crate::names::Instance;
-use crate::tunnel::Outbox;
+use crate::protocol::Outbox;
 
 /// One other pod that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
 use super::{ALIVE_WITHIN, Siblings, Unreachable};
 use crate::names::Instance;
-use crate::tunnel::Outbox;
+use crate::protocol::Outbox;
 
 impl Siblings {
     /// A link to the pod that is this process, made if need be. Takes 1 s at most. Cancel safe.

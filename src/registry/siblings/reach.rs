@@ -17,9 +17,9 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::net::tls::Dialer;
+use crate::protocol::Link;
+use crate::protocol::link::grpc::{DialError, Ground, dial_pod};
 use crate::registry::Registry;
-use crate::tunnel::Link;
-use crate::tunnel::grpc::{DialError, Ground, dial_pod};
 
 /// Why another pod could not be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

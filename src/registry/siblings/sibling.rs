@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::news::News;
 use super::reach::{Means, Unreachable};
 use crate::names::NodeName;
-use crate::tunnel::{Link, Outbox};
+use crate::protocol::{Link, Outbox};
 
 /// One other pod. Its keeper runs [`Self::keep`].
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use super::*;
 use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::tls::{self, Trust};
+use crate::protocol::{Dialect, Limits, Peer, Table, Windows};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Dialect, Limits, Peer, Table, Windows};
 
 /// A pod that has made a link to us.
 pub(in crate::registry) fn pod(number: u64) -> Pod {

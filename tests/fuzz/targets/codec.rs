@@ -5,10 +5,10 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use tunnel::names::NodeName;
-use tunnel::tunnel::Peer;
-use tunnel::tunnel::codec::{BadStream, Reader, StreamMsg, encode};
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::Body;
+use tunnel::protocol::Peer;
+use tunnel::protocol::wire::codec::{BadStream, Reader, StreamMsg, encode};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::Body;
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (piece, stream) = input;

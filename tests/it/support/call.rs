@@ -11,11 +11,11 @@ use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 use tunnel::names::{Instance, NodeName, SessionId};
-use tunnel::tunnel::Peer;
-use tunnel::tunnel::codec::{Reader, StreamMsg, encode};
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Category, Frame, Word};
-use tunnel::tunnel::hello::Hello;
+use tunnel::protocol::Peer;
+use tunnel::protocol::wire::codec::{Reader, StreamMsg, encode};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Body, Category, Frame, Word};
+use tunnel::protocol::wire::hello::Hello;
 
 use super::soon;
 

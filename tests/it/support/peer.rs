@@ -15,7 +15,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tunnel::names::Instance;
 use tunnel::net::tls::{self, Clients, Identity, Offer, Trust};
-use tunnel::tunnel::hello::Hello;
+use tunnel::protocol::wire::hello::Hello;
 
 use super::call::{Call, said};
 use super::programs::{NAME, Place, TOKEN, TestPod};

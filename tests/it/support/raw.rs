@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::names::{Instance, NodeName};
-use tunnel::tunnel::codec::{StreamMsg, encode};
+use tunnel::protocol::wire::codec::{StreamMsg, encode};
 
 use super::programs::{NAME, Place, TestPod};
 use super::{beside, peer, soon};

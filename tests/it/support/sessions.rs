@@ -6,8 +6,8 @@ use bytes::Bytes;
 use tunnel::edge::Edge;
 use tunnel::names::{NodeName, Target};
 use tunnel::net::Duplex as _;
+use tunnel::protocol::{Category, Session};
 use tunnel::route::Request;
-use tunnel::tunnel::{Category, Session};
 
 use super::{soon, wait_until};
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Category, Frame, Word};
-use tunnel::tunnel::hello::Caller;
-use tunnel::tunnel::{Found, Peer};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Body, Category, Frame, Word};
+use tunnel::protocol::wire::hello::Caller;
+use tunnel::protocol::{Found, Peer};
 
 use super::call::Call;
 use super::programs::{Place, TestPod};

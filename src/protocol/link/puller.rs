@@ -1,0 +1,68 @@
+//! The pull side of a link: what its gRPC stream sends next, in the words of its dialect.
+
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+
+use crate::protocol::link::sender::Outbox;
+use crate::protocol::lock;
+use crate::protocol::table::Table;
+use crate::protocol::wire::codec::{Chunk, encode};
+use crate::protocol::wire::extension::to_message;
+use crate::protocol::wire::frame::Frame;
+use crate::protocol::wire::plain::Plain;
+
+/// How frames become messages on one link.
+#[derive(Debug, Clone)]
+pub enum Voice {
+    /// With our words.
+    Extended,
+    /// In SuperEdge's words, through the end that stands for the peer.
+    Plain(Arc<Mutex<Plain>>),
+}
+
+/// The pull side: what the gRPC stream sends next.
+#[derive(Debug, Clone)]
+pub struct Puller {
+    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) table: Arc<Table>,
+    pub(crate) dialect: Voice,
+}
+
+impl Puller {
+    /// The next message to send; none once the link is closed.
+    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        let Voice::Plain(plain) = &self.dialect else {
+            return self
+                .outbox
+                .poll_pull(cx, Instant::now())
+                .map(|frame| frame.map(|f| encode(to_message(f))));
+        };
+        loop {
+            let now = Instant::now();
+            let pulled = match self.outbox.poll_pull(cx, now) {
+                Poll::Ready(Some(frame)) => {
+                    self.say(plain, frame, now);
+                    Poll::Ready(())
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            };
+            // Looked at last: by now whoever adds to it wakes us.
+            if let Some(message) = lock(plain).next_message() {
+                return Poll::Ready(Some(encode(message)));
+            }
+            std::task::ready!(pulled);
+        }
+    }
+
+    fn say(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
+        let heard = lock(plain).say(frame, now);
+        let Some((heard, node)) = heard.zip(self.outbox.peer.node()) else { return };
+        for word in heard.words {
+            // What a session hears of its own words never asks the wiring for anything.
+            let _ = self.table.hear(&self.outbox, node.clone(), heard.id, heard.category, word, now);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Which sessions run on one link.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use crate::names::SessionId;
+use crate::protocol::link::sender::{Outbox, Speaker};
+use crate::protocol::lock;
+use crate::protocol::relay::queue::Lane;
+use crate::protocol::session::Shared;
+use crate::protocol::session::budget::{Budget, Share};
+
+/// The sessions that run on a link: those with an end here, and those that only pass through. Each with its turn in
+/// which it came: in that order they are told when the link ends.
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    own: HashMap<SessionId, (u64, Weak<Shared>)>,
+    /// With the attempt that each belongs to.
+    passing: HashMap<SessionId, (u64, Arc<Lane>, u64)>,
+    came: u64,
+}
+
+impl Outbox {
+    /// Number of sessions whose path this link is, those that only pass through among them.
+    pub fn sessions(&self) -> usize {
+        lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.passing.len())
+    }
+
+    /// Makes the session known as one that runs here. False if the link has ended.
+    pub(crate) fn join(&self, session: &Arc<Shared>) -> bool {
+        let mut members = lock(&self.members);
+        if let Some(members) = members.as_mut() {
+            members.came += 1;
+            members.own.insert(session.id, (members.came, Arc::downgrade(session)));
+        }
+        members.is_some()
+    }
+
+    /// The session runs elsewhere, or is over.
+    pub(crate) fn part(&self, id: SessionId) {
+        if let Some(members) = lock(&self.members).as_mut() {
+            members.own.remove(&id);
+        }
+    }
+
+    /// Makes the lane known as one that leads through here, for attempt `epoch`; an older one of its session says no
+    /// more, unless it is that a newer attempt was lost. False if the link has ended.
+    pub(crate) fn pass(&self, lane: &Arc<Lane>, epoch: u64) -> bool {
+        let mut members = lock(&self.members);
+        let Some(known) = members.as_mut() else { return false };
+        if known.passing.get(&lane.id).is_some_and(|(.., newer)| *newer > epoch) {
+            // This attempt comes late: a newer one has passed here meanwhile.
+            drop(members);
+            lane.close();
+            return true;
+        }
+        known.came += 1;
+        let older = known.passing.insert(lane.id, (known.came, lane.clone(), epoch));
+        drop(members);
+        if let Some((_, older, _)) = older {
+            older.retire(epoch);
+        }
+        // It may have said its last word, or was closed, before it was known here; nobody else takes it off then.
+        if lane.is_over() {
+            self.leave_lane(lane);
+        }
+        true
+    }
+
+    /// An empty share of what may wait here for all sessions that pass through: `most` bytes.
+    pub(crate) fn room_for_lanes(&self, most: usize) -> Share {
+        self.room.get_or_init(|| Budget::new(most)).share()
+    }
+
+    /// An empty share of what may wait here for readers of a plain peer's sessions, which [`Table`] bounds in all.
+    ///
+    /// [`Table`]: crate::protocol::table::Table
+    pub(crate) fn room_unread(&self, most: usize) -> Share {
+        self.unread.get_or_init(|| Budget::new(most)).share()
+    }
+
+    /// Whether sessions of this plain link have more unread than its share, while half of all is spent.
+    pub(crate) fn has_more_than_its_share(&self, all: &Budget) -> bool {
+        self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
+    }
+
+    /// The lane leads through here no more.
+    pub(crate) fn leave_lane(&self, lane: &Arc<Lane>) {
+        if let Some(members) = lock(&self.members).as_mut()
+            && members.passing.get(&lane.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, lane))
+        {
+            members.passing.remove(&lane.id);
+        }
+    }
+
+    pub(super) fn forget_if_over(&self, speaker: &Speaker) {
+        if let Speaker::Passing(lane) = speaker
+            && lane.is_over()
+        {
+            self.leave_lane(lane);
+        }
+    }
+
+    /// Sessions that pass through here.
+    pub(crate) fn passing(&self) -> Vec<Arc<Lane>> {
+        let members = lock(&self.members);
+        in_order(
+            members
+                .iter()
+                .flat_map(|members| members.passing.values())
+                .map(|(came, lane, _)| (*came, lane.clone())),
+        )
+    }
+
+    /// Sessions with an end here.
+    pub(crate) fn own(&self) -> Vec<Arc<Shared>> {
+        let members = lock(&self.members);
+        let own = members.iter().flat_map(|members| members.own.values());
+        in_order(own.filter_map(|(came, session)| Some((*came, session.upgrade()?))))
+    }
+
+    /// Closes the link for good and returns all that ran on it.
+    pub(crate) fn disband(&self) -> (Vec<Arc<Shared>>, Vec<SessionId>) {
+        self.close();
+        let Some(Members { own, passing, .. }) = lock(&self.members).take() else {
+            return Default::default();
+        };
+        let own = own.into_values().filter_map(|(came, session)| Some((came, session.upgrade()?)));
+        (in_order(own), in_order(passing.into_iter().map(|(id, (came, ..))| (came, id))))
+    }
+
+    /// Unread bytes of a session that runs here.
+    pub(crate) fn queued(&self, id: SessionId) -> usize {
+        let session =
+            lock(&self.members).as_ref().and_then(|m| m.own.get(&id)).and_then(|(_, s)| s.upgrade());
+        session.map_or(0, |s| s.queued())
+    }
+}
+
+fn in_order<T>(members: impl Iterator<Item = (u64, T)>) -> Vec<T> {
+    let mut members: Vec<(u64, T)> = members.collect();
+    members.sort_unstable_by_key(|(came, _)| *came);
+    members.into_iter().map(|(_, member)| member).collect()
+}

@@ -1,0 +1,92 @@
+//! Who speaks on a link: an end of a session, or what only passes through.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::names::{NodeName, SessionId};
+use crate::protocol::link::schedule::Turn;
+use crate::protocol::relay::queue::Lane;
+use crate::protocol::session::Shared;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::{Category, Word};
+
+/// One that waits to speak.
+#[derive(Debug, Clone)]
+pub(crate) enum Speaker {
+    /// An end of a session in this process.
+    Own(Arc<Shared>),
+    /// One direction of a session that passes through.
+    Passing(Arc<Lane>),
+}
+
+/// What someone who wants to speak has to say.
+#[derive(Debug, Default)]
+pub(crate) struct Wish {
+    /// Has an answer or credit, which overtake data.
+    pub(crate) control: Option<Control>,
+    /// Has data: where its account stands, and how many bytes.
+    pub(crate) data: Option<(u64, usize)>,
+}
+
+/// What overtakes data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// An answer, a request or a last word; perhaps credit behind it.
+    Answer,
+    /// Credit alone.
+    Credit,
+}
+
+/// What was said in a turn.
+#[derive(Debug)]
+pub(crate) struct Spoken {
+    pub(crate) word: Option<Word>,
+    /// Bytes of data in `word`.
+    pub(crate) bytes: usize,
+    /// Where the speaker's account stands now.
+    pub(crate) account: u64,
+    /// Bytes it still has to say, if it wants another turn.
+    pub(crate) backlog: Option<usize>,
+}
+
+impl Speaker {
+    /// Which session, which front end asked for it, and at which node its acceptor is.
+    pub(crate) fn about(&self) -> (SessionId, Category, &NodeName) {
+        match self {
+            Self::Own(session) => (session.id, session.category, &session.node),
+            Self::Passing(lane) => (lane.id, lane.category, &lane.node),
+        }
+    }
+
+    /// Whether it will say nothing more here, for certain.
+    pub(crate) fn is_closed(&self) -> bool {
+        match self {
+            Self::Own(_) => false,
+            Self::Passing(lane) => lane.is_closed(),
+        }
+    }
+
+    /// What it says before data, if anything, and whether it has more of that kind to say.
+    pub(crate) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<Word>, bool) {
+        match self {
+            Self::Own(session) => (session.speak_control(link, now), false),
+            Self::Passing(lane) => lane.speak_control(),
+        }
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
+    pub(crate) fn speak_turn(
+        &self,
+        link: LinkId,
+        turn: &Turn<Self>,
+        longest: usize,
+        most: usize,
+        now: Instant,
+    ) -> Spoken {
+        match self {
+            Self::Own(session) => session.speak_turn(link, turn, longest, most, now),
+            Self::Passing(lane) => lane.speak_turn(turn, longest, most),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What a session says when the link has room for it.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::protocol::link::schedule::Turn;
+use crate::protocol::link::sender::{Peer, Spoken};
+use crate::protocol::session::state::{Effects, LinkId};
+use crate::protocol::session::{Inner, Shared};
+use crate::protocol::wire::frame::Word;
+use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::opener::Opener;
+
+impl Shared {
+    /// What it says before data, if anything.
+    pub(crate) fn speak_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<Word> {
+        let mut inner = self.lock();
+        if inner.in_control == Some(link) {
+            inner.in_control = None;
+        }
+        let (word, effects) = inner.end.speak(link, 0);
+        inner.time(word.as_ref(), now);
+        let word = word.map(|word| self.complete(word, &inner));
+        self.settle(inner, effects);
+        word
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
+    pub(crate) fn speak_turn<K>(
+        self: &Arc<Self>,
+        link: LinkId,
+        turn: &Turn<K>,
+        longest: usize,
+        most: usize,
+        now: Instant,
+    ) -> Spoken {
+        let mut inner = self.lock();
+        let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
+        let (mut word, mut effects) =
+            if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
+        if let Some(Word::Broken { refusal, .. }) = &word
+            && !inner.outbox.as_ref().is_some_and(|outbox| outbox.dialect.has(Dialect::BREAKS))
+        {
+            let (reset, over) = inner.end.reset_instead(refusal.clone());
+            (word, effects) = (Some(reset), over);
+        }
+        inner.time(word.as_ref(), now);
+        let word = word.map(|word| self.complete(word, &inner));
+        let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
+        let account = if held { turn.starts() } else { turn.account_after(bytes) };
+        let mut backlog = None;
+        if inner.end.path() == Some(link) && inner.in_turns == Some(link) {
+            inner.account = account;
+            backlog = inner.end.backlog();
+        }
+        if inner.in_turns == Some(link) && backlog.is_none() {
+            inner.in_turns = None;
+        }
+        self.settle(inner, effects);
+        Spoken { word, bytes, account, backlog }
+    }
+
+    /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
+    /// the pod there does.
+    fn complete(&self, mut word: Word, inner: &Inner) -> Word {
+        let process = || self.table.upgrade().map(|table| table.instance());
+        match &mut word {
+            Word::Opened { instance, .. } => *instance = process(),
+            Word::Open { opener, .. } | Word::Resume { opener, .. } if !inner.speaks_to_cloud() => {
+                *opener = process().map(Opener::Pod);
+            }
+            _ => {}
+        }
+        word
+    }
+}
+
+impl Inner {
+    fn speaks_to_cloud(&self) -> bool {
+        self.outbox.as_ref().is_some_and(|outbox| matches!(outbox.peer, Peer::Cloud(_)))
+    }
+
+    /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
+    fn time(&mut self, word: Option<&Word>, now: Instant) {
+        match word {
+            Some(Word::Credit { .. }) => self.end.recv.credit_said(now),
+            Some(Word::Resume { .. } | Word::Resumed { .. }) => self.end.recv.moved(),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What each frame about a session does: for an end here, for one that passes through, for one that is new.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::names::{NodeName, SessionId, Target};
+use crate::protocol::link::sender::{Outbox, Peer, UNKNOWN, unknown};
+use crate::protocol::lock;
+use crate::protocol::relay::request::{Asked, refused};
+use crate::protocol::relay::table::{Attempt, Claim};
+use crate::protocol::session::recv::RecvHalf;
+use crate::protocol::session::send::SendHalf;
+use crate::protocol::session::state::End;
+use crate::protocol::session::{Offer, Shared};
+use crate::protocol::table::clients::source;
+use crate::protocol::table::{Event, Table};
+use crate::protocol::wire::frame::{Category, Code, Refusal, Word};
+use crate::protocol::wire::opener::Opener;
+
+impl Table {
+    /// One frame about a session, from the link of `outbox`. `node` is where its acceptor is, if the word asks.
+    pub fn hear(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        node: NodeName,
+        id: SessionId,
+        category: Category,
+        mut word: Word,
+        now: Instant,
+    ) -> Option<Event> {
+        let opener = word.opener().and_then(|said| {
+            *said = Opener::vouched(said.take(), outbox);
+            said.clone()
+        });
+        let mut known = self.shard(id).get(&id).cloned();
+        if known.as_ref().is_some_and(|shared| !shared.is_of(opener.as_ref())) {
+            self.foreign(outbox, (id, category, &node), &word);
+            return None;
+        }
+        if let Word::Resume { instance: Some(meant), .. } = &word
+            && *meant != self.instance
+        {
+            known = known.filter(|shared| !shared.yields());
+        }
+        let Some(shared) = known else { return self.hear_other(outbox, node, id, category, word) };
+        let parks = matches!(word, Word::Lost { .. });
+        let resumes = matches!(word, Word::Resume { .. } | Word::Resumed { .. });
+        if !shared.hear(outbox, word, now) {
+            self.metrics.frames_dropped.count("out_of_place");
+            return None;
+        }
+        if resumes {
+            self.metrics.resumed.inc();
+        }
+        if let Some(opener) = opener {
+            shared.opened_by(opener);
+        }
+        if parks { shared.parked().map(Event::Parked) } else { None }
+    }
+
+    /// A frame about a session that has no end here, or none yet.
+    fn hear_other(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        node: NodeName,
+        id: SessionId,
+        category: Category,
+        mut word: Word,
+    ) -> Option<Event> {
+        let edge = match &outbox.peer {
+            Peer::Edge(edge) => Some(edge),
+            Peer::Cloud(_) | Peer::Pod => None,
+        };
+        // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
+        let elsewhere = !matches!(outbox.peer, Peer::Cloud(_));
+        match &mut word {
+            Word::Open { epoch, client, opener, .. } if elsewhere => {
+                let mut category = category;
+                // An edge must never borrow another front end's rights, nor another's name.
+                if let Some(edge) = edge {
+                    (category, *client) = (Category::HttpProxy, format!("node {edge}"));
+                }
+                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
+                self.asked(attempt, word)
+            }
+            Word::Resume { epoch, instance: Some(instance), opener, .. }
+                if elsewhere && *instance != self.instance =>
+            {
+                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
+                self.asked(attempt, word)
+            }
+            Word::Open { .. } => {
+                let Word::Open { target, limit, epoch, client, opener } = word else { return None };
+                self.offered(outbox, (id, category, node), (target, client, opener), (limit, epoch))
+            }
+            Word::Resume { epoch, .. } => {
+                outbox.reply(id, category, &node, unknown(*epoch));
+                None
+            }
+            _ => {
+                if !self.middle.hear(outbox, id, word) {
+                    self.metrics.frames_dropped.count("unknown_session");
+                }
+                None
+            }
+        }
+    }
+
+    fn asked(self: &Arc<Self>, attempt: Attempt, word: Word) -> Option<Event> {
+        let from = &attempt.from;
+        let most = self.limits.sessions;
+        let too_many = if from.is_behind() || from.sessions() >= most {
+            Some("too many sessions on this link at once")
+        } else if self.middle.len() >= most && !self.middle.knows(attempt.id) {
+            Some("too many sessions through this pod at once")
+        } else {
+            None
+        };
+        if let Some(why) = too_many {
+            let refusal = Refusal::new(Code::Busy, why);
+            from.reply(attempt.id, attempt.category, &attempt.node, refused(&word, refusal));
+            return None;
+        }
+        match self.middle.asked(&attempt) {
+            Claim::Newest => return Some(Event::Asked(Asked::new(self.clone(), attempt, word))),
+            Claim::Old => self.metrics.frames_dropped.count("out_of_place"),
+            Claim::Foreign => self.foreign(from, (attempt.id, attempt.category, &attempt.node), &word),
+        }
+        None
+    }
+
+    /// Who wants to take up a session that another has opened is told no more than one who knows none.
+    fn foreign(&self, from: &Outbox, (id, category, node): (SessionId, Category, &NodeName), word: &Word) {
+        self.metrics.frames_dropped.count("not_the_opener");
+        from.reply(id, category, node, refused(word, Refusal::new(Code::Unknown, UNKNOWN)));
+    }
+
+    pub(crate) fn offered(
+        self: &Arc<Self>,
+        outbox: &Arc<Outbox>,
+        (id, category, node): (SessionId, Category, NodeName),
+        (target, client, opener): (Target, String, Option<Opener>),
+        (limit, epoch): (u64, u64),
+    ) -> Option<Event> {
+        let source = source(&client);
+        let halves = if lock(&self.ended).contains(id) {
+            Err(Refusal::new(Code::Unknown, "this session has ended"))
+        } else if outbox.is_behind() {
+            Err(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
+        } else {
+            self.halves_for(&source).ok_or_else(|| self.spent(&outbox.peer))
+        };
+        let (send, mut recv) = match halves {
+            Ok(halves) => halves,
+            Err(refusal) => {
+                outbox.reply(id, category, &node, Word::Refused { epoch, refusal });
+                return None;
+            }
+        };
+        if !outbox.resumes {
+            let (in_all, of_link) = self.room_unread(outbox);
+            recv.lift_limit(in_all, of_link);
+        }
+        let end = End::acceptor(outbox.id, epoch, limit, send, recv);
+        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
+        if let Some(opener) = opener {
+            shared.opened_by(opener);
+        }
+        outbox.join(&shared);
+        lock(&self.clients).add(id, &source);
+        self.insert(&shared);
+        let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };
+        Some(Event::Offer(Offer::new(shared, target, client, patience)))
+    }
+
+    /// Room for one session more of a client. If there is none, the client that has more than it gives some of its own.
+    fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
+        // Who gives way is gone from memory at once, and from the table once its far end was told.
+        let given = || (0..MOST_GIVEN).take_while(|_| self.give_way(source)).find_map(|_| self.halves());
+        self.has_place().then(|| self.halves()).flatten().or_else(given)
+    }
+
+    /// Why there is no room, and which key of which program makes more: a cloud asks an edge, any other asks a pod.
+    fn spent(&self, peer: &Peer) -> Refusal {
+        let (program, file) = match peer {
+            Peer::Cloud(_) => ("edge", "the node's edge.toml"),
+            Peer::Edge(_) | Peer::Pod => ("cloud", "that pod's cloud.toml"),
+        };
+        let most = self.limits.sessions;
+        let why = match (self.len() >= most, program) {
+            (true, "edge") => format!("{most} sessions run at the node, as many as an edge serves"),
+            (true, _) => format!("{most} sessions run at that pod: see [mode.cloud.session] max in {file}"),
+            (false, _) => format!(
+                "no memory left there for another session: see [mode.{program}.session] memory in {file}"
+            ),
+        };
+        Refusal::new(Code::Busy, why)
+    }
+}
+
+/// Of one client, so many sessions may give way to one of another's: then there is room, or the one has no more.
+const MOST_GIVEN: usize = 8;
+/// How long an edge may dial: less than the 12 s a front end waits.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for a plain pod, which waits 5 s.
+const PLAIN_PATIENCE: Duration = Duration::from_millis(4500);
