@@ -16,7 +16,7 @@ use crate::policy::targets::{Listening, Targets};
 use crate::protocol::link::sender::Outbox;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::Body;
+use crate::protocol::wire::frame::FrameKind;
 use crate::protocol::{Answer, Event, Limits, Opening, Table};
 use crate::protocol::{Dialect, Peer};
 
@@ -78,7 +78,7 @@ fn pump(drain: &Drain, from: &Arc<Outbox>, back: &Arc<Outbox>, to: &Arc<Table>, 
     let (from, back, to) = (Arc::clone(from), Arc::clone(back), Arc::clone(to));
     drain.spawn(tracing::Span::none(), async move {
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
-            let Body::Session(id, category, word) = frame.body else { continue };
+            let FrameKind::Session(id, category, word) = frame.body else { continue };
             if let Some(Event::Offer(offer)) = to.hear(&back, frame.node, id, category, word, Instant::now())
             {
                 backend.as_ref().unwrap().take(offer);

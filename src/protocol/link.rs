@@ -33,7 +33,7 @@ use crate::protocol::table::{Event, Table};
 use crate::protocol::wire::codec::inbound::next_piece;
 use crate::protocol::wire::codec::{Reader, StreamMsg};
 use crate::protocol::wire::extension::from_message;
-use crate::protocol::wire::frame::{Body, Code, Frame, Refusal, Word};
+use crate::protocol::wire::frame::{Code, Frame, FrameKind, Refusal, SessionFrame};
 use crate::protocol::wire::plain::{Heard, Meaning};
 use crate::telemetry::Metrics;
 
@@ -214,27 +214,27 @@ impl Link {
     fn hear_frame(&mut self, frame: Frame, now: Instant) {
         let node = frame.node;
         match frame.body {
-            Body::Ping(None) if !self.answers => {}
-            Body::Ping(number) => self.outbox.pong(number),
-            Body::Pong(Some(number)) => {
+            FrameKind::Ping(None) if !self.answers => {}
+            FrameKind::Ping(number) => self.outbox.pong(number),
+            FrameKind::Pong(Some(number)) => {
                 let trip = self.outbox.ponged(number, now);
                 self.metrics.round_trip.observe(trip);
             }
-            Body::Pong(None) => {}
-            Body::Session(id, category, word) => {
+            FrameKind::Pong(None) => {}
+            FrameKind::Session(id, category, word) => {
                 self.events.extend(self.table.hear(&self.outbox, node, id, category, word, now));
             }
-            Body::Find(question) => self.events.push_back(Event::Find(node, question)),
-            Body::Found(found) => self.events.push_back(Event::Found(node, found)),
-            Body::Drain => self.events.push_back(Event::Drain),
-            Body::Conflict(said) => self.events.push_back(Event::Conflict(node, said)),
+            FrameKind::Find(question) => self.events.push_back(Event::Find(node, question)),
+            FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
+            FrameKind::Drain => self.events.push_back(Event::Drain),
+            FrameKind::Conflict(said) => self.events.push_back(Event::Conflict(node, said)),
         }
     }
 
     fn deliver(&mut self, heard: Heard, now: Instant) {
         let Some(node) = self.outbox.peer.node().cloned() else { return };
         for word in heard.words {
-            if matches!(word, Word::Data(_)) {
+            if matches!(word, SessionFrame::Data(_)) {
                 self.fed = Some(heard.id);
             }
             self.events.extend(self.table.hear(

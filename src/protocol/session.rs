@@ -21,7 +21,7 @@ use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::link::sender::{Outbox, Wish};
 use crate::protocol::session::state::{Effects, End, LinkId, Phase};
 use crate::protocol::table::Table;
-use crate::protocol::wire::frame::{Category, Refusal, Word};
+use crate::protocol::wire::frame::{Category, Refusal, SessionFrame};
 use crate::protocol::wire::opener::Opener;
 
 /// What the table, the owner and the links share of one end.
@@ -98,8 +98,8 @@ impl Shared {
     }
 
     /// One frame of this session from the link of `outbox`. False if it did not count.
-    pub(super) fn hear(self: &Arc<Self>, outbox: &Arc<Outbox>, word: Word, now: Instant) -> bool {
-        let moves = matches!(word, Word::Open { .. } | Word::Resume { .. });
+    pub(super) fn hear(self: &Arc<Self>, outbox: &Arc<Outbox>, word: SessionFrame, now: Instant) -> bool {
+        let moves = matches!(word, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         if moves {
             outbox.join(self);
         }

@@ -8,7 +8,7 @@ use tunnel::edge::Edge;
 use tunnel::names::Instance;
 use tunnel::net::tls::Identity;
 use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Body, Conflict, Frame};
+use tunnel::protocol::wire::frame::{Conflict, Frame, FrameKind};
 use tunnel::protocol::wire::hello::Caller;
 use tunnel::protocol::{Found, Peer};
 
@@ -116,20 +116,20 @@ async fn scripted(place: &Place, pod: &TestPod, number: u128, old: bool) -> Call
 
 fn found(instance: u128, age: Option<Duration>) -> Body {
     let instance = Some(Instance::from_bits(instance));
-    Body::Found(Found { question: 0, here: true, heard: Duration::ZERO, instance, age })
+    FrameKind::Found(Found { question: 0, here: true, heard: Duration::ZERO, instance, age })
 }
 
 fn conflict(instance: u128) -> Body {
     let instance = Some(Instance::from_bits(instance));
-    Body::Conflict(Conflict { instance, reason: "the other one is alive".into() })
+    FrameKind::Conflict(Conflict { instance, reason: "the other one is alive".into() })
 }
 
 /// Says it of the node, and waits until the pod has heard it: the answer to a question comes after.
 async fn tells(call: &mut Call, body: Body) {
-    for body in [body, Body::Find(5)] {
+    for body in [body, FrameKind::Find(5)] {
         call.send(to_message(Frame { node: call.node.clone(), body })).await;
     }
-    while !matches!(hears(call).await, Body::Found(Found { question: 5, .. })) {}
+    while !matches!(hears(call).await, FrameKind::Found(Found { question: 5, .. })) {}
 }
 
 /// What the pod says next, of anything.
@@ -141,7 +141,7 @@ async fn hears(call: &mut Call) -> Body {
 /// The pod says that its own node keeps the name.
 async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
     loop {
-        if let Body::Conflict(Conflict { instance, reason }) = hears(call).await {
+        if let FrameKind::Conflict(Conflict { instance, reason }) = hears(call).await {
             assert_eq!(instance, Some(Instance::from_bits(keeps)));
             return assert!(reason.contains("node node1 is linked from 127.0.0.1:"), "{reason}");
         }

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::{Code, Refusal, Word};
+use tunnel::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
@@ -151,8 +151,8 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {
-        let (id, Word::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
-        call.say(id, Word::Opened { limit: 10_000, epoch, instance: None }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
+        call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
         id
     };
     let (_client, id) = tokio::join!(pod.open("node1:22"), accepts);
@@ -160,7 +160,7 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let (stopped, word) = tokio::join!(pod.pod.stop(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
     let why = |reason: &str| Refusal::new(Code::Busy, reason);
-    assert_eq!(word, (id, Word::Broken { total: 0, refusal: why("the pod is stopping") }));
+    assert_eq!(word, (id, SessionFrame::Broken { total: 0, refusal: why("the pod is stopping") }));
     assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
 
     let echo = targets::echo().await;
@@ -168,12 +168,13 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let edge = start_edge(&place.edge("node1", cloud.at, "[mode.edge.session]\ndrain = \"0s\""));
     let mut call = cloud.call().await;
     call.answer(Some(Instance::random()));
-    let open = Word::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
+    let open =
+        SessionFrame::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
     call.say(id, open).await;
-    assert!(matches!(call.word().await.1, Word::Opened { .. }));
+    assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
     let (stopped, word) = tokio::join!(edge.stop(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
-    assert_eq!(word, (id, Word::Broken { total: 0, refusal: why("the edge is stopping") }));
+    assert_eq!(word, (id, SessionFrame::Broken { total: 0, refusal: why("the edge is stopping") }));
 }
 
 #[tokio::test]
@@ -195,13 +196,18 @@ async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));
     let id = SessionId::random();
-    let open =
-        Word::Open { target: source.into(), limit: 10_000, epoch: 1, client: String::new(), opener: None };
+    let open = SessionFrame::Open {
+        target: source.into(),
+        limit: 10_000,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
     call.say(id, open).await;
-    assert!(matches!(call.word().await.1, Word::Opened { .. }));
-    call.say(id, Word::Finish { total: 1 }).await;
+    assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
+    call.say(id, SessionFrame::Finish { total: 1 }).await;
     let stopped = slow_reader(&mut call, id, async |_| beside(edge.stop(pending()))).await;
-    call.say(id, Word::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }).await;
+    call.say(id, SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }).await;
     assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
 }
 
@@ -211,9 +217,9 @@ async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
     let pod = TestPod::start(&place);
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {
-        let (id, Word::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
-        call.say(id, Word::Opened { limit: 10_000, epoch, instance: None }).await;
-        call.say(id, Word::Finish { total: 1 }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
+        call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
+        call.say(id, SessionFrame::Finish { total: 1 }).await;
         id
     };
     let (mut client, id) = tokio::join!(pod.open("node1:22"), accepts);
@@ -229,18 +235,18 @@ async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
 async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce(()) -> T) -> T {
     let mut got = Vec::new();
     while got.len() < 10_000 {
-        if let Word::Data(bytes) = call.word().await.1 {
+        if let SessionFrame::Data(bytes) = call.word().await.1 {
             got.extend_from_slice(&bytes);
         }
     }
     let stopped = stop(()).await;
     // Longer than a stop without work takes; nothing that could be waited for happens meanwhile.
     tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    call.say(id, Word::Credit { received: 10_000, limit: 100_000 }).await;
+    call.say(id, SessionFrame::Credit { received: 10_000, limit: 100_000 }).await;
     loop {
         match call.word().await.1 {
-            Word::Data(bytes) => got.extend_from_slice(&bytes),
-            Word::Finish { total } => {
+            SessionFrame::Data(bytes) => got.extend_from_slice(&bytes),
+            SessionFrame::Finish { total } => {
                 assert_eq!(total, 50_001);
                 break;
             }
@@ -248,6 +254,6 @@ async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce((
         }
     }
     assert!(got == targets::pattern(50_000));
-    call.say(id, Word::Credit { received: 50_001, limit: 100_000 }).await;
+    call.say(id, SessionFrame::Credit { received: 50_001, limit: 100_000 }).await;
     stopped
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel::edge::Edge;
 use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::Word;
+use tunnel::protocol::wire::frame::SessionFrame;
 use tunnel::protocol::{Code, Refusal, Session};
 
 use crate::support::call::Call;
@@ -34,8 +34,8 @@ fn start(place: &Place) -> TestPod {
 /// Refuses the next session that is asked for: the node is not here.
 async fn refuses(pod: &mut Call) {
     let (id, word) = pod.word().await;
-    let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
-    pod.say(id, Word::Refused { epoch, refusal: Refusal::new(Code::NotHere, "it has gone") }).await;
+    let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
+    pod.say(id, SessionFrame::Refused { epoch, refusal: Refusal::new(Code::NotHere, "it has gone") }).await;
 }
 
 /// Says of the node, for as long as the link lives, that it is not here.
@@ -66,7 +66,7 @@ async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
     says(&right, question, true, Duration::ZERO).await;
     opens(&mut right).await;
     let (answered, word) = one.word().await;
-    assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true), "{word:?}");
+    assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true), "{word:?}");
     // What this search has learned, all know.
     let (_client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut right));
 }
@@ -107,19 +107,19 @@ async fn a_pod_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
     say_to(&one, "node1", id, open_word(1)).await;
     let begun = Instant::now();
     let (_, word) = silent.word().await;
-    assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
     let question = asked(&mut right).await;
     says(&right, question, true, Duration::ZERO).await;
     // Only who has opened a session moves it.
     let (_, word) = one.word().await;
-    assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     say_to(&one, "node1", id, open_word(2)).await;
     let (_, word) = silent.word().await;
-    assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
     opens(&mut right).await;
     let (_, word) = one.word().await;
-    assert!(matches!(word, Word::Opened { epoch: 2, .. }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Opened { epoch: 2, .. }), "{word:?}");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use tunnel::names::{Instance, SessionId};
 use tunnel::protocol::Code;
 use tunnel::protocol::wire::codec::{StreamMsg, encode};
 use tunnel::protocol::wire::extension::to_message;
-use tunnel::protocol::wire::frame::{Body, Frame, Word};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};
@@ -26,8 +26,8 @@ async fn both(place: &Place, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
 /// Opens a session to a scripted edge, which accepts it.
 async fn accepted(pod: &TestPod, edge: &mut Call) -> (TcpStream, SessionId) {
     let accept = async {
-        let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-        edge.say(id, Word::Opened { limit: 1000, epoch, instance: None }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+        edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
         id
     };
     tokio::join!(pod.open("bad:22"), accept)
@@ -39,7 +39,7 @@ async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
     let pod = TestPod::start(&place);
     let (mut bad, _edge) = both(&place, &pod).await;
     for _ in 0..5000 {
-        bad.say(SessionId::random(), Word::Data("x".into())).await;
+        bad.say(SessionId::random(), SessionFrame::Data("x".into())).await;
     }
     let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
     wait_until("all are counted", || unknown() == 5000).await;
@@ -53,7 +53,7 @@ async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_give
     let pod = TestPod::start(&place);
     let bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
     for _ in 0..50 {
-        let word = || message(&bad.node, SessionId::random(), Word::Data("x".into()));
+        let word = || message(&bad.node, SessionId::random(), SessionFrame::Data("x".into()));
         assert!(bad.say((0..400).map(|_| word())).await);
     }
     let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
@@ -69,7 +69,7 @@ async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
     let place = Place::new();
     let pod = TestPod::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
-    let word = bad.message(SessionId::random(), Word::Finish { total: 1 });
+    let word = bad.message(SessionId::random(), SessionFrame::Finish { total: 1 });
     let dropped = |cause| pod.pod.metrics.frames_dropped.counted(cause);
     for (message, cause) in [
         (StreamMsg { r#type: "no such type".into(), ..word.clone() }, "unknown_type"),
@@ -102,7 +102,7 @@ async fn flooded(node: &str, most: usize) {
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
     let (mut bad, _edge) = both(&place, &pod).await;
     let target = "node1:22".parse().unwrap();
-    let open = Word::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
+    let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
     // It does not read the answers meanwhile.
     for _ in 0..20_000 {
         let message = bad.message(SessionId::random(), open.clone());
@@ -115,7 +115,7 @@ async fn flooded(node: &str, most: usize) {
     wait_until("only ours is left", || left().0 <= 1 && left().1 == (0, 0)).await;
     let (_, answer) = bad.word().await;
     assert!(
-        matches!(&answer, Word::Refused { refusal, .. } if refusal.code == Code::NotAllowed),
+        matches!(&answer, SessionFrame::Refused { refusal, .. } if refusal.code == Code::NotAllowed),
         "{answer:?}"
     );
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
@@ -128,7 +128,7 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     let (place, echo) = (Place::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let (bad, _edge) = both(&place, &pod).await;
-    let open = Word::Open {
+    let open = SessionFrame::Open {
         target: "node1:22".parse().unwrap(),
         limit: 1,
         epoch: 1,
@@ -143,7 +143,7 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     hurry();
     let speaking = beside(async move {
         loop {
-            bad.say(SessionId::random(), Word::Finish { total: 1 }).await;
+            bad.say(SessionId::random(), SessionFrame::Finish { total: 1 }).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     });
@@ -165,7 +165,7 @@ async fn an_edge_that_says_unasked_that_it_has_moved_keeps_its_place_and_one_lin
     let mut links = Vec::new();
     for _ in 0..20 {
         let mut bad = peer::link(&place, &pod, "bad", instance).await;
-        for body in [Body::Drain, Body::Ping(Some(9))] {
+        for body in [FrameKind::Drain, FrameKind::Ping(Some(9))] {
             bad.send(to_message(Frame { node: bad.node.clone(), body })).await;
         }
         // The answer comes when both were heard.
@@ -184,15 +184,16 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
     let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
     let mut call = bad.call().await;
     call.answer(Some(Instance::random()));
-    let open = Word::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
+    let open =
+        SessionFrame::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
     for _ in 0..500 {
         call.say(SessionId::random(), open.clone()).await;
     }
     let (mut opened, mut refused) = (0, 0);
     while opened + refused < 500 {
         match call.word().await.1 {
-            Word::Opened { .. } => opened += 1,
-            Word::Refused { refusal, .. } if refusal.code == Code::Busy => refused += 1,
+            SessionFrame::Opened { .. } => opened += 1,
+            SessionFrame::Refused { refusal, .. } if refusal.code == Code::Busy => refused += 1,
             other => panic!("{other:?}"),
         }
     }
@@ -210,13 +211,13 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
     call.answer(Some(Instance::random()));
     let mut asked = async |client: &str| {
         let (target, client, id) = (echo.into(), client.into(), SessionId::random());
-        call.say(id, Word::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
+        call.say(id, SessionFrame::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
         let mut cut = 0;
         loop {
             match call.word().await.1 {
-                Word::Opened { .. } => return (Ok(()), cut),
-                Word::Refused { refusal, .. } => return (Err(refusal), cut),
-                Word::Reset { refusal, .. } if refusal.code == Code::Busy => cut += 1,
+                SessionFrame::Opened { .. } => return (Ok(()), cut),
+                SessionFrame::Refused { refusal, .. } => return (Err(refusal), cut),
+                SessionFrame::Reset { refusal, .. } if refusal.code == Code::Busy => cut += 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -248,12 +249,12 @@ async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
     let (mut victim, id) = accepted(&pod, &mut bad).await;
     let (mut other, other_id) = accepted(&pod, &mut bad).await;
-    bad.say(id, Word::Data(vec![0; 1 << 20].into())).await;
+    bad.say(id, SessionFrame::Data(vec![0; 1 << 20].into())).await;
     let (about, reset) = bad.word().await;
-    let Word::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
+    let SessionFrame::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
     assert_eq!((about, refusal.code), (id, Code::Violation), "{refusal:?}");
     is_reset(&mut victim).await;
-    bad.say(other_id, Word::Data("still here".into())).await;
+    bad.say(other_id, SessionFrame::Data("still here".into())).await;
     let mut text = [0; 10];
     soon("the neighbour's bytes", other.read_exact(&mut text)).await.unwrap();
     assert_eq!(&text, b"still here");
@@ -266,15 +267,16 @@ async fn wrong_offsets_reset_the_session() {
     let pod = TestPod::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
     for word in [
-        Word::Finish { total: 7 },
-        Word::Finish { total: u64::MAX },
-        Word::Credit { received: 7, limit: 7 },
-        Word::Credit { received: u64::MAX, limit: u64::MAX },
+        SessionFrame::Finish { total: 7 },
+        SessionFrame::Finish { total: u64::MAX },
+        SessionFrame::Credit { received: 7, limit: 7 },
+        SessionFrame::Credit { received: u64::MAX, limit: u64::MAX },
     ] {
         let (mut client, id) = accepted(&pod, &mut bad).await;
         bad.say(id, word.clone()).await;
         let (about, reset) = bad.word().await;
-        let violation = matches!(&reset, Word::Reset { refusal, .. } if refusal.code == Code::Violation);
+        let violation =
+            matches!(&reset, SessionFrame::Reset { refusal, .. } if refusal.code == Code::Violation);
         assert!(about == id && violation, "{word:?}: {reset:?}");
         is_reset(&mut client).await;
     }
@@ -286,7 +288,7 @@ async fn a_message_that_is_too_long_ends_the_link_and_not_the_pod() {
     let (place, echo) = (Place::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let (mut bad, _edge) = both(&place, &pod).await;
-    bad.say(SessionId::random(), Word::Data(vec![0; 5 << 20].into())).await;
+    bad.say(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
     bad.ends().await;
     wait_until("the link's end is counted", || pod.pod.metrics.links_ended.counted("bad_stream") == 1).await;
     assert!(pod.link("bad").is_none());
@@ -402,12 +404,12 @@ async fn open(call: &mut Call, text: &str) -> Option<Code> {
     let id = SessionId::random();
     call.say(
         id,
-        Word::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
+        SessionFrame::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
     )
     .await;
     match call.word().await.1 {
-        Word::Opened { .. } => None,
-        Word::Refused { refusal, .. } => Some(refusal.code),
+        SessionFrame::Opened { .. } => None,
+        SessionFrame::Refused { refusal, .. } => Some(refusal.code),
         other => panic!("{other:?}"),
     }
 }

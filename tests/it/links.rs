@@ -8,7 +8,7 @@ use tunnel::edge::Edge;
 use tunnel::names::Instance;
 use tunnel::protocol::Peer;
 use tunnel::protocol::wire::extension::from_message;
-use tunnel::protocol::wire::frame::Body;
+use tunnel::protocol::wire::frame::FrameKind;
 use tunnel::protocol::wire::hello::Hello;
 
 use crate::certificates::Authority;
@@ -222,7 +222,7 @@ async fn a_silent_link_is_pinged_and_given_up() {
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let begun = Instant::now();
     let ping = silent.next().await.unwrap();
-    let Body::Ping(number) = from_message(ping, &Peer::Cloud(silent.node.clone())).unwrap().body else {
+    let FrameKind::Ping(number) = from_message(ping, &Peer::Cloud(silent.node.clone())).unwrap().body else {
         panic!("a ping")
     };
     assert!(number.is_some() && begun.elapsed().as_secs() == 5, "{:?}", begun.elapsed());

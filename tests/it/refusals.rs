@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::names::Instance;
-use tunnel::protocol::wire::frame::Word;
+use tunnel::protocol::wire::frame::SessionFrame;
 use tunnel::protocol::{Code, Refusal};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
@@ -160,9 +160,9 @@ async fn no_answer_in_time_is_told_as_such() {
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     says(&pod.ask("node1:22").await, 504, "node node1 did not answer within 200ms");
     let (id, open) = silent.word().await;
-    assert!(matches!(open, Word::Open { .. }), "{open:?}");
+    assert!(matches!(open, SessionFrame::Open { .. }), "{open:?}");
     let (again, reset) = silent.word().await;
-    assert!(again == id && matches!(reset, Word::Reset { .. }), "{reset:?}");
+    assert!(again == id && matches!(reset, SessionFrame::Reset { .. }), "{reset:?}");
     pod.forgets_all().await;
 }
 
@@ -173,8 +173,8 @@ async fn what_an_edge_gives_as_reason_has_its_status() {
     let mut edge = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     for (code, status) in [(Code::TargetTimeout, 504), (Code::TargetUnreachable, 502), (Code::Busy, 503)] {
         let answer = async {
-            let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-            edge.say(id, Word::Refused { epoch, refusal: Refusal::new(code, "as it is") }).await;
+            let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+            edge.say(id, SessionFrame::Refused { epoch, refusal: Refusal::new(code, "as it is") }).await;
         };
         let (told, ()) = tokio::join!(pod.ask("node1:22"), answer);
         says(&told, status, "node node1: as it is");

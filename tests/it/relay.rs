@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tunnel::names::{Instance, SessionId};
 use tunnel::net::tls::Identity;
 use tunnel::protocol::Code;
-use tunnel::protocol::wire::frame::Word;
+use tunnel::protocol::wire::frame::SessionFrame;
 use tunnel::protocol::wire::hello::Caller;
 
 use crate::certificates::Authority;
@@ -314,7 +314,7 @@ async fn what_comes_from_a_pod_is_never_sent_to_another() {
     let headers = Caller::pod_request(Instance::from_bits(77));
     let mut link = peer::link_as_pod(&place, pods[0].pod.grpc, own(&place), headers, "node1").await.unwrap();
     let id = SessionId::random();
-    let open = Word::Open {
+    let open = SessionFrame::Open {
         target: "127.0.0.1:22".parse().unwrap(),
         limit: 1000,
         epoch: 1,
@@ -324,12 +324,12 @@ async fn what_comes_from_a_pod_is_never_sent_to_another() {
     link.say(id, open).await;
     let (answered, word) = link.word().await;
     assert_eq!(answered, id);
-    let Word::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotHere);
     let instance = Some(Instance::from_bits(78));
-    link.say(id, Word::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None }).await;
+    link.say(id, SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None }).await;
     let (_, word) = link.word().await;
-    let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotHere);
 }
 
@@ -343,11 +343,11 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
     let instance = Some(Instance::from_bits(78));
     link.say(
         SessionId::random(),
-        Word::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None },
+        SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None },
     )
     .await;
     let (_, word) = link.word().await;
-    let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::Unknown);
 }
 

@@ -13,7 +13,7 @@ use tunnel::net::tls::{Identity, Mutual};
 use tunnel::protocol::link::grpc::Ground;
 use tunnel::protocol::wire::codec::StreamMsg;
 use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Body, Frame, Word};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 use tunnel::protocol::{Code, Found, Limits, Peer, Refusal, Table, Windows};
 use tunnel::registry::Registry;
 use tunnel::registry::siblings::Siblings;
@@ -123,9 +123,9 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     let asked: StreamMsg = two.hears().await;
     assert_eq!((asked.r#type.as_str(), asked.node.as_str()), ("connecting", "node2"));
     assert_eq!(asked.category, "httpProxy", "an edge borrows no other front end's rights");
-    two.say(id, Word::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) }).await;
+    two.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) }).await;
     let (answered, word) = one.word().await;
-    assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true));
+    assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true));
 
     // By its own name it means the cloud, which dials nothing here.
     for (node, code) in
@@ -134,7 +134,7 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
         let id = SessionId::random();
         say_to(&one, node, id, open_word(1)).await;
         let (answered, word) = one.word().await;
-        let Word::Refused { refusal, .. } = word else { panic!("{node}: {word:?}") };
+        let SessionFrame::Refused { refusal, .. } = word else { panic!("{node}: {word:?}") };
         assert_eq!((answered, refusal.code), (id, code), "{node}: {refusal}");
     }
 }
@@ -147,7 +147,7 @@ async fn edges_reach_no_node_unless_the_settings_say_so() {
     let _two = peer::link(&place, &pod, "node2", Some(Instance::from_bits(2))).await;
     say_to(&one, "node2", SessionId::random(), open_word(1)).await;
     let (_, word) = one.word().await;
-    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotAllowed);
 }
 
@@ -163,16 +163,16 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
     let silent = async {
         // Alive, but it does not answer what it is asked.
         let (id, word) = near.word().await;
-        assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
         asked.send(id).unwrap();
         let (_, word) = near.word().await;
-        assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
     };
     let answers = async {
         let (id, word) = far.word().await;
-        assert!(matches!(word, Word::Open { epoch: 2, .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { epoch: 2, .. }), "{word:?}");
         assert_eq!(was_asked.await, Ok(id));
-        far.say(id, Word::Opened { limit: 1000, epoch: 2, instance }).await;
+        far.say(id, SessionFrame::Opened { limit: 1000, epoch: 2, instance }).await;
     };
     let (_client, (), ()) = tokio::join!(pods[0].open("node1:22"), silent, answers);
     let took = begun.elapsed();
@@ -187,10 +187,10 @@ async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
     let mut far = peer::link(&place, &pods[1], "node1", instance).await;
     let answers = async {
         let (id, word) = far.word().await;
-        assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
         let more = tokio::time::timeout(Duration::from_secs(5), far.word()).await;
         assert!(more.is_err(), "{more:?}");
-        far.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+        far.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
     let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
 }
@@ -210,9 +210,9 @@ async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod(
         let answers = async {
             let edge = &mut edges[n];
             let (id, word) = edge.word().await;
-            let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+            let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
             let instance = Some(Instance::from_bits(n as u128));
-            edge.say(id, Word::Opened { limit: 1000, epoch, instance }).await;
+            edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
         };
         let target = format!("node{n}:22");
         let _clients = tokio::join!(pods[2].open(&target), answers);
@@ -245,7 +245,7 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
     let mut old = peer::link(&place, &pods[1], "node1", instance).await;
     let accept = async {
         let (id, _) = old.word().await;
-        old.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+        old.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
     let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), accept);
     drop(old);
@@ -298,9 +298,9 @@ async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
     announces(&mut wrong, 1).await;
     let answers = async {
         let (id, word) = wrong.word().await;
-        let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+        let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
         let refusal = Refusal::new(Code::NotHere, "it has gone");
-        wrong.say(id, Word::Refused { epoch, refusal }).await;
+        wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         let (one, two) = tokio::join!(asked(&mut wrong), asked(&mut right));
         says(&wrong, one, false, Duration::ZERO).await;
         says(&right, two, true, Duration::ZERO).await;
@@ -328,16 +328,16 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
         age: None,
     };
     let node = impostor.node.clone();
-    impostor.send(to_message(Frame { node, body: Body::Found(found) })).await;
+    impostor.send(to_message(Frame { node, body: FrameKind::Found(found) })).await;
     // The path is lost. Only the pod that has the right process is asked to resume.
     drop(right);
     let mut right = scripted_pod(&place, &pods[0], 9).await;
     says(&right, 0, true, Duration::ZERO).await;
     let (id, word) = right.word().await;
-    let Word::Resume { epoch, instance, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Resume { epoch, instance, .. } = word else { panic!("{word:?}") };
     assert_eq!(instance, Some(Instance::from_bits(1)));
-    right.say(id, Word::Resumed { received: 0, limit: 1000, epoch }).await;
-    right.say(id, Word::Data("hello".into())).await;
+    right.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
+    right.say(id, SessionFrame::Data("hello".into())).await;
     let mut back = [0; 5];
     soon("bytes", client.read_exact(&mut back)).await.unwrap();
     let resumed = tokio::time::timeout(Duration::from_millis(50), impostor.word()).await;
@@ -355,10 +355,10 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
             loop {
                 let message = wrong.next().await.expect("the stream goes on");
                 match from_message(message, &Peer::Pod).unwrap().body {
-                    Body::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
-                    Body::Session(id, _, Word::Open { epoch, .. }) => {
+                    FrameKind::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
+                    FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
                         let refusal = Refusal::new(Code::NotHere, "not here");
-                        wrong.say(id, Word::Refused { epoch, refusal }).await;
+                        wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
                     }
                     _ => {}
                 }
@@ -368,13 +368,13 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
             loop {
                 let message = right.next().await.expect("the stream goes on");
                 match from_message(message, &Peer::Pod).unwrap().body {
-                    Body::Find(question) => {
+                    FrameKind::Find(question) => {
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         says(&right, question, true, Duration::ZERO).await;
                     }
-                    Body::Session(id, _, Word::Open { epoch, .. }) => {
+                    FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
                         let instance = Some(Instance::from_bits(1));
-                        return right.say(id, Word::Opened { limit: 1000, epoch, instance }).await;
+                        return right.say(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
                     }
                     _ => {}
                 }
@@ -461,17 +461,17 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
         say_to(&bad, &format!("away{n}"), SessionId::random(), open_word(1)).await;
     }
     let (_, word) = bad.word().await;
-    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::Busy);
     // What is found at once needs no search; nor is another's held up by that one's.
     for edge in [&bad, &good] {
         say_to(edge, "node2", SessionId::random(), open_word(1)).await;
         let (_, word) = soon("what the other edge was asked for", other.word()).await;
-        assert!(matches!(word, Word::Open { .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { .. }), "{word:?}");
     }
     say_to(&good, "away", SessionId::random(), open_word(1)).await;
     let (_, word) = good.word().await;
-    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::TargetUnreachable);
 }
 

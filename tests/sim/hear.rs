@@ -1,7 +1,7 @@
 //! What processes do with what arrives.
 
 use tokio::time::Instant;
-use tunnel::protocol::wire::frame::Body;
+use tunnel::protocol::wire::frame::FrameKind;
 use tunnel::protocol::{Event, Parked};
 
 use super::world::World;
@@ -21,10 +21,10 @@ impl World {
             end.turns.heard(&frame.body);
             let (at, outbox) = (end.at, end.outbox.clone());
             match frame.body {
-                Body::Ping(number) => outbox.pong(number),
-                Body::Pong(Some(number)) => drop(outbox.ponged(number, now)),
-                Body::Pong(None) => self.ledger.fault("a pong without a number"),
-                Body::Session(id, category, word) => {
+                FrameKind::Ping(number) => outbox.pong(number),
+                FrameKind::Pong(Some(number)) => drop(outbox.ponged(number, now)),
+                FrameKind::Pong(None) => self.ledger.fault("a pong without a number"),
+                FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();
                     let event = table.hear(&outbox, frame.node, id, category, word, now);
                     self.event(event, at);

@@ -11,7 +11,7 @@ use tunnel::names::SessionId;
 use tunnel::protocol::Outbox;
 use tunnel::protocol::wire::codec::{Reader, encode};
 use tunnel::protocol::wire::extension::{from_message, to_message};
-use tunnel::protocol::wire::frame::{Body, Frame, Word};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 
 use super::chance::Dice;
 use super::crowd::Woken;
@@ -105,7 +105,7 @@ impl Line {
         };
         end.idle = false;
         end.turns.pulled(&frame, ledger);
-        let session = if let Body::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
+        let session = if let FrameKind::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
         ledger.note(|| format!("link {} {} {session:?} {}", self.number, [">", "<"][side], show(&frame)));
         let passes = self.half_way.as_mut().is_none_or(|half_way| half_way.passes(side, &frame));
         let wire = &mut self.wires[side];
@@ -242,14 +242,14 @@ impl Wire {
 }
 
 fn weight(frame: &Frame) -> usize {
-    100 + if let Body::Session(_, _, Word::Data(bytes)) = &frame.body { bytes.len() } else { 0 }
+    100 + if let FrameKind::Session(_, _, SessionFrame::Data(bytes)) = &frame.body { bytes.len() } else { 0 }
 }
 
 /// A frame for the trace, without the session's random id.
 pub(crate) fn show(frame: &Frame) -> String {
     match &frame.body {
-        Body::Session(_, _, Word::Data(bytes)) => format!("{} bytes", bytes.len()),
-        Body::Session(_, _, word) => format!("{word:?}"),
+        FrameKind::Session(_, _, SessionFrame::Data(bytes)) => format!("{} bytes", bytes.len()),
+        FrameKind::Session(_, _, word) => format!("{word:?}"),
         body => format!("{body:?}"),
     }
 }

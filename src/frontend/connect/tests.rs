@@ -13,7 +13,7 @@ use crate::net::Duplex;
 use crate::protocol::link::sender::Outbox;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::Body;
+use crate::protocol::wire::frame::FrameKind;
 use crate::protocol::{Dialect, Peer};
 use crate::protocol::{Event, Limits, Offer, Table};
 
@@ -116,7 +116,7 @@ async fn session(drain: &Drain) -> (Session, Session) {
         let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());
         drain.spawn(Span::none(), async move {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
-                let Body::Session(id, category, word) = frame.body else { continue };
+                let FrameKind::Session(id, category, word) = frame.body else { continue };
                 if let Some(Event::Offer(offer)) =
                     to.hear(&back, frame.node, id, category, word, Instant::now())
                 {

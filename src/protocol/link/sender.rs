@@ -31,7 +31,7 @@ use crate::protocol::relay::queue::Lane;
 use crate::protocol::session::Shared;
 use crate::protocol::session::budget::Budget;
 use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::{Frame, Word};
+use crate::protocol::wire::frame::{Frame, SessionFrame};
 use crate::protocol::wire::hello::Dialect;
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
@@ -272,7 +272,13 @@ impl Outbox {
     }
 
     /// Lets the session speak, and wait again if it has more to say.
-    fn take_turn(&self, turn: Turn<Speaker>, longest: usize, small_only: bool, now: Instant) -> Option<Word> {
+    fn take_turn(
+        &self,
+        turn: Turn<Speaker>,
+        longest: usize,
+        small_only: bool,
+        now: Instant,
+    ) -> Option<SessionFrame> {
         let most = if small_only { SMALL } else { usize::MAX };
         let spoken = turn.key.speak_turn(self.id, &turn, longest, most, now);
         let mut waiting = self.lock();

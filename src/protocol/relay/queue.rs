@@ -17,7 +17,7 @@ use crate::protocol::link::sender::{Control, Spoken, Wish};
 use crate::protocol::lock;
 use crate::protocol::pieces::joined;
 use crate::protocol::session::budget::Share;
-use crate::protocol::wire::frame::{Category, Word};
+use crate::protocol::wire::frame::{Category, SessionFrame};
 
 /// One direction of a session that passes through, on the link that it leaves by.
 #[derive(Debug)]
@@ -37,10 +37,10 @@ pub(crate) struct Full;
 #[derive(Debug)]
 struct Queue {
     /// Open, Opened, Refused, Resume or Resumed.
-    answer: Option<Word>,
-    credit: Option<Word>,
+    answer: Option<SessionFrame>,
+    credit: Option<SessionFrame>,
     /// Data, Finish, Broken, Reset, Lost.
-    ordered: VecDeque<Word>,
+    ordered: VecDeque<SessionFrame>,
     /// Bytes of data in `ordered`.
     bytes: usize,
     /// What `ordered` takes: bytes, and an overhead for each frame; of all lanes together, and of those of its link.
@@ -78,25 +78,28 @@ impl Lane {
     }
 
     /// One more word for the link. What comes behind a last word is dropped.
-    pub(crate) fn push(&self, word: Word) -> Result<Wish, Full> {
+    pub(crate) fn push(&self, word: SessionFrame) -> Result<Wish, Full> {
         let mut queue = lock(&self.queue);
         if queue.sealed {
             return Ok(Wish::default());
         }
         match word {
-            Word::Open { .. } | Word::Opened { .. } | Word::Resume { .. } | Word::Resumed { .. } => {
+            SessionFrame::Open { .. }
+            | SessionFrame::Opened { .. }
+            | SessionFrame::Resume { .. }
+            | SessionFrame::Resumed { .. } => {
                 queue.empty();
                 queue.answer = Some(word);
             }
-            Word::Refused { .. } => {
+            SessionFrame::Refused { .. } => {
                 queue.empty();
                 queue.sealed = true;
                 queue.answer = Some(word);
             }
-            Word::Credit { .. } => queue.credit = Some(word),
-            Word::Data(bytes) => queue.data(bytes)?,
-            Word::Finish { .. } | Word::Broken { .. } => queue.finish(word)?,
-            Word::Reset { .. } | Word::Lost { .. } => {
+            SessionFrame::Credit { .. } => queue.credit = Some(word),
+            SessionFrame::Data(bytes) => queue.data(bytes)?,
+            SessionFrame::Finish { .. } | SessionFrame::Broken { .. } => queue.finish(word)?,
+            SessionFrame::Reset { .. } | SessionFrame::Lost { .. } => {
                 queue.credit = None;
                 queue.sealed = true;
                 queue.ordered.push_back(word);
@@ -106,7 +109,7 @@ impl Lane {
     }
 
     /// Instead of all that waits, this last word is said.
-    pub(crate) fn cut(&self, word: Word) -> Wish {
+    pub(crate) fn cut(&self, word: SessionFrame) -> Wish {
         let mut queue = lock(&self.queue);
         if queue.sealed {
             return Wish::default();
@@ -132,7 +135,9 @@ impl Lane {
     pub(crate) fn retire(&self, epoch: u64) {
         let mut queue = lock(&self.queue);
         let lost = match queue.ordered.pop_back() {
-            Some(Word::Lost { epoch: newer }) if newer > epoch => Some(Word::Lost { epoch: newer }),
+            Some(SessionFrame::Lost { epoch: newer }) if newer > epoch => {
+                Some(SessionFrame::Lost { epoch: newer })
+            }
             _ => None,
         };
         self.closed.store(lost.is_none(), Relaxed);
@@ -153,7 +158,7 @@ impl Lane {
     }
 
     /// What it says before data, if anything, and whether it has more to say before data.
-    pub(crate) fn speak_control(&self) -> (Option<Word>, bool) {
+    pub(crate) fn speak_control(&self) -> (Option<SessionFrame>, bool) {
         let mut queue = lock(&self.queue);
         let word = queue.answer.take().or_else(|| queue.credit.take());
         queue.in_control = queue.credit.is_some();
@@ -165,7 +170,7 @@ impl Lane {
         let mut queue = lock(&self.queue);
         let held = queue.bytes > most;
         let word = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
-        let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
+        let bytes = if let Some(SessionFrame::Data(data)) = &word { data.len() } else { 0 };
         let account = if held { turn.starts() } else { turn.account_after(bytes) };
         queue.account = account;
         let backlog = queue.backlog();
@@ -183,7 +188,7 @@ impl Queue {
         self.give_back(usize::MAX);
     }
 
-    fn finish(&mut self, word: Word) -> Result<(), Full> {
+    fn finish(&mut self, word: SessionFrame) -> Result<(), Full> {
         self.grow(OVERHEAD)?;
         self.ordered.push_back(word);
         Ok(())
@@ -208,22 +213,21 @@ impl Queue {
     }
 
     fn data(&mut self, bytes: Bytes) -> Result<(), Full> {
-        let merged =
-            matches!(self.ordered.back(), Some(Word::Data(last)) if last.len() + bytes.len() <= MERGED);
+        let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGED);
         self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();
-        if merged && let Some(Word::Data(last)) = self.ordered.back_mut() {
+        if merged && let Some(SessionFrame::Data(last)) = self.ordered.back_mut() {
             *last = joined(std::mem::take(last), &bytes);
         } else {
-            self.ordered.push_back(Word::Data(bytes));
+            self.ordered.push_back(SessionFrame::Data(bytes));
         }
         Ok(())
     }
 
-    fn take(&mut self, longest: usize) -> Option<Word> {
+    fn take(&mut self, longest: usize) -> Option<SessionFrame> {
         let word = self.ordered.pop_front()?;
-        let Word::Data(mut bytes) = word else {
-            if let Word::Finish { .. } | Word::Broken { .. } = word {
+        let SessionFrame::Data(mut bytes) = word else {
+            if let SessionFrame::Finish { .. } | SessionFrame::Broken { .. } = word {
                 self.give_back(OVERHEAD);
             }
             return Some(word);
@@ -234,10 +238,10 @@ impl Queue {
         if rest.is_empty() {
             cost += OVERHEAD;
         } else {
-            self.ordered.push_front(Word::Data(rest));
+            self.ordered.push_front(SessionFrame::Data(rest));
         }
         self.give_back(cost);
-        Some(Word::Data(bytes))
+        Some(SessionFrame::Data(bytes))
     }
 
     /// Bytes of data that wait; none if nothing at all does.

@@ -7,7 +7,7 @@ use crate::protocol::link::sender::{Outbox, Peer, unknown};
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
 use crate::protocol::table::{Event, Table};
-use crate::protocol::wire::frame::{Code, Refusal, Word};
+use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 /// Somebody wants to reach a node through this pod: pass it on, take it as its end, or refuse it.
 ///
@@ -18,11 +18,11 @@ pub struct Asked {
     table: Arc<Table>,
     attempt: Attempt,
     /// The Open or Resume itself, until it is passed on.
-    word: Option<Word>,
+    word: Option<SessionFrame>,
 }
 
 impl Asked {
-    pub(crate) fn new(table: Arc<Table>, attempt: Attempt, word: Word) -> Self {
+    pub(crate) fn new(table: Arc<Table>, attempt: Attempt, word: SessionFrame) -> Self {
         Self { table, attempt, word: Some(word) }
     }
 
@@ -39,7 +39,7 @@ impl Asked {
     /// The process that holds the session's other end, if this is to resume it: no other may be asked.
     pub fn instance(&self) -> Option<Instance> {
         match &self.word {
-            Some(Word::Resume { instance, .. }) => *instance,
+            Some(SessionFrame::Resume { instance, .. }) => *instance,
             _ => None,
         }
     }
@@ -47,7 +47,7 @@ impl Asked {
     /// What is to be dialled there, if this is to open a session.
     pub fn target(&self) -> Option<&Target> {
         match &self.word {
-            Some(Word::Open { target, .. }) => Some(target),
+            Some(SessionFrame::Open { target, .. }) => Some(target),
             _ => None,
         }
     }
@@ -118,7 +118,7 @@ impl Asked {
         if self.table.middle.stand(&self.attempt) != Stand::Sought {
             return None;
         }
-        let Some(Word::Open { target, limit, client, opener, .. }) = word else {
+        let Some(SessionFrame::Open { target, limit, client, opener, .. }) = word else {
             self.table.middle.end(&self.attempt, Some(unknown(epoch)));
             return None;
         };
@@ -143,10 +143,10 @@ impl Drop for Asked {
 }
 
 /// The answer that refuses an Open or a Resume.
-pub(crate) fn refused(word: &Word, refusal: Refusal) -> Word {
+pub(crate) fn refused(word: &SessionFrame, refusal: Refusal) -> SessionFrame {
     let epoch = word.epoch().unwrap_or(0);
     match word {
-        Word::Open { .. } => Word::Refused { epoch, refusal },
-        _ => Word::Reset { epoch, refusal },
+        SessionFrame::Open { .. } => SessionFrame::Refused { epoch, refusal },
+        _ => SessionFrame::Reset { epoch, refusal },
     }
 }

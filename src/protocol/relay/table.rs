@@ -20,7 +20,7 @@ use crate::protocol::lock;
 use crate::protocol::relay::queue::Lane;
 use crate::protocol::session::budget::Budget;
 use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::{Code, Refusal, Word};
+use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::opener::Opener;
 
@@ -95,7 +95,7 @@ impl Middle {
             before.opener.close();
             // Whoever the attempt before reached may not be on the new one's way, and would wait for ever.
             if let Some(acceptor) = before.acceptor {
-                acceptor.cut(Word::Lost { epoch: before.epoch });
+                acceptor.cut(SessionFrame::Lost { epoch: before.epoch });
             }
         }
         self.admit(attempt, &opener);
@@ -104,7 +104,7 @@ impl Middle {
 
     /// Binds the session to the link behind which its acceptor is, and says the word there. If its way is `sought` on,
     /// *not here* comes back to the seeker, else to the opener.
-    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<Outbox>, word: Word, sought: bool) {
+    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<Outbox>, word: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
         let bind = |binding: &mut Binding| {
             binding.acceptor = Some(acceptor.clone());
@@ -118,7 +118,7 @@ impl Middle {
     }
 
     /// Nobody seeks its way any more. If it has none, the session goes no further: its opener hears `word`, if any.
-    pub(crate) fn end(&self, attempt: &Attempt, word: Option<Word>) {
+    pub(crate) fn end(&self, attempt: &Attempt, word: Option<SessionFrame>) {
         let mut bindings = lock(&self.bindings);
         let Some(known) = bindings.get_mut(&attempt.id).filter(|binding| binding.is_of(attempt)) else {
             return;
@@ -145,7 +145,7 @@ impl Middle {
     }
 
     /// A word from the link of `from` goes to the other side. False if it counts for nothing.
-    pub(crate) fn hear(&self, from: &Outbox, id: SessionId, word: Word) -> bool {
+    pub(crate) fn hear(&self, from: &Outbox, id: SessionId, word: SessionFrame) -> bool {
         let mut bindings = lock(&self.bindings);
         let Some(binding) = bindings.get_mut(&id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
@@ -156,16 +156,21 @@ impl Middle {
         } else {
             return false;
         };
-        if let Word::Opened { .. } | Word::Resumed { .. } | Word::Refused { .. } = word
+        if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
+            word
             && of_opener
         {
             return false;
         }
         let epoch = binding.epoch;
         // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
-        let unheard = matches!(word, Word::Broken { .. })
+        let unheard = matches!(word, SessionFrame::Broken { .. })
             && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
-        let last = unheard || matches!(word, Word::Refused { .. } | Word::Reset { .. } | Word::Lost { .. });
+        let last = unheard
+            || matches!(
+                word,
+                SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. }
+            );
         // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
         // Resume was never said, for its opener thought better of it; it left this one before.
         if last && word.epoch().is_some_and(|of| of < epoch) {
@@ -180,15 +185,15 @@ impl Middle {
             changed.inspect(|changed| changed.notify_one());
             return true;
         }
-        let answered = matches!(word, Word::Opened { .. } | Word::Resumed { .. });
+        let answered = matches!(word, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
         let seeker = if answered { binding.seeker.take() } else { None };
         let removed = if last { bindings.remove(&id) } else { None };
         drop(bindings);
         drop((seeker, removed));
         let word = match word {
-            Word::Broken { refusal, .. } if unheard => {
-                back.cut(Word::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
-                Word::Reset { epoch, refusal }
+            SessionFrame::Broken { refusal, .. } if unheard => {
+                back.cut(SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
+                SessionFrame::Reset { epoch, refusal }
             }
             word => {
                 if last {
@@ -219,7 +224,7 @@ impl Middle {
                     hop.close();
                 } else {
                     // Behind what waits there: it is as good as any other data.
-                    let _ = hop.push(Word::Lost { epoch: binding.epoch });
+                    let _ = hop.push(SessionFrame::Lost { epoch: binding.epoch });
                 }
             }
         }
@@ -227,15 +232,15 @@ impl Middle {
 
     /// Lets a session go: both of its ends look for another path, or wait for one. With `epoch`, only that attempt.
     pub(crate) fn lose(&self, id: SessionId, epoch: Option<u64>) {
-        self.cut(id, epoch, |epoch| Word::Lost { epoch });
+        self.cut(id, epoch, |epoch| SessionFrame::Lost { epoch });
     }
 
     /// Ends a session for good: both of its ends hear why.
     pub(crate) fn reset(&self, id: SessionId, why: &Refusal) {
-        self.cut(id, None, |epoch| Word::Reset { epoch, refusal: why.clone() });
+        self.cut(id, None, |epoch| SessionFrame::Reset { epoch, refusal: why.clone() });
     }
 
-    fn cut(&self, id: SessionId, epoch: Option<u64>, word: impl Fn(u64) -> Word) {
+    fn cut(&self, id: SessionId, epoch: Option<u64>, word: impl Fn(u64) -> SessionFrame) {
         let mut bindings = lock(&self.bindings);
         let meant = bindings.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
         let binding = if meant { bindings.remove(&id) } else { None };

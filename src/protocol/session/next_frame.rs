@@ -8,13 +8,13 @@ use crate::protocol::link::schedule::Turn;
 use crate::protocol::link::sender::{Peer, Spoken};
 use crate::protocol::session::state::{Effects, LinkId};
 use crate::protocol::session::{Inner, Shared};
-use crate::protocol::wire::frame::Word;
+use crate::protocol::wire::frame::SessionFrame;
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::opener::Opener;
 
 impl Shared {
     /// What it says before data, if anything.
-    pub(crate) fn speak_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<Word> {
+    pub(crate) fn speak_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<SessionFrame> {
         let mut inner = self.lock();
         if inner.in_control == Some(link) {
             inner.in_control = None;
@@ -39,7 +39,7 @@ impl Shared {
         let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
         let (mut word, mut effects) =
             if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
-        if let Some(Word::Broken { refusal, .. }) = &word
+        if let Some(SessionFrame::Broken { refusal, .. }) = &word
             && !inner.outbox.as_ref().is_some_and(|outbox| outbox.dialect.has(Dialect::BREAKS))
         {
             let (reset, over) = inner.end.reset_instead(refusal.clone());
@@ -47,7 +47,7 @@ impl Shared {
         }
         inner.time(word.as_ref(), now);
         let word = word.map(|word| self.complete(word, &inner));
-        let bytes = if let Some(Word::Data(data)) = &word { data.len() } else { 0 };
+        let bytes = if let Some(SessionFrame::Data(data)) = &word { data.len() } else { 0 };
         let account = if held { turn.starts() } else { turn.account_after(bytes) };
         let mut backlog = None;
         if inner.end.path() == Some(link) && inner.in_turns == Some(link) {
@@ -63,11 +63,13 @@ impl Shared {
 
     /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
     /// the pod there does.
-    fn complete(&self, mut word: Word, inner: &Inner) -> Word {
+    fn complete(&self, mut word: SessionFrame, inner: &Inner) -> SessionFrame {
         let process = || self.table.upgrade().map(|table| table.instance());
         match &mut word {
-            Word::Opened { instance, .. } => *instance = process(),
-            Word::Open { opener, .. } | Word::Resume { opener, .. } if !inner.speaks_to_cloud() => {
+            SessionFrame::Opened { instance, .. } => *instance = process(),
+            SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
+                if !inner.speaks_to_cloud() =>
+            {
                 *opener = process().map(Opener::Pod);
             }
             _ => {}
@@ -82,10 +84,10 @@ impl Inner {
     }
 
     /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
-    fn time(&mut self, word: Option<&Word>, now: Instant) {
+    fn time(&mut self, word: Option<&SessionFrame>, now: Instant) {
         match word {
-            Some(Word::Credit { .. }) => self.end.recv.credit_said(now),
-            Some(Word::Resume { .. } | Word::Resumed { .. }) => self.end.recv.moved(),
+            Some(SessionFrame::Credit { .. }) => self.end.recv.credit_said(now),
+            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => self.end.recv.moved(),
             _ => {}
         }
     }

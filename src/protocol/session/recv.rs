@@ -200,7 +200,7 @@ impl RecvHalf {
         self.trips.forget();
     }
 
-    /// The limit the peer knows, or will be told with the next answer; for [`crate::protocol::wire::frame::Word::Open`] and its kin.
+    /// The limit the peer knows, or will be told with the next answer; for [`crate::protocol::wire::frame::SessionFrame::Open`] and its kin.
     pub fn limit(&self) -> u64 {
         self.limit
     }

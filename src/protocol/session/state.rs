@@ -13,7 +13,7 @@ use crate::names::{Instance, Target};
 use crate::protocol::link::sender::Control;
 use crate::protocol::session::recv::RecvHalf;
 use crate::protocol::session::send::SendHalf;
-use crate::protocol::wire::frame::{Refusal, Word};
+use crate::protocol::wire::frame::{Refusal, SessionFrame};
 
 use crate::protocol::session::state::depart::Departed;
 pub use crate::protocol::session::state::phase::{Effects, LinkId, Phase, Role};
@@ -194,7 +194,7 @@ impl End {
     }
 
     /// What it says next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
-    pub fn speak(&mut self, link: LinkId, max: usize) -> (Option<Word>, Effects) {
+    pub fn speak(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
         if self.path != Some(link) {
             return (None, Effects::default());
         }
@@ -206,36 +206,36 @@ impl End {
         }
         if self.recv.credit_due() {
             let (received, limit) = self.recv.credit();
-            return (Some(Word::Credit { received, limit }), self.settle(Effects::default()));
+            return (Some(SessionFrame::Credit { received, limit }), self.settle(Effects::default()));
         }
         if max == 0 {
             return (None, Effects::default());
         }
-        let word = self.send.take(max).map(Word::Data);
-        let word = word.or_else(|| self.send.take_finish().map(|total| Word::Finish { total }));
+        let word = self.send.take(max).map(SessionFrame::Data);
+        let word = word.or_else(|| self.send.take_finish().map(|total| SessionFrame::Finish { total }));
         let word = word.or_else(|| self.take_break());
         (word, Effects { write: self.send.has_room(), ..Effects::default() })
     }
 
-    fn say(&mut self, answer: Answer) -> (Option<Word>, Effects) {
+    fn say(&mut self, answer: Answer) -> (Option<SessionFrame>, Effects) {
         let epoch = self.epoch;
         let word = match (answer, &self.role) {
             (Answer::Open, Role::Opener { target, client }) => {
                 let (target, client) = (target.clone(), client.clone());
-                Word::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
+                SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
             (Answer::Open, Role::Acceptor) => return (None, Effects::default()),
-            (Answer::Opened, _) => Word::Opened { limit: self.recv.limit(), epoch, instance: None },
+            (Answer::Opened, _) => SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None },
             (Answer::Resume, _) => {
                 let (received, limit) = self.recv.credit();
-                Word::Resume { received, limit, epoch, instance: self.instance, opener: None }
+                SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None }
             }
             (Answer::Resumed, _) => {
                 let (received, limit) = self.recv.credit();
-                Word::Resumed { received, limit, epoch }
+                SessionFrame::Resumed { received, limit, epoch }
             }
-            (Answer::Refused(refusal), _) => Word::Refused { epoch, refusal },
-            (Answer::Reset(refusal), _) => Word::Reset { epoch, refusal },
+            (Answer::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
+            (Answer::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
         };
         if self.phase == Phase::Leaving {
             self.phase = Phase::Gone;

@@ -12,7 +12,7 @@ use crate::protocol::session::send::SendHalf;
 use crate::protocol::session::state::End;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::table::{Event, Limits, Table};
-use crate::protocol::wire::frame::{Category, Code, Refusal, Word};
+use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::{Dialect, Peer};
 use crate::telemetry::Metrics;
 
@@ -43,9 +43,11 @@ async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open()
     let (table, links) = (table(), [link(1), link(2)]);
     let session = opener(&table);
     session.ask(&links[0], false);
-    let opened = Word::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
+    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
     let now = tokio::time::Instant::now();
-    assert!(session.hear(&links[0], opened, now) && session.hear(&links[0], Word::Lost { epoch: 1 }, now));
+    assert!(
+        session.hear(&links[0], opened, now) && session.hear(&links[0], SessionFrame::Lost { epoch: 1 }, now)
+    );
     session.ask(&links[1], false);
     assert!(session.lock().end.path().is_none());
     session.ask(&links[1], true);
@@ -78,14 +80,14 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let (table, links, now) = (table(), [link(1), link(2), link(3)], tokio::time::Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
+    assert!(session.hear(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
     first.resume(&links[1]);
     assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
     assert!(first.seeks());
     first.resume(&links[2]);
-    assert!(session.hear(&links[2], Word::Resumed { received: 0, limit: 0, epoch: 3 }, now));
+    assert!(session.hear(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
     assert!(!first.seeks());
     assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
     assert!(!first.seeks(), "and leaves the rest to the second");
@@ -96,7 +98,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let (table, links, now) = (table(), [link(1), link(2)], tokio::time::Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.hear(&links[0], Word::Opened { limit: 0, epoch: 1, instance: None }, now));
+    assert!(session.hear(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     drop(table.link_ended(&links[0], &gone, now));
     ask(&session, &links[1]);
@@ -117,7 +119,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     for link in [&plain, &link] {
         session.ask(link, false);
         let word = session.speak_control(link.id, tokio::time::Instant::now());
-        let Some(Word::Open { limit, .. }) = word else { panic!("{word:?}") };
+        let Some(SessionFrame::Open { limit, .. }) = word else { panic!("{word:?}") };
         limits.push(limit);
     }
     assert_eq!(limits, [u64::MAX, WINDOWS.start]);
@@ -132,7 +134,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let node: crate::names::NodeName = "node1".parse().unwrap();
     let link = Outbox::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
     let hear = |id, word| table.hear(&link, node.clone(), id, Category::Ssh, word, now);
-    let open = || Word::Open {
+    let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),
         limit: 1,
         epoch: 1,
@@ -148,7 +150,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     }
     // Each has an end of stream to acknowledge, and the link takes nothing any more.
     for session in &sessions {
-        let _ = hear(session.id(), Word::Finish { total: 1 });
+        let _ = hear(session.id(), SessionFrame::Finish { total: 1 });
     }
     assert!(link.waiting() > 1000);
     let offered = hear(SessionId::random(), open());

@@ -88,7 +88,7 @@ mod tests {
     use crate::protocol::session::recv::Windows;
     use crate::protocol::session::state::LinkId;
     use crate::protocol::table::Limits;
-    use crate::protocol::wire::frame::{Category, Code, Refusal, Word};
+    use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
     use crate::protocol::wire::hello::Dialect;
     use crate::telemetry::Metrics;
 
@@ -106,7 +106,7 @@ mod tests {
         let node = "node1".parse().unwrap();
         let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
         opening.ask(link);
-        let (id, opened) = (opening.id(), Word::Opened { limit: 0, epoch: 1, instance: None });
+        let (id, opened) = (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None });
         table.hear(link, "node1".parse().unwrap(), id, Category::Ssh, opened, Instant::now());
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);

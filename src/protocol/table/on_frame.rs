@@ -16,7 +16,7 @@ use crate::protocol::session::state::End;
 use crate::protocol::session::{Offer, Shared};
 use crate::protocol::table::clients::source;
 use crate::protocol::table::{Event, Table};
-use crate::protocol::wire::frame::{Category, Code, Refusal, Word};
+use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::wire::opener::Opener;
 
 impl Table {
@@ -27,7 +27,7 @@ impl Table {
         node: NodeName,
         id: SessionId,
         category: Category,
-        mut word: Word,
+        mut word: SessionFrame,
         now: Instant,
     ) -> Option<Event> {
         let opener = word.opener().and_then(|said| {
@@ -39,14 +39,14 @@ impl Table {
             self.foreign(outbox, (id, category, &node), &word);
             return None;
         }
-        if let Word::Resume { instance: Some(meant), .. } = &word
+        if let SessionFrame::Resume { instance: Some(meant), .. } = &word
             && *meant != self.instance
         {
             known = known.filter(|shared| !shared.yields());
         }
         let Some(shared) = known else { return self.hear_other(outbox, node, id, category, word) };
-        let parks = matches!(word, Word::Lost { .. });
-        let resumes = matches!(word, Word::Resume { .. } | Word::Resumed { .. });
+        let parks = matches!(word, SessionFrame::Lost { .. });
+        let resumes = matches!(word, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
         if !shared.hear(outbox, word, now) {
             self.metrics.frames_dropped.count("out_of_place");
             return None;
@@ -67,7 +67,7 @@ impl Table {
         node: NodeName,
         id: SessionId,
         category: Category,
-        mut word: Word,
+        mut word: SessionFrame,
     ) -> Option<Event> {
         let edge = match &outbox.peer {
             Peer::Edge(edge) => Some(edge),
@@ -76,7 +76,7 @@ impl Table {
         // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(outbox.peer, Peer::Cloud(_));
         match &mut word {
-            Word::Open { epoch, client, opener, .. } if elsewhere => {
+            SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
                 let mut category = category;
                 // An edge must never borrow another front end's rights, nor another's name.
                 if let Some(edge) = edge {
@@ -85,17 +85,17 @@ impl Table {
                 let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
                 self.asked(attempt, word)
             }
-            Word::Resume { epoch, instance: Some(instance), opener, .. }
+            SessionFrame::Resume { epoch, instance: Some(instance), opener, .. }
                 if elsewhere && *instance != self.instance =>
             {
                 let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
                 self.asked(attempt, word)
             }
-            Word::Open { .. } => {
-                let Word::Open { target, limit, epoch, client, opener } = word else { return None };
+            SessionFrame::Open { .. } => {
+                let SessionFrame::Open { target, limit, epoch, client, opener } = word else { return None };
                 self.offered(outbox, (id, category, node), (target, client, opener), (limit, epoch))
             }
-            Word::Resume { epoch, .. } => {
+            SessionFrame::Resume { epoch, .. } => {
                 outbox.reply(id, category, &node, unknown(*epoch));
                 None
             }
@@ -108,7 +108,7 @@ impl Table {
         }
     }
 
-    fn asked(self: &Arc<Self>, attempt: Attempt, word: Word) -> Option<Event> {
+    fn asked(self: &Arc<Self>, attempt: Attempt, word: SessionFrame) -> Option<Event> {
         let from = &attempt.from;
         let most = self.limits.sessions;
         let too_many = if from.is_behind() || from.sessions() >= most {
@@ -132,7 +132,12 @@ impl Table {
     }
 
     /// Who wants to take up a session that another has opened is told no more than one who knows none.
-    fn foreign(&self, from: &Outbox, (id, category, node): (SessionId, Category, &NodeName), word: &Word) {
+    fn foreign(
+        &self,
+        from: &Outbox,
+        (id, category, node): (SessionId, Category, &NodeName),
+        word: &SessionFrame,
+    ) {
         self.metrics.frames_dropped.count("not_the_opener");
         from.reply(id, category, node, refused(word, Refusal::new(Code::Unknown, UNKNOWN)));
     }
@@ -155,7 +160,7 @@ impl Table {
         let (send, mut recv) = match halves {
             Ok(halves) => halves,
             Err(refusal) => {
-                outbox.reply(id, category, &node, Word::Refused { epoch, refusal });
+                outbox.reply(id, category, &node, SessionFrame::Refused { epoch, refusal });
                 return None;
             }
         };

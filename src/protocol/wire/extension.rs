@@ -9,7 +9,9 @@ use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::link::sender::Peer;
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::codec::proto::Control;
-use crate::protocol::wire::frame::{Body, Category, Code, Conflict, Found, Frame, Refusal, Word};
+use crate::protocol::wire::frame::{
+    Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
+};
 use crate::protocol::wire::opener::Opener;
 use crate::telemetry::said;
 
@@ -46,17 +48,17 @@ impl NotAFrame {
 pub fn to_message(frame: Frame) -> StreamMsg {
     let node = frame.node.as_str().to_owned();
     match frame.body {
-        Body::Ping(number) => signal(node, HEARTBEAT, number),
-        Body::Pong(Some(number)) => signal(node, PONG, Some(number)),
-        Body::Pong(None) => signal(node, HEARTBEAT, None),
-        Body::Find(question) => between_pods(node, FIND, question, Control::default()),
-        Body::Found(found) => between_pods(node, FOUND, found.question, about(&found)),
-        Body::Drain => signal(node, DRAIN, None),
-        Body::Conflict(Conflict { instance, reason }) => {
+        FrameKind::Ping(number) => signal(node, HEARTBEAT, number),
+        FrameKind::Pong(Some(number)) => signal(node, PONG, Some(number)),
+        FrameKind::Pong(None) => signal(node, HEARTBEAT, None),
+        FrameKind::Find(question) => between_pods(node, FIND, question, Control::default()),
+        FrameKind::Found(found) => between_pods(node, FOUND, found.question, about(&found)),
+        FrameKind::Drain => signal(node, DRAIN, None),
+        FrameKind::Conflict(Conflict { instance, reason }) => {
             let said = Control { instance: wire(instance), reason, ..Control::default() };
             StreamMsg { data: pack(&said), ..signal(node, CONFLICT, None) }
         }
-        Body::Session(id, category, word) => {
+        FrameKind::Session(id, category, word) => {
             let (kind, addr, data) = parts(word);
             StreamMsg {
                 node,
@@ -74,28 +76,28 @@ pub fn to_message(frame: Frame) -> StreamMsg {
 pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame> {
     let pods = *peer == Peer::Pod;
     let body = match (message.category.as_str(), message.r#type.as_str()) {
-        (STREAM, HEARTBEAT) => Body::Ping(number(&message.data)),
-        (STREAM, PONG) => Body::Pong(number(&message.data)),
-        (STREAM, DRAIN) if !pods => Body::Drain,
+        (STREAM, HEARTBEAT) => FrameKind::Ping(number(&message.data)),
+        (STREAM, PONG) => FrameKind::Pong(number(&message.data)),
+        (STREAM, DRAIN) if !pods => FrameKind::Drain,
         (STREAM, CONFLICT) if !matches!(peer, Peer::Edge(_)) => {
             let said = control(&message)?;
             let reason = Refusal::new(Code::Busy, said.reason).reason;
-            Body::Conflict(Conflict { instance: Instance::from_bytes(&said.instance), reason })
+            FrameKind::Conflict(Conflict { instance: Instance::from_bytes(&said.instance), reason })
         }
-        (STREAM, FIND) if pods => Body::Find(control(&message)?.epoch),
-        (STREAM, FOUND) if pods => Body::Found(found(&control(&message)?)),
+        (STREAM, FIND) if pods => FrameKind::Find(control(&message)?.epoch),
+        (STREAM, FOUND) if pods => FrameKind::Found(found(&control(&message)?)),
         (STREAM, _) => return Err(NotAFrame::UnknownType),
         (category, kind) => {
             let names_acceptor = matches!(kind, OPEN | RESUME) && matches!(peer, Peer::Edge(_));
             let category = Category::from_name(category).ok_or(NotAFrame::UnknownType)?;
             let id: SessionId = message.topic.parse().map_err(|_| NotAFrame::BadSession)?;
             let node = named(&message, peer, names_acceptor)?;
-            return Ok(Frame { node, body: Body::Session(id, category, word(message)?) });
+            return Ok(Frame { node, body: FrameKind::Session(id, category, word(message)?) });
         }
     };
     // Signs of life say nothing about a node, and their name is not looked at.
     let node = match (&body, peer.node()) {
-        (Body::Ping(_) | Body::Pong(_), Some(node)) => node.clone(),
+        (FrameKind::Ping(_) | FrameKind::Pong(_), Some(node)) => node.clone(),
         _ => named(&message, peer, false)?,
     };
     Ok(Frame { node, body })
@@ -112,63 +114,67 @@ fn named(message: &StreamMsg, peer: &Peer, any: bool) -> Result<NodeName, NotAFr
     }
 }
 
-fn parts(word: Word) -> (&'static str, String, Bytes) {
+fn parts(word: SessionFrame) -> (&'static str, String, Bytes) {
     let blank = Control::default();
     let (kind, control) = match word {
-        Word::Data(bytes) => return ("tcp-forward", String::new(), bytes),
-        Word::Open { target, limit, epoch, client, opener } => {
+        SessionFrame::Data(bytes) => return ("tcp-forward", String::new(), bytes),
+        SessionFrame::Open { target, limit, epoch, client, opener } => {
             let opener = text(opener);
             return (OPEN, target.to_string(), pack(&Control { limit, epoch, client, opener, ..blank }));
         }
-        Word::Opened { limit, epoch, instance } => {
+        SessionFrame::Opened { limit, epoch, instance } => {
             ("connected", Control { limit, epoch, instance: wire(instance), ..blank })
         }
-        Word::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
-        Word::Finish { total } => ("finish", Control { total, ..blank }),
-        Word::Broken { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
-        Word::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
-        Word::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
-        Word::Resume { received, limit, epoch, instance, opener } => {
+        SessionFrame::Refused { epoch, refusal } => ("connect-failed", why(epoch, refusal)),
+        SessionFrame::Finish { total } => ("finish", Control { total, ..blank }),
+        SessionFrame::Broken { total, refusal } => ("broken", Control { total, ..why(0, refusal) }),
+        SessionFrame::Reset { epoch, refusal } => ("reset", why(epoch, refusal)),
+        SessionFrame::Credit { received, limit } => ("credit", Control { received, limit, ..blank }),
+        SessionFrame::Resume { received, limit, epoch, instance, opener } => {
             let (instance, opener) = (wire(instance), text(opener));
             (RESUME, Control { received, limit, epoch, instance, opener, ..blank })
         }
-        Word::Resumed { received, limit, epoch } => ("resumed", Control { received, limit, epoch, ..blank }),
-        Word::Lost { epoch } => ("lost", Control { epoch, ..blank }),
+        SessionFrame::Resumed { received, limit, epoch } => {
+            ("resumed", Control { received, limit, epoch, ..blank })
+        }
+        SessionFrame::Lost { epoch } => ("lost", Control { epoch, ..blank }),
     };
     (kind, String::new(), pack(&control))
 }
 
-fn word(message: StreamMsg) -> Result<Word, NotAFrame> {
+fn word(message: StreamMsg) -> Result<SessionFrame, NotAFrame> {
     if message.r#type == "tcp-forward" {
-        return Ok(Word::Data(message.data));
+        return Ok(SessionFrame::Data(message.data));
     }
     let c = control(&message)?;
     let refusal = || Refusal::new(Code::from_wire(c.code), &c.reason);
     Ok(match message.r#type.as_str() {
-        OPEN => Word::Open {
+        OPEN => SessionFrame::Open {
             target: message.addr.parse().map_err(|_| NotAFrame::BadField)?,
             limit: c.limit,
             epoch: c.epoch,
             client: said(&c.client),
             opener: c.opener.parse().ok(),
         },
-        "connected" => {
-            Word::Opened { limit: c.limit, epoch: c.epoch, instance: Instance::from_bytes(&c.instance) }
-        }
-        "connect-failed" => Word::Refused { epoch: c.epoch, refusal: refusal() },
-        "finish" => Word::Finish { total: c.total },
-        "broken" => Word::Broken { total: c.total, refusal: refusal() },
-        "reset" => Word::Reset { epoch: c.epoch, refusal: refusal() },
-        "credit" => Word::Credit { received: c.received, limit: c.limit },
-        RESUME => Word::Resume {
+        "connected" => SessionFrame::Opened {
+            limit: c.limit,
+            epoch: c.epoch,
+            instance: Instance::from_bytes(&c.instance),
+        },
+        "connect-failed" => SessionFrame::Refused { epoch: c.epoch, refusal: refusal() },
+        "finish" => SessionFrame::Finish { total: c.total },
+        "broken" => SessionFrame::Broken { total: c.total, refusal: refusal() },
+        "reset" => SessionFrame::Reset { epoch: c.epoch, refusal: refusal() },
+        "credit" => SessionFrame::Credit { received: c.received, limit: c.limit },
+        RESUME => SessionFrame::Resume {
             received: c.received,
             limit: c.limit,
             epoch: c.epoch,
             instance: Instance::from_bytes(&c.instance),
             opener: c.opener.parse().ok(),
         },
-        "resumed" => Word::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
-        "lost" => Word::Lost { epoch: c.epoch },
+        "resumed" => SessionFrame::Resumed { received: c.received, limit: c.limit, epoch: c.epoch },
+        "lost" => SessionFrame::Lost { epoch: c.epoch },
         _ => return Err(NotAFrame::UnknownType),
     })
 }
@@ -242,7 +248,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_word() -> impl Strategy<Value = Word> {
+    fn any_word() -> impl Strategy<Value = SessionFrame> {
         let refusal =
             || (0u32..11, "[ -~]{0,100}").prop_map(|(code, text)| Refusal::new(Code::from_wire(code), text));
         let instance = || prop::option::of(any::<u128>().prop_map(Instance::from_bits));
@@ -255,22 +261,26 @@ mod tests {
         prop_oneof![
             (any::<u64>(), any::<u64>(), "[ -~]{0,100}", opener()).prop_map(
                 |(limit, epoch, client, opener)| {
-                    Word::Open { target: "[fd00::1]:22".parse().unwrap(), limit, epoch, client, opener }
+                    SessionFrame::Open {
+                        target: "[fd00::1]:22".parse().unwrap(),
+                        limit,
+                        epoch,
+                        client,
+                        opener,
+                    }
                 }
             ),
-            (any::<u64>(), any::<u64>(), instance()).prop_map(|(limit, epoch, instance)| Word::Opened {
-                limit,
-                epoch,
-                instance
-            }),
-            (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| Word::Refused { epoch, refusal }),
-            prop::collection::vec(any::<u8>(), 0..100).prop_map(|b| Word::Data(b.into())),
-            any::<u64>().prop_map(|total| Word::Finish { total }),
-            (any::<u64>(), refusal()).prop_map(|(total, refusal)| Word::Broken { total, refusal }),
-            (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| Word::Reset { epoch, refusal }),
-            (any::<u64>(), any::<u64>()).prop_map(|(received, limit)| Word::Credit { received, limit }),
+            (any::<u64>(), any::<u64>(), instance())
+                .prop_map(|(limit, epoch, instance)| SessionFrame::Opened { limit, epoch, instance }),
+            (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Refused { epoch, refusal }),
+            prop::collection::vec(any::<u8>(), 0..100).prop_map(|b| SessionFrame::Data(b.into())),
+            any::<u64>().prop_map(|total| SessionFrame::Finish { total }),
+            (any::<u64>(), refusal()).prop_map(|(total, refusal)| SessionFrame::Broken { total, refusal }),
+            (any::<u64>(), refusal()).prop_map(|(epoch, refusal)| SessionFrame::Reset { epoch, refusal }),
+            (any::<u64>(), any::<u64>())
+                .prop_map(|(received, limit)| SessionFrame::Credit { received, limit }),
             (any::<u64>(), any::<u64>(), any::<u64>(), instance(), opener()).prop_map(
-                |(received, limit, epoch, instance, opener)| Word::Resume {
+                |(received, limit, epoch, instance, opener)| SessionFrame::Resume {
                     received,
                     limit,
                     epoch,
@@ -278,12 +288,9 @@ mod tests {
                     opener
                 }
             ),
-            (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(received, limit, epoch)| Word::Resumed {
-                received,
-                limit,
-                epoch
-            }),
-            any::<u64>().prop_map(|epoch| Word::Lost { epoch }),
+            (any::<u64>(), any::<u64>(), any::<u64>())
+                .prop_map(|(received, limit, epoch)| SessionFrame::Resumed { received, limit, epoch }),
+            any::<u64>().prop_map(|epoch| SessionFrame::Lost { epoch }),
         ]
     }
 
@@ -291,7 +298,7 @@ mod tests {
         #[test]
         fn every_frame_survives_the_wire(word in any_word(), bits: u128) {
             let node: NodeName = "edge-1".parse().unwrap();
-            let frame = Frame { node: node.clone(), body: Body::Session(SessionId::from_bits(bits), Category::Ssh, word) };
+            let frame = Frame { node: node.clone(), body: FrameKind::Session(SessionId::from_bits(bits), Category::Ssh, word) };
             for peer in [Peer::Edge(node.clone()), Peer::Cloud(node), Peer::Pod] {
                 prop_assert_eq!(from_message(to_message(frame.clone()), &peer), Ok(frame.clone()));
             }
@@ -310,9 +317,9 @@ mod tests {
     fn an_edge_speaks_for_itself_only_but_asks_for_any_node() {
         let frame = |word| Frame {
             node: "a".parse().unwrap(),
-            body: Body::Session(SessionId::random(), Category::Ssh, word),
+            body: FrameKind::Session(SessionId::random(), Category::Ssh, word),
         };
-        let open = Word::Open {
+        let open = SessionFrame::Open {
             target: "a:1".parse().unwrap(),
             limit: 1,
             epoch: 1,
@@ -320,7 +327,7 @@ mod tests {
             opener: None,
         };
         let (edge, cloud) = (Peer::Edge("b".parse().unwrap()), Peer::Cloud("b".parse().unwrap()));
-        let finish = frame(Word::Finish { total: 1 });
+        let finish = frame(SessionFrame::Finish { total: 1 });
         assert_eq!(from_message(to_message(finish.clone()), &edge), Err(NotAFrame::WrongNode));
         assert_eq!(from_message(to_message(finish), &cloud), Err(NotAFrame::WrongNode));
         let open = frame(open);
@@ -336,14 +343,14 @@ mod tests {
         let found = Found { question: 3, here: true, heard, instance, age };
         let away = Found { question: 0, here: false, heard: Duration::ZERO, instance: None, age: None };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
-        let conflict = Body::Conflict(Conflict { instance, reason: "two machines".into() });
+        let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
         for (body, theirs, others) in [
-            (Body::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
-            (Body::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
-            (Body::Drain, edge.to_vec(), pod.to_vec()),
-            (Body::Find(5), pod.to_vec(), edge.to_vec()),
-            (Body::Found(found), pod.to_vec(), edge.to_vec()),
-            (Body::Found(away), pod.to_vec(), edge.to_vec()),
+            (FrameKind::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
+            (FrameKind::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
+            (FrameKind::Drain, edge.to_vec(), pod.to_vec()),
+            (FrameKind::Find(5), pod.to_vec(), edge.to_vec()),
+            (FrameKind::Found(found), pod.to_vec(), edge.to_vec()),
+            (FrameKind::Found(away), pod.to_vec(), edge.to_vec()),
             (conflict, vec![edge[1].clone(), Peer::Pod], edge[..1].to_vec()),
         ] {
             let frame = Frame { node: node.clone(), body };

@@ -16,15 +16,15 @@ pub struct Frame {
     /// between pods the acceptor in all words about a session.
     pub node: NodeName,
     /// What is said.
-    pub body: Body,
+    pub body: FrameKind,
 }
 
 /// What a [`Frame`] says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Body {
+pub enum FrameKind {
     /// Something about one session.
-    Session(SessionId, Category, Word),
-    /// Are you there? Answered by [`Body::Pong`] with the same number; plain peers send no number.
+    Session(SessionId, Category, SessionFrame),
+    /// Are you there? Answered by [`FrameKind::Pong`] with the same number; plain peers send no number.
     Ping(Option<u64>),
     /// Everything before that ping has arrived.
     Pong(Option<u64>),
@@ -70,12 +70,12 @@ pub struct Conflict {
 /// known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are explained above, once for all words")]
-pub enum Word {
+pub enum SessionFrame {
     /// Dial `target` for `client`; first of a session.
     Open { target: Target, limit: u64, epoch: u64, client: String, opener: Option<Opener> },
     /// The target answered; before data of that direction.
     Opened { limit: u64, epoch: u64, instance: Option<Instance> },
-    /// The target cannot be reached; instead of [`Word::Opened`].
+    /// The target cannot be reached; instead of [`SessionFrame::Opened`].
     Refused { epoch: u64, refusal: Refusal },
     /// Bytes, in order.
     Data(Bytes),
@@ -118,7 +118,7 @@ impl Found {
     }
 }
 
-impl Word {
+impl SessionFrame {
     /// Who opened the session, for the words that say so.
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::names::{Host, NodeName, SessionId, Target};
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::extension::{HEARTBEAT, STREAM};
-use crate::protocol::wire::frame::{Body, Category, Code, Frame, Refusal, Word};
+use crate::protocol::wire::frame::{Category, Code, Frame, FrameKind, Refusal, SessionFrame};
 
 /// The sessions of one plain link, and how far each of them is.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub struct Heard {
     /// Its front end.
     pub category: Category,
     /// What is said, in order.
-    pub words: Vec<Word>,
+    pub words: Vec<SessionFrame>,
 }
 
 /// What a message of the peer becomes.
@@ -94,13 +94,13 @@ impl Plain {
     /// Says one of our frames. Returns what our session hears at once, as no answer will come.
     pub fn say(&mut self, frame: Frame, now: Instant) -> Option<Heard> {
         match frame.body {
-            Body::Ping(_) | Body::Pong(_) => {
+            FrameKind::Ping(_) | FrameKind::Pong(_) => {
                 self.waiting.push_back(heartbeat(&self.node));
                 None
             }
-            Body::Session(id, category, word) => self.say_word(id, category, word, now),
+            FrameKind::Session(id, category, word) => self.say_word(id, category, word, now),
             // Never said on a plain link: its outbox takes no signals.
-            Body::Find(_) | Body::Found(_) | Body::Drain | Body::Conflict(_) => None,
+            FrameKind::Find(_) | FrameKind::Found(_) | FrameKind::Drain | FrameKind::Conflict(_) => None,
         }
     }
 
@@ -138,8 +138,14 @@ impl Plain {
         self.end(id, "EOF").map(|session| over(id, &session))
     }
 
-    fn say_word(&mut self, id: SessionId, category: Category, word: Word, now: Instant) -> Option<Heard> {
-        if let Word::Open { target, epoch, .. } = word {
+    fn say_word(
+        &mut self,
+        id: SessionId,
+        category: Category,
+        word: SessionFrame,
+        now: Instant,
+    ) -> Option<Heard> {
+        if let SessionFrame::Open { target, epoch, .. } = word {
             self.open(id, category, &target, epoch, now);
             return None;
         }
@@ -147,18 +153,18 @@ impl Plain {
         session.last = now;
         let topic = session.topic.clone();
         let received = match word {
-            Word::Opened { epoch, .. } => {
+            SessionFrame::Opened { epoch, .. } => {
                 session.epoch = epoch;
                 self.send(category, "connected", topic, Bytes::new());
                 return None;
             }
-            Word::Data(bytes) => {
+            SessionFrame::Data(bytes) => {
                 session.sent += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
                 let received = session.sent;
                 self.send(category, "tcp-forward", topic, bytes);
                 received
             }
-            Word::Finish { total } => {
+            SessionFrame::Finish { total } => {
                 session.finished = true;
                 if session.accepted {
                     self.put_off(id, now);
@@ -166,22 +172,22 @@ impl Plain {
                 }
                 total
             }
-            Word::Refused { refusal, .. } => {
+            SessionFrame::Refused { refusal, .. } => {
                 self.drop_session(id);
                 self.send(category, "connect-failed", topic, refusal.reason.into());
                 return None;
             }
-            Word::Reset { refusal, .. } => {
+            SessionFrame::Reset { refusal, .. } => {
                 self.end(id, if refusal.code == Code::Over { "EOF" } else { &refusal.reason });
                 return None;
             }
-            Word::Lost { .. } => {
+            SessionFrame::Lost { .. } => {
                 self.end(id, "the session went another way");
                 return None;
             }
             _ => return None,
         };
-        Some(Heard { id, category, words: vec![Word::Credit { received, limit: u64::MAX }] })
+        Some(Heard { id, category, words: vec![SessionFrame::Credit { received, limit: u64::MAX }] })
     }
 
     fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
@@ -265,8 +271,11 @@ pub fn heartbeat(node: &NodeName) -> StreamMsg {
 /// The peer has closed both directions.
 fn over(id: SessionId, session: &Plainly) -> Heard {
     let words = vec![
-        Word::Finish { total: session.received + 1 },
-        Word::Reset { epoch: session.epoch, refusal: Refusal::new(Code::Over, "closed by the far end") },
+        SessionFrame::Finish { total: session.received + 1 },
+        SessionFrame::Reset {
+            epoch: session.epoch,
+            refusal: Refusal::new(Code::Over, "closed by the far end"),
+        },
     ];
     Heard { id, category: session.category, words }
 }

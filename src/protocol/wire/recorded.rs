@@ -13,7 +13,9 @@ use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::link::sender::Peer;
 use crate::protocol::wire::codec::{Reader, StreamMsg, encode};
 use crate::protocol::wire::extension::{from_message, to_message};
-use crate::protocol::wire::frame::{Body, Category, Code, Conflict, Found, Frame, Refusal, Word};
+use crate::protocol::wire::frame::{
+    Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
+};
 use crate::protocol::wire::hello::{Caller, Hello};
 use crate::protocol::wire::plain::Plain;
 
@@ -33,9 +35,9 @@ fn refusal(code: Code) -> Refusal {
     Refusal::new(code, "because")
 }
 
-fn open(opener: Option<&str>) -> Word {
+fn open(opener: Option<&str>) -> SessionFrame {
     let opener = opener.map(|text| text.parse().unwrap());
-    Word::Open {
+    SessionFrame::Open {
         target: "[fd00::1]:22".parse().unwrap(),
         limit: 65_536,
         epoch: 1,
@@ -44,33 +46,33 @@ fn open(opener: Option<&str>) -> Word {
     }
 }
 
-fn resume(opener: Option<&str>) -> Word {
+fn resume(opener: Option<&str>) -> SessionFrame {
     let opener = opener.map(|text| text.parse().unwrap());
-    Word::Resume { received: 300, limit: 70_000, epoch: 2, instance: Some(instance()), opener }
+    SessionFrame::Resume { received: 300, limit: 70_000, epoch: 2, instance: Some(instance()), opener }
 }
 
 const POD: &str = "pod/0102030405060708090a0b0c0d0e0f10";
 
 /// Every word of the extended dialect.
-fn words() -> Vec<(&'static str, Word)> {
+fn words() -> Vec<(&'static str, SessionFrame)> {
     vec![
         ("open, version 1", open(None)),
         ("open, of an edge", open(Some("node/Edge-2"))),
         ("open, of a pod", open(Some(POD))),
-        ("opened", Word::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
-        ("refused", Word::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) }),
-        ("data", Word::Data(Bytes::from_static(b"hello"))),
-        ("data, none", Word::Data(Bytes::new())),
-        ("finish", Word::Finish { total: 6 }),
-        ("broken", Word::Broken { total: 6, refusal: refusal(Code::GivenUp) }),
-        ("reset", Word::Reset { epoch: 1, refusal: refusal(Code::GivenUp) }),
-        ("reset, over", Word::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }),
-        ("credit", Word::Credit { received: 5, limit: 131_072 }),
+        ("opened", SessionFrame::Opened { limit: 65_536, epoch: 1, instance: Some(instance()) }),
+        ("refused", SessionFrame::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) }),
+        ("data", SessionFrame::Data(Bytes::from_static(b"hello"))),
+        ("data, none", SessionFrame::Data(Bytes::new())),
+        ("finish", SessionFrame::Finish { total: 6 }),
+        ("broken", SessionFrame::Broken { total: 6, refusal: refusal(Code::GivenUp) }),
+        ("reset", SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) }),
+        ("reset, over", SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }),
+        ("credit", SessionFrame::Credit { received: 5, limit: 131_072 }),
         ("resume, version 1", resume(None)),
         ("resume, of an edge", resume(Some("node/Edge-2"))),
         ("resume, of a pod", resume(Some(POD))),
-        ("resumed", Word::Resumed { received: 300, limit: 70_000, epoch: 2 }),
-        ("lost", Word::Lost { epoch: 2 }),
+        ("resumed", SessionFrame::Resumed { received: 300, limit: 70_000, epoch: 2 }),
+        ("lost", SessionFrame::Lost { epoch: 2 }),
     ]
 }
 
@@ -79,21 +81,22 @@ fn signals() -> Vec<(&'static str, Body, Peer)> {
     let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
     let found = |age: Option<u64>| {
         let (heard, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
-        Body::Found(Found { question: 7, here: true, heard, instance: Some(instance()), age })
+        FrameKind::Found(Found { question: 7, here: true, heard, instance: Some(instance()), age })
     };
-    let conflict = Body::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
+    let conflict =
+        FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
     vec![
-        ("ping", Body::Ping(Some(258)), edge.clone()),
-        ("pong", Body::Pong(Some(258)), cloud.clone()),
-        ("drain", Body::Drain, cloud.clone()),
-        ("find", Body::Find(7), Peer::Pod),
+        ("ping", FrameKind::Ping(Some(258)), edge.clone()),
+        ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
+        ("drain", FrameKind::Drain, cloud.clone()),
+        ("find", FrameKind::Find(7), Peer::Pod),
         ("found, version 1", found(None), Peer::Pod),
         ("found", found(Some(60_000)), Peer::Pod),
-        ("found, away", Body::Found(Found::away(7)), Peer::Pod),
+        ("found, away", FrameKind::Found(Found::away(7)), Peer::Pod),
         ("conflict", conflict, cloud),
         (
             "conflict, between pods",
-            Body::Conflict(Conflict { instance: None, reason: String::new() }),
+            FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
             Peer::Pod,
         ),
     ]
@@ -104,27 +107,27 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let mut said = Vec::new();
     let (mut plain, now) = (Plain::new(node()), Instant::now());
     let mut say = |plain: &mut Plain, name, id, word| {
-        let _ = plain.say(Frame { node: node(), body: Body::Session(id, Category::Ssh, word) }, now);
+        let _ = plain.say(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, word) }, now);
         said.push((name, plain.next_message().unwrap()));
     };
     say(&mut plain, "plain connecting", id(), open(None));
-    say(&mut plain, "plain tcp-forward", id(), Word::Data(Bytes::from_static(b"hello")));
-    say(&mut plain, "plain closed", id(), Word::Reset { epoch: 1, refusal: refusal(Code::GivenUp) });
+    say(&mut plain, "plain tcp-forward", id(), SessionFrame::Data(Bytes::from_static(b"hello")));
+    say(&mut plain, "plain closed", id(), SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) });
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, word| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
         let crate::protocol::wire::plain::Meaning::Session(heard) = plain.hear(message, now) else {
             panic!("an Open")
         };
-        let body = Body::Session(heard.id, Category::Ssh, word);
+        let body = FrameKind::Session(heard.id, Category::Ssh, word);
         let _ = plain.say(Frame { node: node(), body }, now);
         said.push((name, plain.next_message().unwrap()));
     };
-    say("plain connected", "any text", Word::Opened { limit: 1, epoch: 1, instance: None });
+    say("plain connected", "any text", SessionFrame::Opened { limit: 1, epoch: 1, instance: None });
     say(
         "plain connect-failed",
         "other text",
-        Word::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) },
+        SessionFrame::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) },
     );
     said.push(("plain heartbeat", crate::protocol::wire::plain::heartbeat(&node())));
     said
@@ -147,7 +150,7 @@ fn hex(message: StreamMsg) -> String {
 async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
     let mut now = Vec::new();
     for (name, word) in words() {
-        let body = Body::Session(id(), Category::HttpProxy, word);
+        let body = FrameKind::Session(id(), Category::HttpProxy, word);
         now.push((name, hex(to_message(Frame { node: node(), body }))));
     }
     for (name, body, _) in signals() {
@@ -184,7 +187,7 @@ fn every_recorded_frame_is_still_understood() {
         reader.message().unwrap().unwrap()
     };
     for (name, word) in words() {
-        let frame = Frame { node: node(), body: Body::Session(id(), Category::HttpProxy, word) };
+        let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, word) };
         assert_eq!(from_message(read(name), &Peer::Pod), Ok(frame), "{name}");
     }
     for (name, body, peer) in signals() {

@@ -5,12 +5,14 @@ use std::fmt;
 use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::link::sender::{MOST_REPLIES, Outbox};
 use crate::protocol::session::Shared;
-use crate::protocol::wire::frame::{Body, Category, Code, Conflict, Found, Frame, Refusal, Word};
+use crate::protocol::wire::frame::{
+    Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
+};
 use crate::protocol::wire::hello::Dialect;
 
 impl Outbox {
     /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
-    pub(crate) fn reply(&self, id: SessionId, category: Category, node: &NodeName, word: Word) {
+    pub(crate) fn reply(&self, id: SessionId, category: Category, node: &NodeName, word: SessionFrame) {
         let mut waiting = self.lock();
         if waiting.replies.len() < MOST_REPLIES {
             waiting.replies.push_back(self.frame((id, category, node), word));
@@ -24,25 +26,25 @@ impl Outbox {
         let mut waiting = self.lock();
         if !waiting.closed {
             let about = (session.id, session.category, &session.node);
-            waiting.replies.push_back(self.frame(about, Word::Lost { epoch }));
+            waiting.replies.push_back(self.frame(about, SessionFrame::Lost { epoch }));
             waiting.wake();
         }
     }
 
     /// Asks a pod whether `node` is linked to it. False if too much waits to be said.
     pub fn find(&self, node: &NodeName, question: u64) -> bool {
-        self.signal(node, Body::Find(question))
+        self.signal(node, FrameKind::Find(question))
     }
 
     /// Tells a pod about `node`. False if too much waits to be said.
     pub fn found(&self, node: &NodeName, found: Found) -> bool {
-        self.signal(node, Body::Found(found))
+        self.signal(node, FrameKind::Found(found))
     }
 
     /// A pod asks its edge to attach elsewhere; an edge says that it has.
     pub fn drain(&self) {
         if let Some(node) = self.peer.node() {
-            self.signal(node, Body::Drain);
+            self.signal(node, FrameKind::Drain);
         }
     }
 
@@ -51,7 +53,7 @@ impl Outbox {
     pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
         if self.dialect.has(Dialect::CONFLICTS) {
             let reason = Refusal::new(Code::Busy, why).reason;
-            self.signal(node, Body::Conflict(Conflict { instance: keeps, reason }));
+            self.signal(node, FrameKind::Conflict(Conflict { instance: keeps, reason }));
         }
     }
 
@@ -67,7 +69,7 @@ impl Outbox {
         self.dismissed.get()
     }
 
-    fn signal(&self, node: &NodeName, body: Body) -> bool {
+    fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
         let mut waiting = self.lock();
         let room = waiting.replies.len() < MOST_REPLIES && !waiting.closed && self.resumes;
         if room {
@@ -78,16 +80,20 @@ impl Outbox {
     }
 
     /// A word about a session: on an edge's link only what asks names another node than the link's.
-    pub(crate) fn frame(&self, (id, category, node): (SessionId, Category, &NodeName), word: Word) -> Frame {
-        let asks = matches!(word, Word::Open { .. } | Word::Resume { .. });
+    pub(crate) fn frame(
+        &self,
+        (id, category, node): (SessionId, Category, &NodeName),
+        word: SessionFrame,
+    ) -> Frame {
+        let asks = matches!(word, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         let node = self.peer.node().filter(|_| !asks).unwrap_or(node).clone();
-        Frame { node, body: Body::Session(id, category, word) }
+        Frame { node, body: FrameKind::Session(id, category, word) }
     }
 }
 
 /// The reply to a session that we do not know.
-pub(crate) fn unknown(epoch: u64) -> Word {
-    Word::Reset { epoch, refusal: Refusal::new(Code::Unknown, UNKNOWN) }
+pub(crate) fn unknown(epoch: u64) -> SessionFrame {
+    SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Unknown, UNKNOWN) }
 }
 
 /// Why a session cannot be taken up.

@@ -9,7 +9,7 @@ use crate::protocol::link::schedule::Turn;
 use crate::protocol::relay::queue::Lane;
 use crate::protocol::session::Shared;
 use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::{Category, Word};
+use crate::protocol::wire::frame::{Category, SessionFrame};
 
 /// One that waits to speak.
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ pub(crate) enum Control {
 /// What was said in a turn.
 #[derive(Debug)]
 pub(crate) struct Spoken {
-    pub(crate) word: Option<Word>,
+    pub(crate) word: Option<SessionFrame>,
     /// Bytes of data in `word`.
     pub(crate) bytes: usize,
     /// Where the speaker's account stands now.
@@ -68,7 +68,7 @@ impl Speaker {
     }
 
     /// What it says before data, if anything, and whether it has more of that kind to say.
-    pub(crate) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<Word>, bool) {
+    pub(crate) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
         match self {
             Self::Own(session) => (session.speak_control(link, now), false),
             Self::Passing(lane) => lane.speak_control(),

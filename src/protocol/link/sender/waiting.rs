@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::protocol::link::pace::Pace;
 use crate::protocol::link::schedule::{Schedule, Turn};
 use crate::protocol::link::sender::Speaker;
-use crate::protocol::wire::frame::{Body, Frame};
+use crate::protocol::wire::frame::{Frame, FrameKind};
 
 /// Everything that waits for one link, under the outbox's lock.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Waiting {
 
 /// Who is next.
 pub(super) enum Next {
-    Frame(Body),
+    Frame(FrameKind),
     Reply(Frame),
     Control(Speaker),
     Turn { turn: Turn<Speaker>, longest: usize, small_only: bool },
@@ -65,7 +65,7 @@ impl Waiting {
         }
         self.unpulled = None;
         if let Some(number) = self.pong.take() {
-            return Poll::Ready(Some(Next::Frame(Body::Pong(number))));
+            return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
         }
         if self.ping || self.pace.as_ref().is_some_and(Pace::ping_due) {
             return Poll::Ready(Some(self.ping(now)));
@@ -109,7 +109,7 @@ impl Waiting {
 
     fn ping(&mut self, now: Instant) -> Next {
         self.ping = false;
-        Next::Frame(Body::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
+        Next::Frame(FrameKind::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
     }
 
     pub(super) fn longest_frame(&self) -> usize {

@@ -6,7 +6,7 @@ use tokio::sync::Notify;
 
 use crate::names::{NodeName, SessionId};
 use crate::protocol::link::sender::Outbox;
-use crate::protocol::wire::frame::{Category, Code, Word};
+use crate::protocol::wire::frame::{Category, Code, SessionFrame};
 use crate::protocol::wire::opener::Opener;
 
 /// Which Open or Resume is meant: an answer to an older one counts no more.
@@ -66,6 +66,6 @@ impl Drop for Seeker {
 }
 
 /// Whether it says that the acceptor is not there.
-pub(super) fn is_not_here(word: &Word) -> bool {
-    matches!(word, Word::Refused { refusal, .. } | Word::Reset { refusal, .. } if refusal.code == Code::NotHere)
+pub(super) fn is_not_here(word: &SessionFrame) -> bool {
+    matches!(word, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == Code::NotHere)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::protocol::link::sender::Outbox;
 use crate::protocol::relay::queue::{Full, Lane};
-use crate::protocol::wire::frame::Word;
+use crate::protocol::wire::frame::SessionFrame;
 
 /// One side of a session: its link, and what waits there.
 #[derive(Debug, Clone)]
@@ -14,13 +14,13 @@ pub(super) struct Hop {
 }
 
 impl Hop {
-    pub(super) fn push(&self, word: Word) -> Result<(), Full> {
+    pub(super) fn push(&self, word: SessionFrame) -> Result<(), Full> {
         let wish = self.lane.push(word)?;
         self.link.enter_lane(&self.lane, &wish);
         Ok(())
     }
 
-    pub(super) fn cut(&self, word: Word) {
+    pub(super) fn cut(&self, word: SessionFrame) {
         let wish = self.lane.cut(word);
         self.link.enter_lane(&self.lane, &wish);
     }

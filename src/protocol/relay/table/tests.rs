@@ -13,7 +13,7 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::link::sender::Peer;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::table::{Event, Limits, Table};
-use crate::protocol::wire::frame::{Body, Category, Code, Refusal};
+use crate::protocol::wire::frame::{Category, Code, FrameKind, Refusal};
 use crate::protocol::wire::hello::Dialect;
 use crate::telemetry::Metrics;
 
@@ -56,11 +56,11 @@ impl Place {
         place
     }
 
-    fn hear(&self, from: &Arc<Outbox>, word: Word) -> Option<Event> {
+    fn hear(&self, from: &Arc<Outbox>, word: SessionFrame) -> Option<Event> {
         self.table.hear(from, node(), id(), Category::Ssh, word, Instant::now())
     }
 
-    fn ask(&self, from: &Arc<Outbox>, word: Word) -> Option<crate::protocol::Asked> {
+    fn ask(&self, from: &Arc<Outbox>, word: SessionFrame) -> Option<crate::protocol::Asked> {
         match self.hear(from, word)? {
             Event::Asked(asked) => Some(asked),
             other => panic!("{other:?}"),
@@ -77,12 +77,12 @@ impl Place {
 }
 
 /// What is said on a link next, its pings answered at once.
-fn next(link: &Outbox) -> Option<Word> {
+fn next(link: &Outbox) -> Option<SessionFrame> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
         match frame.body {
-            Body::Session(_, _, word) => return Some(word),
-            Body::Ping(number) => drop(link.ponged(number.unwrap(), Instant::now())),
+            FrameKind::Session(_, _, word) => return Some(word),
+            FrameKind::Ping(number) => drop(link.ponged(number.unwrap(), Instant::now())),
             other => panic!("{other:?}"),
         }
     }
@@ -90,45 +90,57 @@ fn next(link: &Outbox) -> Option<Word> {
 }
 
 /// All that is said on a link now.
-fn said(link: &Outbox) -> Vec<Word> {
+fn said(link: &Outbox) -> Vec<SessionFrame> {
     std::iter::from_fn(|| next(link)).collect()
 }
 
-fn open(epoch: u64) -> Word {
-    Word::Open { target: "edge1:22".parse().unwrap(), limit: 1, epoch, client: "c".into(), opener: None }
+fn open(epoch: u64) -> SessionFrame {
+    SessionFrame::Open {
+        target: "edge1:22".parse().unwrap(),
+        limit: 1,
+        epoch,
+        client: "c".into(),
+        opener: None,
+    }
 }
 
-fn resume(epoch: u64) -> Word {
-    Word::Resume { received: 0, limit: 9, epoch, instance: Some(Instance::from_bits(2)), opener: None }
+fn resume(epoch: u64) -> SessionFrame {
+    SessionFrame::Resume {
+        received: 0,
+        limit: 9,
+        epoch,
+        instance: Some(Instance::from_bits(2)),
+        opener: None,
+    }
 }
 
-fn resumed(epoch: u64) -> Word {
-    Word::Resumed { received: 0, limit: 9, epoch }
+fn resumed(epoch: u64) -> SessionFrame {
+    SessionFrame::Resumed { received: 0, limit: 9, epoch }
 }
 
-fn data(text: &'static str) -> Word {
-    Word::Data(Bytes::from_static(text.as_bytes()))
+fn data(text: &'static str) -> SessionFrame {
+    SessionFrame::Data(Bytes::from_static(text.as_bytes()))
 }
 
-fn reset(epoch: u64) -> Word {
-    Word::Reset { epoch, refusal: Refusal::new(Code::GivenUp, "given up") }
+fn reset(epoch: u64) -> SessionFrame {
+    SessionFrame::Reset { epoch, refusal: Refusal::new(Code::GivenUp, "given up") }
 }
 
-fn lost(epoch: u64) -> Word {
-    Word::Lost { epoch }
+fn lost(epoch: u64) -> SessionFrame {
+    SessionFrame::Lost { epoch }
 }
 
 /// Whether the pod that said it does not know the session of that attempt.
-fn is_unknown(said: &[Word], epoch: u64) -> bool {
+fn is_unknown(said: &[SessionFrame], epoch: u64) -> bool {
     match said {
-        [Word::Reset { epoch: of, refusal } | Word::Refused { epoch: of, refusal }] => {
+        [SessionFrame::Reset { epoch: of, refusal } | SessionFrame::Refused { epoch: of, refusal }] => {
             (*of, refusal.code) == (epoch, Code::Unknown)
         }
         _ => false,
     }
 }
 
-fn opened_by(mut word: Word, who: &str) -> Word {
+fn opened_by(mut word: SessionFrame, who: &str) -> SessionFrame {
     *word.opener().unwrap() = Some(who.parse().unwrap());
     word
 }
@@ -167,7 +179,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         (pod, resume(10)),
     ] {
         place.ask(&from, word).unwrap().pass(&place.edge);
-        assert!(matches!(&said(&place.edge)[..], [Word::Resume { .. }]));
+        assert!(matches!(&said(&place.edge)[..], [SessionFrame::Resume { .. }]));
         opener = from;
         goes_on(&opener);
     }
@@ -189,25 +201,25 @@ async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
 #[tokio::test]
 async fn frames_pass_between_the_two_links_and_from_no_third() {
     let place = Place::bound();
-    place.hear(&place.edge, Word::Opened { limit: 5, epoch: 1, instance: None });
+    place.hear(&place.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None });
     place.hear(&place.edge, data("from the edge"));
     place.hear(&place.client, data("from the client"));
     place.hear(&link(3, Peer::Pod), data("from a stranger"));
-    place.hear(&place.client, Word::Opened { limit: 9, epoch: 1, instance: None });
+    place.hear(&place.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
     assert_eq!(said(&place.edge), [data("from the client")]);
-    let opened = Word::Opened { limit: 5, epoch: 1, instance: None };
+    let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None };
     assert_eq!(said(&place.client), [opened, data("from the edge")]);
 }
 
 #[tokio::test]
 async fn the_words_that_open_and_resume_empty_what_waits_credits_too() {
-    for answer in [resumed(2), Word::Opened { limit: 5, epoch: 2, instance: None }] {
+    for answer in [resumed(2), SessionFrame::Opened { limit: 5, epoch: 2, instance: None }] {
         let place = Place::bound();
         place.hear(&place.edge, data("old"));
-        place.hear(&place.edge, Word::Credit { received: 1, limit: 2 });
+        place.hear(&place.edge, SessionFrame::Credit { received: 1, limit: 2 });
         place.ask(&place.client, resume(2)).unwrap().pass(&place.edge);
         place.hear(&place.edge, data("old still"));
-        place.hear(&place.edge, Word::Credit { received: 2, limit: 3 });
+        place.hear(&place.edge, SessionFrame::Credit { received: 2, limit: 3 });
         place.hear(&place.edge, answer.clone());
         place.hear(&place.edge, data("new"));
         assert_eq!(said(&place.client), [answer, data("new")]);
@@ -280,12 +292,12 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
     }
 }
 
-fn broken() -> Word {
-    Word::Broken { total: 5, refusal: Refusal::new(Code::GivenUp, "given up") }
+fn broken() -> SessionFrame {
+    SessionFrame::Broken { total: 5, refusal: Refusal::new(Code::GivenUp, "given up") }
 }
 
-fn over(epoch: u64) -> Word {
-    Word::Reset { epoch, refusal: Refusal::new(Code::Over, "") }
+fn over(epoch: u64) -> SessionFrame {
+    SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") }
 }
 
 #[tokio::test]
@@ -321,7 +333,7 @@ async fn there_is_one_hop_between_pods_and_no_way_back() {
     for to in [link(3, Peer::Pod), place.client.clone(), back] {
         place.ask(&place.client, open(1)).unwrap().pass(&to);
         assert!(
-            matches!(&said(&place.client)[..], [Word::Refused { epoch: 1, refusal }] if refusal.code == Code::NotHere)
+            matches!(&said(&place.client)[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == Code::NotHere)
         );
         assert_eq!(said(&to), []);
         assert!(place.is_empty());
@@ -335,7 +347,7 @@ async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
     drop(place.ask(&place.client, resume(2)));
     let words = said(&place.client);
     assert!(
-        matches!(&words[..], [Word::Refused { epoch: 1, .. }, Word::Reset { epoch: 2, .. }]),
+        matches!(&words[..], [SessionFrame::Refused { epoch: 1, .. }, SessionFrame::Reset { epoch: 2, .. }]),
         "{words:?}"
     );
     let asked = place.ask(&place.client, open(3)).unwrap();
@@ -359,7 +371,7 @@ async fn a_link_that_ended_meanwhile_is_as_good_as_lost() {
 #[tokio::test]
 async fn too_much_for_one_session_costs_both_ends_a_resume_and_no_more() {
     let place = Place::bound();
-    let piece = || Word::Data(vec![1; 64 * 1024].into());
+    let piece = || SessionFrame::Data(vec![1; 64 * 1024].into());
     for _ in 0..8 * 16 {
         place.hear(&place.client, data("x"));
         place.hear(&place.client, piece());
@@ -393,7 +405,7 @@ async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_on
 #[tokio::test]
 async fn a_credit_stays_behind_the_answer_before_it() {
     let place = Place::bound();
-    let credit = Word::Credit { received: 1, limit: 9 };
+    let credit = SessionFrame::Credit { received: 1, limit: 9 };
     place.hear(&place.edge, resumed(1));
     place.hear(&place.edge, credit.clone());
     assert_eq!(said(&place.client), [resumed(1), credit]);
@@ -406,7 +418,7 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
     let pod = link(3, Peer::Pod);
     let edge = link(4, Peer::Edge(node()));
     place.ask(&edge, open(2)).unwrap().pass(&pod);
-    assert!(matches!(&said(&pod)[..], [Word::Open { epoch: 2, .. }]));
+    assert!(matches!(&said(&pod)[..], [SessionFrame::Open { epoch: 2, .. }]));
     place.hear(&edge, lost(2));
     let asked = place.ask(&pod, open(1)).unwrap();
     assert_eq!(said(&pod), [lost(2)]);
@@ -437,14 +449,14 @@ async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_proc
 async fn ends_of_stream_without_end_cost_room_as_data_does() {
     let place = Place::bound();
     for _ in 0..20_000 {
-        place.hear(&place.client, Word::Finish { total: 1 });
+        place.hear(&place.client, SessionFrame::Finish { total: 1 });
     }
     assert_eq!((said(&place.client), said(&place.edge)), (vec![lost(1)], vec![lost(1)]));
     assert!(place.is_empty());
     let place = Place::bound();
     place.hear(&place.client, data("tail"));
-    place.hear(&place.client, Word::Finish { total: 5 });
-    assert_eq!(said(&place.edge), [data("tail"), Word::Finish { total: 5 }]);
+    place.hear(&place.client, SessionFrame::Finish { total: 5 });
+    assert_eq!(said(&place.edge), [data("tail"), SessionFrame::Finish { total: 5 }]);
     assert_eq!(place.table.passing(), (1, 0), "nothing waits");
 }
 
@@ -474,14 +486,16 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
     // A thousand sessions, each with as much as its link takes.
     for id in 100..1100 {
         pass(id, &bad);
-        let _ = hear(id, Word::Data(vec![1; 70 * 1024].into()));
+        let _ = hear(id, SessionFrame::Data(vec![1; 70 * 1024].into()));
     }
     pass(ID, &place.edge);
     for _ in 0..64 {
-        let _ = hear(ID, Word::Data(vec![1; 64 * 1024].into()));
+        let _ = hear(ID, SessionFrame::Data(vec![1; 64 * 1024].into()));
     }
-    let arrived =
-        said(&place.edge).iter().map(|w| if let Word::Data(d) = w { d.len() } else { 0 }).sum::<usize>();
+    let arrived = said(&place.edge)
+        .iter()
+        .map(|w| if let SessionFrame::Data(d) = w { d.len() } else { 0 })
+        .sum::<usize>();
     assert_eq!(arrived, 4 << 20);
     place.end(&bad);
     assert_eq!(place.table.passing(), (1, 0));
@@ -490,7 +504,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
 #[tokio::test]
 async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask() {
     let place = Place::new();
-    let ask = |from: &Arc<Outbox>, id: u128, word: Word| {
+    let ask = |from: &Arc<Outbox>, id: u128, word: SessionFrame| {
         let id = SessionId::from_bits(id);
         place.table.hear(from, node(), id, Category::Ssh, word, Instant::now())
     };
@@ -505,7 +519,11 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
     }
     assert_eq!(place.table.passing().0, 2000);
     let refused = said(&others[1]);
-    assert!(refused.iter().all(|w| matches!(w, Word::Refused { refusal, .. } if refusal.code == Code::Busy)));
+    assert!(
+        refused
+            .iter()
+            .all(|w| matches!(w, SessionFrame::Refused { refusal, .. } if refusal.code == Code::Busy))
+    );
     assert_eq!(refused.len(), 1000);
     // One that passes already goes on another way.
     assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(Event::Asked(_))));
@@ -540,7 +558,7 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
 async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     let place = Place::new();
     let (asker, wrong) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
-    let not_here = || Word::Refused { epoch: 1, refusal: Refusal::new(Code::NotHere, "it has gone") };
+    let not_here = || SessionFrame::Refused { epoch: 1, refusal: Refusal::new(Code::NotHere, "it has gone") };
     let asked = place.ask(&asker, open(1)).unwrap();
     asked.try_way(&wrong);
     assert!(asked.tried().now_or_never().is_none());
@@ -552,19 +570,22 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
         "it was said to be nowhere, so nothing is left there"
     );
     asked.try_way(&place.edge);
-    assert!(matches!(said(&place.edge)[..], [Word::Open { epoch: 1, .. }]));
-    place.hear(&place.edge, Word::Opened { limit: 1000, epoch: 1, instance: None });
+    assert!(matches!(said(&place.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
+    place.hear(&place.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None });
     assert_eq!(asked.tried().now_or_never(), Some(false));
-    assert!(matches!(said(&asker)[..], [Word::Opened { epoch: 1, .. }]));
+    assert!(matches!(said(&asker)[..], [SessionFrame::Opened { epoch: 1, .. }]));
     drop(asked);
-    place.hear(&place.edge, Word::Data("hello".into()));
+    place.hear(&place.edge, SessionFrame::Data("hello".into()));
     assert_eq!(said(&asker).len(), 1, "it stays bound");
     // Once nobody seeks any more, its opener hears.
     let asked = place.ask(&asker, resume(2)).unwrap();
     asked.try_way(&wrong);
     drop(asked);
-    place.hear(&wrong, Word::Reset { epoch: 2, refusal: Refusal::new(Code::NotHere, "not here either") });
-    assert!(matches!(said(&asker)[..], [Word::Reset { epoch: 2, .. }]));
+    place.hear(
+        &wrong,
+        SessionFrame::Reset { epoch: 2, refusal: Refusal::new(Code::NotHere, "not here either") },
+    );
+    assert!(matches!(said(&asker)[..], [SessionFrame::Reset { epoch: 2, .. }]));
 }
 
 #[tokio::test]
@@ -576,7 +597,7 @@ async fn nobody_but_its_opener_moves_a_session_to_another_way() {
     asked.try_way(&place.edge);
     assert_eq!(asked.tried().now_or_never(), Some(false));
     assert_eq!((said(&asker), said(&place.edge)), (vec![lost(1)], vec![]));
-    assert!(matches!(said(&silent)[..], [Word::Open { .. }, Word::Lost { epoch: 1 }]));
+    assert!(matches!(said(&silent)[..], [SessionFrame::Open { .. }, SessionFrame::Lost { epoch: 1 }]));
     assert!(asked.unwanted().now_or_never().is_some());
     drop(asked);
     assert!(place.is_empty() && said(&asker).is_empty());
@@ -593,13 +614,13 @@ proptest! {
             for (piece, pull) in pieces.iter().zip(pulls) {
                 let bytes: Vec<u8> = (0..*piece).map(|_| { count = count.wrapping_add(1); count }).collect();
                 sent.extend_from_slice(&bytes);
-                place.hear(&place.client, Word::Data(bytes.into()));
-                if pull && let Some(Word::Data(bytes)) = next(&place.edge) {
+                place.hear(&place.client, SessionFrame::Data(bytes.into()));
+                if pull && let Some(SessionFrame::Data(bytes)) = next(&place.edge) {
                     got.extend_from_slice(&bytes);
                 }
             }
             for word in said(&place.edge) {
-                if let Word::Data(bytes) = word { got.extend_from_slice(&bytes); }
+                if let SessionFrame::Data(bytes) = word { got.extend_from_slice(&bytes); }
             }
             assert_eq!(got.len(), sent.len());
             assert!(got == sent);

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use crate::protocol::session::send::BadOffset;
 use crate::protocol::session::state::{Answer, Effects, End, Phase};
-use crate::protocol::wire::frame::{Code, Refusal, Word};
+use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 /// An owner that has left before its session was over.
 #[derive(Debug)]
@@ -96,19 +96,19 @@ impl End {
         self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
     }
 
-    pub(super) fn take_break(&mut self) -> Option<Word> {
+    pub(super) fn take_break(&mut self) -> Option<SessionFrame> {
         if !self.break_due() {
             return None;
         }
         let departed = self.departed.as_mut()?;
         departed.due = false;
         let total = if departed.empty { 0 } else { self.send.written() + 1 };
-        Some(Word::Broken { total, refusal: departed.why.clone() })
+        Some(SessionFrame::Broken { total, refusal: departed.why.clone() })
     }
 
     /// A path on which Broken is not known: Reset is said in its place, and nothing more.
-    pub fn reset_instead(&mut self, why: Refusal) -> (Word, Effects) {
-        (Word::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
+    pub fn reset_instead(&mut self, why: Refusal) -> (SessionFrame, Effects) {
+        (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
     }
 
     /// The peer's owner has left, and all that it wrote is here: that is answered, so that the peer need not keep it.

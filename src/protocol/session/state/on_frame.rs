@@ -4,29 +4,33 @@ use tokio::time::Instant;
 
 use crate::names::Instance;
 use crate::protocol::session::state::{Answer, Effects, End, LinkId, Phase};
-use crate::protocol::wire::frame::{Code, Refusal, Word};
+use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl End {
     /// One frame from `from`.
-    pub fn hear(&mut self, from: LinkId, word: Word, now: Instant) -> Effects {
+    pub fn hear(&mut self, from: LinkId, word: SessionFrame, now: Instant) -> Effects {
         match word {
-            Word::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
-            Word::Resume { received, limit, epoch, .. } => {
+            SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
+            SessionFrame::Resume { received, limit, epoch, .. } => {
                 self.asked_again(from, epoch, Some(received), limit)
             }
             _ if self.path != Some(from) => DROPPED,
-            Word::Opened { limit, epoch, instance } => self.opened(limit, epoch, instance),
-            Word::Refused { epoch, refusal } => self.refused(epoch, refusal),
-            Word::Resumed { received, limit, epoch } => self.put_back(received, limit, epoch),
-            Word::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
-            Word::Lost { .. } => DROPPED,
-            Word::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
-            Word::Broken { total, refusal } if matches!(self.phase, Phase::Open | Phase::Said) => {
+            SessionFrame::Opened { limit, epoch, instance } => self.opened(limit, epoch, instance),
+            SessionFrame::Refused { epoch, refusal } => self.refused(epoch, refusal),
+            SessionFrame::Resumed { received, limit, epoch } => self.put_back(received, limit, epoch),
+            SessionFrame::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
+            SessionFrame::Lost { .. } => DROPPED,
+            SessionFrame::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
+            SessionFrame::Broken { total, refusal } if matches!(self.phase, Phase::Open | Phase::Said) => {
                 self.broken(total, refusal)
             }
-            Word::Broken { .. } => DROPPED,
-            Word::Data(_) | Word::Finish { .. } | Word::Credit { .. } if self.phase != Phase::Open => DROPPED,
-            Word::Data(bytes) => match self.recv.data(bytes, now) {
+            SessionFrame::Broken { .. } => DROPPED,
+            SessionFrame::Data(_) | SessionFrame::Finish { .. } | SessionFrame::Credit { .. }
+                if self.phase != Phase::Open =>
+            {
+                DROPPED
+            }
+            SessionFrame::Data(bytes) => match self.recv.data(bytes, now) {
                 Ok(()) if self.departed.is_some() => {
                     self.recv.discard();
                     Effects::default()
@@ -34,11 +38,11 @@ impl End {
                 Ok(()) => Effects { read: true, ..Effects::default() },
                 Err(bad) => self.violated(bad),
             },
-            Word::Finish { total } => match self.recv.finish(total) {
+            SessionFrame::Finish { total } => match self.recv.finish(total) {
                 Ok(()) => self.settle(Effects { read: true, ..Effects::default() }),
                 Err(bad) => self.violated(bad),
             },
-            Word::Credit { received, limit } => match self.send.acknowledge(received, limit) {
+            SessionFrame::Credit { received, limit } => match self.send.acknowledge(received, limit) {
                 Ok(()) => self.settle(Effects { write: self.send.has_room(), ..Effects::default() }),
                 Err(bad) => self.violated(bad),
             },

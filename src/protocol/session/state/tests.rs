@@ -34,23 +34,23 @@ fn opener(phase: Phase) -> End {
     let (send, recv) = halves();
     let mut end = End::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
     let _ = end.ask(A);
-    assert!(matches!(end.speak(A, 0).0, Some(Word::Open { epoch: 1, limit: 1000, .. })));
+    assert!(matches!(end.speak(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Asking {
         return end;
     }
-    let _ = end.hear(A, Word::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let _ = end.hear(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
     if phase == Phase::Leaving {
         end.send.finish();
-        assert!(matches!(end.speak(A, 99).0, Some(Word::Finish { total: 1 })));
-        let _ = end.hear(A, Word::Finish { total: 1 }, now());
-        let _ = end.hear(A, Word::Credit { received: 1, limit: 500 }, now());
+        assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
+        let _ = end.hear(A, SessionFrame::Finish { total: 1 }, now());
+        let _ = end.hear(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
     }
     if matches!(phase, Phase::Parked | Phase::Resuming) {
         let _ = end.link_ended(A, None, now());
     }
     if phase == Phase::Resuming {
         let _ = end.ask(B);
-        assert!(matches!(end.speak(B, 0).0, Some(Word::Resume { epoch: 2, received: 0, .. })));
+        assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Resume { epoch: 2, received: 0, .. })));
     }
     assert_eq!(end.phase(), phase);
     end
@@ -64,48 +64,54 @@ fn acceptor(phase: Phase) -> End {
         return end;
     }
     let _ = end.accept(now());
-    assert!(matches!(end.speak(A, 0).0, Some(Word::Opened { epoch: 1, limit: 1000, .. })));
+    assert!(matches!(end.speak(A, 0).0, Some(SessionFrame::Opened { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Parked {
-        let _ = end.hear(A, Word::Lost { epoch: 1 }, now());
+        let _ = end.hear(A, SessionFrame::Lost { epoch: 1 }, now());
     }
     if phase == Phase::Said {
         end.send.finish();
-        assert!(matches!(end.speak(A, 99).0, Some(Word::Finish { total: 1 })));
-        let _ = end.hear(A, Word::Finish { total: 1 }, now());
-        assert!(matches!(end.speak(A, 99).0, Some(Word::Credit { received: 1, .. })));
-        let _ = end.hear(A, Word::Credit { received: 1, limit: 500 }, now());
+        assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
+        let _ = end.hear(A, SessionFrame::Finish { total: 1 }, now());
+        assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Credit { received: 1, .. })));
+        let _ = end.hear(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
     }
     assert_eq!(end.phase(), phase);
     end
 }
 
-fn data(len: usize) -> Word {
-    Word::Data(vec![0; len].into())
+fn data(len: usize) -> SessionFrame {
+    SessionFrame::Data(vec![0; len].into())
 }
 
-fn credit() -> Word {
-    Word::Credit { received: 0, limit: 600 }
+fn credit() -> SessionFrame {
+    SessionFrame::Credit { received: 0, limit: 600 }
 }
 
-fn finish() -> Word {
-    Word::Finish { total: 1 }
+fn finish() -> SessionFrame {
+    SessionFrame::Finish { total: 1 }
 }
 
-fn open(epoch: u64) -> Word {
-    Word::Open { target: "node1:22".parse().unwrap(), limit: 700, epoch, client: String::new(), opener: None }
+fn open(epoch: u64) -> SessionFrame {
+    SessionFrame::Open {
+        target: "node1:22".parse().unwrap(),
+        limit: 700,
+        epoch,
+        client: String::new(),
+        opener: None,
+    }
 }
 
-fn resume(epoch: u64) -> Word {
-    Word::Resume { received: 0, limit: 700, epoch, instance: instance(), opener: None }
+fn resume(epoch: u64) -> SessionFrame {
+    SessionFrame::Resume { received: 0, limit: 700, epoch, instance: instance(), opener: None }
 }
 
-fn reset(epoch: u64, code: Code) -> Word {
-    Word::Reset { epoch, refusal: refusal(code) }
+fn reset(epoch: u64, code: Code) -> SessionFrame {
+    SessionFrame::Reset { epoch, refusal: refusal(code) }
 }
 
 /// Hears a word on `link` and expects it to be dropped without a trace.
 #[expect(clippy::needless_pass_by_value, reason = "most words are made for this one call")]
-fn dropped(mut end: End, link: LinkId, word: Word) {
+fn dropped(mut end: End, link: LinkId, word: SessionFrame) {
     let phase = end.phase();
     let path = end.path();
     assert!(end.hear(link, word.clone(), now()).dropped, "{word:?} in {phase:?}");
@@ -115,50 +121,56 @@ fn dropped(mut end: End, link: LinkId, word: Word) {
 #[tokio::test]
 async fn opener_asking() {
     let mut end = opener(Phase::Asking);
-    let effects = end.hear(A, Word::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let effects = end.hear(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
     assert!(effects.state && effects.write);
     assert_eq!(end.phase(), Phase::Open);
     for epoch in [0, 2] {
-        dropped(opener(Phase::Asking), A, Word::Opened { limit: 500, epoch, instance: None });
-        dropped(opener(Phase::Asking), A, Word::Refused { epoch, refusal: refusal(Code::NotAllowed) });
+        dropped(opener(Phase::Asking), A, SessionFrame::Opened { limit: 500, epoch, instance: None });
+        dropped(
+            opener(Phase::Asking),
+            A,
+            SessionFrame::Refused { epoch, refusal: refusal(Code::NotAllowed) },
+        );
     }
     let mut end = opener(Phase::Asking);
-    assert!(end.hear(A, Word::Refused { epoch: 1, refusal: refusal(Code::NotHere) }, now()).state);
+    assert!(end.hear(A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::NotHere) }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Asking, None));
     let mut end = opener(Phase::Asking);
-    assert!(end.hear(A, Word::Refused { epoch: 1, refusal: refusal(Code::NotAllowed) }, now()).forget);
+    assert!(
+        end.hear(A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::NotAllowed) }, now()).forget
+    );
     assert_eq!(end.ended(), Some(&refusal(Code::NotAllowed)));
-    for word in [data(1), credit(), finish(), Word::Resumed { received: 0, limit: 0, epoch: 1 }] {
+    for word in [data(1), credit(), finish(), SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 }] {
         dropped(opener(Phase::Asking), A, word);
     }
-    dropped(opener(Phase::Asking), A, Word::Lost { epoch: 0 });
+    dropped(opener(Phase::Asking), A, SessionFrame::Lost { epoch: 0 });
     let mut end = opener(Phase::Asking);
-    assert!(end.hear(A, Word::Lost { epoch: 1 }, now()).state);
+    assert!(end.hear(A, SessionFrame::Lost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Asking, None));
     let _ = end.ask(B);
-    assert!(matches!(end.speak(B, 0).0, Some(Word::Open { epoch: 2, .. })));
+    assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
     let mut end = opener(Phase::Asking);
     assert!(end.hear(A, reset(1, Code::Internal), now()).forget);
     let mut end = opener(Phase::Asking);
     let _ = end.abandon(refusal(Code::GivenUp), now());
     let (word, effects) = end.speak(A, 0);
-    assert!(matches!(word, Some(Word::Reset { epoch: 1, .. })) && effects.forget);
+    assert!(matches!(word, Some(SessionFrame::Reset { epoch: 1, .. })) && effects.forget);
 }
 
 #[tokio::test]
 async fn opener_open() {
-    dropped(opener(Phase::Open), A, Word::Opened { limit: 9, epoch: 1, instance: None });
-    dropped(opener(Phase::Open), A, Word::Resumed { received: 0, limit: 0, epoch: 1 });
-    dropped(opener(Phase::Open), A, Word::Refused { epoch: 1, refusal: refusal(Code::Busy) });
-    for word in [data(1), credit(), finish(), reset(1, Code::Internal), Word::Lost { epoch: 1 }] {
+    dropped(opener(Phase::Open), A, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
+    dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
+    dropped(opener(Phase::Open), A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::Busy) });
+    for word in [data(1), credit(), finish(), reset(1, Code::Internal), SessionFrame::Lost { epoch: 1 }] {
         dropped(opener(Phase::Open), B, word);
     }
     let mut end = opener(Phase::Open);
     assert!(end.hear(A, data(10), now()).read && end.hear(A, credit(), now()).write);
-    assert!(end.hear(A, Word::Finish { total: 11 }, now()).read);
+    assert!(end.hear(A, SessionFrame::Finish { total: 11 }, now()).read);
     assert!(end.control().is_some());
     let mut end = opener(Phase::Open);
-    assert!(end.hear(A, Word::Lost { epoch: 1 }, now()).state);
+    assert!(end.hear(A, SessionFrame::Lost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Parked, None));
     let mut end = opener(Phase::Open);
     let _ = end.hear(A, data(10), now());
@@ -175,12 +187,12 @@ async fn opener_open() {
 #[tokio::test]
 async fn opener_parked() {
     for word in [
-        Word::Opened { limit: 9, epoch: 1, instance: None },
-        Word::Refused { epoch: 1, refusal: refusal(Code::Busy) },
+        SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
+        SessionFrame::Refused { epoch: 1, refusal: refusal(Code::Busy) },
         data(1),
         credit(),
         finish(),
-        Word::Lost { epoch: 1 },
+        SessionFrame::Lost { epoch: 1 },
         reset(1, Code::Internal),
     ] {
         dropped(opener(Phase::Parked), A, word);
@@ -191,34 +203,34 @@ async fn opener_parked() {
     assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the acceptor does not know yet");
     assert!(end.needs_path() && end.send.unsent() == 0);
     let _ = end.ask(B);
-    assert!(matches!(end.speak(B, 99).0, Some(Word::Resume { epoch: 2, .. })));
-    let _ = end.hear(B, Word::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert!(matches!(end.speak(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
+    let _ = end.hear(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
     assert_eq!(end.speak(B, 99).0, Some(broken(0)));
     assert!(end.hear(B, reset(2, Code::Over), now()).forget);
 }
 
 #[tokio::test]
 async fn opener_resuming() {
-    for word in [data(1), credit(), finish(), reset(1, Code::Unknown), Word::Lost { epoch: 1 }] {
+    for word in [data(1), credit(), finish(), reset(1, Code::Unknown), SessionFrame::Lost { epoch: 1 }] {
         dropped(opener(Phase::Resuming), B, word);
     }
-    dropped(opener(Phase::Resuming), B, Word::Resumed { received: 0, limit: 0, epoch: 1 });
-    dropped(opener(Phase::Resuming), A, Word::Resumed { received: 0, limit: 0, epoch: 2 });
+    dropped(opener(Phase::Resuming), B, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
+    dropped(opener(Phase::Resuming), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 2 });
     let mut end = opener(Phase::Resuming);
-    assert!(end.hear(B, Word::Resumed { received: 0, limit: 900, epoch: 2 }, now()).write);
+    assert!(end.hear(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now()).write);
     assert_eq!((end.phase(), end.resumed()), (Phase::Open, 1));
     let mut end = opener(Phase::Resuming);
-    assert!(end.hear(B, Word::Lost { epoch: 2 }, now()).state);
+    assert!(end.hear(B, SessionFrame::Lost { epoch: 2 }, now()).state);
     assert_eq!(end.phase(), Phase::Parked);
     let mut end = opener(Phase::Resuming);
     assert!(end.hear(B, reset(2, Code::Unknown), now()).forget);
     let mut end = opener(Phase::Resuming);
-    let _ = end.hear(B, Word::Resumed { received: 1, limit: 900, epoch: 2 }, now());
+    let _ = end.hear(B, SessionFrame::Resumed { received: 1, limit: 900, epoch: 2 }, now());
     assert_eq!(end.ended().unwrap().code, Code::Violation, "an offset that was never sent");
     let mut end = opener(Phase::Resuming);
     let _ = end.abandon(refusal(Code::GivenUp), now());
     assert_eq!(end.speak(B, 0).0, None, "the Resume may not have reached the acceptor");
-    let _ = end.hear(B, Word::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    let _ = end.hear(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
     assert_eq!(end.speak(B, 9).0, Some(broken(0)));
     assert!(end.hear(B, reset(2, Code::Over), now()).forget);
 }
@@ -227,10 +239,10 @@ async fn opener_resuming() {
 async fn opener_over_says_so_and_forgets() {
     let mut end = opener(Phase::Leaving);
     let (word, effects) = end.speak(A, 99);
-    let Some(Word::Reset { refusal, .. }) = word else { panic!("{word:?}") };
+    let Some(SessionFrame::Reset { refusal, .. }) = word else { panic!("{word:?}") };
     assert!(refusal.code == Code::Over && effects.forget && end.ended().is_none());
     assert!(opener(Phase::Leaving).link_ended(A, None, now()).forget);
-    assert!(opener(Phase::Leaving).hear(A, Word::Lost { epoch: 1 }, now()).forget);
+    assert!(opener(Phase::Leaving).hear(A, SessionFrame::Lost { epoch: 1 }, now()).forget);
     assert!(opener(Phase::Leaving).hear(A, reset(1, Code::Over), now()).forget);
     assert_eq!(opener(Phase::Leaving).abandon(refusal, now()), Effects::default());
 }
@@ -245,7 +257,7 @@ async fn acceptor_dialling() {
         let _ = end.hear(B, word, now());
         assert_eq!((end.path(), end.speak(B, 99).0), (Some(B), None), "silent while it still dials");
         let _ = end.accept(now());
-        assert!(matches!(end.speak(B, 0).0, Some(Word::Opened { epoch: 2, .. })));
+        assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     }
     let mut end = acceptor(Phase::Dialling);
     let _ = end.link_ended(A, None, now());
@@ -253,28 +265,31 @@ async fn acceptor_dialling() {
     let _ = end.accept(now());
     assert_eq!(end.phase(), Phase::Parked);
     let _ = end.hear(B, open(2), now());
-    assert!(matches!(end.speak(B, 0).0, Some(Word::Opened { epoch: 2, .. })));
+    assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     assert!(acceptor(Phase::Dialling).hear(A, reset(1, Code::GivenUp), now()).forget);
     let mut end = acceptor(Phase::Dialling);
     let _ = end.abandon(refusal(Code::TargetRefused), now());
-    assert!(matches!(end.speak(A, 0), (Some(Word::Refused { epoch: 1, .. }), Effects { forget: true, .. })));
+    assert!(matches!(
+        end.speak(A, 0),
+        (Some(SessionFrame::Refused { epoch: 1, .. }), Effects { forget: true, .. })
+    ));
 }
 
 #[tokio::test]
 async fn acceptor_open() {
     dropped(acceptor(Phase::Open), A, open(1));
     dropped(acceptor(Phase::Open), B, resume(1));
-    for word in [data(1), credit(), finish(), reset(1, Code::GivenUp), Word::Lost { epoch: 1 }] {
+    for word in [data(1), credit(), finish(), reset(1, Code::GivenUp), SessionFrame::Lost { epoch: 1 }] {
         dropped(acceptor(Phase::Open), B, word);
     }
     let mut end = acceptor(Phase::Open);
     end.send.write(Bytes::from_static(b"hello"));
-    assert!(matches!(end.speak(A, 99).0, Some(Word::Data(_))));
+    assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Data(_))));
     let _ = end.hear(B, open(2), now());
-    assert!(matches!(end.speak(B, 99).0, Some(Word::Opened { epoch: 2, .. })));
+    assert!(matches!(end.speak(B, 99).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     assert_eq!(
         end.speak(B, 99).0,
-        Some(Word::Data(Bytes::from_static(b"hello"))),
+        Some(SessionFrame::Data(Bytes::from_static(b"hello"))),
         "its direction starts at 0 again"
     );
     let mut end = acceptor(Phase::Open);
@@ -284,24 +299,33 @@ async fn acceptor_open() {
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.speak(A, 99);
     let _ = end.hear(A, data(5), now());
-    let _ =
-        end.hear(B, Word::Resume { received: 2, limit: 700, epoch: 2, instance: None, opener: None }, now());
-    assert!(matches!(end.speak(B, 99).0, Some(Word::Resumed { received: 5, epoch: 2, .. })));
-    assert_eq!(end.speak(B, 99).0, Some(Word::Data(Bytes::from_static(b"llo"))));
+    let _ = end.hear(
+        B,
+        SessionFrame::Resume { received: 2, limit: 700, epoch: 2, instance: None, opener: None },
+        now(),
+    );
+    assert!(matches!(end.speak(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
+    assert_eq!(end.speak(B, 99).0, Some(SessionFrame::Data(Bytes::from_static(b"llo"))));
     assert!(end.hear(A, data(1), now()).dropped, "the old link does not count any more");
     assert!(acceptor(Phase::Open).hear(A, reset(1, Code::GivenUp), now()).forget);
     let mut end = acceptor(Phase::Open);
     let _ = end.hear(A, data(1001), now());
     assert!(
-        matches!(end.speak(A, 0).0, Some(Word::Reset { refusal, .. }) if refusal.code == Code::Violation)
+        matches!(end.speak(A, 0).0, Some(SessionFrame::Reset { refusal, .. }) if refusal.code == Code::Violation)
     );
 }
 
 #[tokio::test]
 async fn acceptor_parked() {
-    for word in
-        [data(1), credit(), finish(), reset(1, Code::GivenUp), Word::Lost { epoch: 1 }, open(1), resume(1)]
-    {
+    for word in [
+        data(1),
+        credit(),
+        finish(),
+        reset(1, Code::GivenUp),
+        SessionFrame::Lost { epoch: 1 },
+        open(1),
+        resume(1),
+    ] {
         dropped(acceptor(Phase::Parked), A, word);
     }
     assert!(acceptor(Phase::Parked).parked_since().is_some());
@@ -319,7 +343,10 @@ async fn acceptor_parked() {
         let words = said(&mut end, B);
         assert!(matches!(
             words[..],
-            [Word::Opened { .. } | Word::Resumed { .. }, Word::Broken { total: 0, .. }]
+            [
+                SessionFrame::Opened { .. } | SessionFrame::Resumed { .. },
+                SessionFrame::Broken { total: 0, .. }
+            ]
         ));
         assert!(end.hear(B, reset(2, Code::Over), now()).forget);
     }
@@ -332,9 +359,12 @@ async fn acceptor_that_has_said_and_heard_all() {
         dropped(acceptor(Phase::Said), A, word);
     }
     let mut end = acceptor(Phase::Said);
-    let _ =
-        end.hear(B, Word::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None }, now());
-    assert!(matches!(end.speak(B, 9).0, Some(Word::Resumed { received: 1, epoch: 2, .. })));
+    let _ = end.hear(
+        B,
+        SessionFrame::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None },
+        now(),
+    );
+    assert!(matches!(end.speak(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
     assert_eq!(end.phase(), Phase::Said);
     let mut end = acceptor(Phase::Said);
     let _ = end.link_ended(A, None, now());
@@ -352,8 +382,14 @@ async fn an_owner_who_drops_after_both_ends_of_stream_lets_the_rest_be_delivered
     end.send.finish();
     let _ = end.hear(A, finish(), now());
     assert_eq!(end.abandon(refusal(Code::GivenUp), now()), Effects::default());
-    let said: Vec<Word> = std::iter::from_fn(|| end.speak(A, 99).0).collect();
-    assert!(matches!(said[..], [Word::Credit { .. }, Word::Data(_), Word::Finish { total: 5 }]), "{said:?}");
+    let said: Vec<SessionFrame> = std::iter::from_fn(|| end.speak(A, 99).0).collect();
+    assert!(
+        matches!(
+            said[..],
+            [SessionFrame::Credit { .. }, SessionFrame::Data(_), SessionFrame::Finish { total: 5 }]
+        ),
+        "{said:?}"
+    );
 }
 
 #[tokio::test]
@@ -370,9 +406,9 @@ async fn only_acceptors_take_open_and_resume_and_only_openers_their_answers() {
         dropped(opener(Phase::Open), A, word);
     }
     for word in [
-        Word::Opened { limit: 1, epoch: 1, instance: None },
-        Word::Resumed { received: 0, limit: 1, epoch: 1 },
-        Word::Refused { epoch: 1, refusal: refusal(Code::Busy) },
+        SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
+        SessionFrame::Resumed { received: 0, limit: 1, epoch: 1 },
+        SessionFrame::Refused { epoch: 1, refusal: refusal(Code::Busy) },
     ] {
         dropped(acceptor(Phase::Open), A, word);
     }
@@ -382,7 +418,10 @@ async fn only_acceptors_take_open_and_resume_and_only_openers_their_answers() {
 async fn an_opener_that_gives_up_while_it_resumes_says_so() {
     let mut end = opener(Phase::Resuming);
     let _ = end.give_up(refusal(Code::GivenUp));
-    assert!(matches!(end.speak(B, 0), (Some(Word::Reset { epoch: 2, .. }), Effects { forget: true, .. })));
+    assert!(matches!(
+        end.speak(B, 0),
+        (Some(SessionFrame::Reset { epoch: 2, .. }), Effects { forget: true, .. })
+    ));
     let mut end = opener(Phase::Parked);
     assert!(end.give_up(refusal(Code::GivenUp)).forget);
     let mut end = opener(Phase::Open);
@@ -403,7 +442,10 @@ async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
         assert!(end.speak(A, 0).0.is_none());
         let (word, effects) = end.speak(B, 0);
         assert!(
-            matches!(word, Some(Word::Refused { epoch: 2, .. } | Word::Reset { epoch: 2, .. })),
+            matches!(
+                word,
+                Some(SessionFrame::Refused { epoch: 2, .. } | SessionFrame::Reset { epoch: 2, .. })
+            ),
             "{word:?}"
         );
         assert!(effects.forget);
@@ -421,12 +463,12 @@ async fn a_resume_that_a_pod_on_the_way_sends_back_is_tried_on_elsewhere() {
     }
 }
 
-fn broken(total: u64) -> Word {
-    Word::Broken { total, refusal: refusal(Code::GivenUp) }
+fn broken(total: u64) -> SessionFrame {
+    SessionFrame::Broken { total, refusal: refusal(Code::GivenUp) }
 }
 
 /// All that an end says on a link.
-fn said(end: &mut End, link: LinkId) -> Vec<Word> {
+fn said(end: &mut End, link: LinkId) -> Vec<SessionFrame> {
     std::iter::from_fn(|| end.speak(link, 5).0).collect()
 }
 
@@ -437,7 +479,7 @@ async fn what_an_owner_wrote_before_its_connection_broke_off_is_said_before_that
         end.send.write(Bytes::from_static(b"last words"));
         assert!(!end.break_off(refusal(Code::GivenUp), now()).forget);
         let words = said(&mut end, A);
-        let data = [&b"last "[..], b"words"].map(|part| Word::Data(Bytes::from_static(part)));
+        let data = [&b"last "[..], b"words"].map(|part| SessionFrame::Data(Bytes::from_static(part)));
         assert_eq!(words, [data[0].clone(), data[1].clone(), broken(11)]);
         assert!(end.phase() == Phase::Open && end.backlog().is_none(), "kept until the peer has it");
         assert!(!end.hear(A, self::data(5), now()).read && end.recv.queued() == 0, "nobody reads");
@@ -452,7 +494,7 @@ async fn what_waits_for_credit_when_the_connection_breaks_off_waits_on() {
     end.send.write(vec![0; 502].into());
     let _ = end.break_off(refusal(Code::GivenUp), now());
     assert_eq!(said(&mut end, A).len(), 100);
-    let _ = end.hear(A, Word::Credit { received: 500, limit: 600 }, now());
+    let _ = end.hear(A, SessionFrame::Credit { received: 500, limit: 600 }, now());
     assert_eq!(said(&mut end, A), [data(2), broken(503)]);
 }
 
@@ -465,7 +507,9 @@ async fn the_end_of_a_direction_stays_one_although_the_connection_breaks_off() {
     let mut peer = opener(Phase::Open);
     let _ = peer.hear(A, finish(), now());
     let _ = peer.hear(A, broken(1), now());
-    assert!(peer.recv.is_ended() && peer.speak(A, 0).0 == Some(Word::Reset { epoch: 1, refusal: over() }));
+    assert!(
+        peer.recv.is_ended() && peer.speak(A, 0).0 == Some(SessionFrame::Reset { epoch: 1, refusal: over() })
+    );
 }
 
 fn over() -> Refusal {
@@ -481,9 +525,9 @@ async fn a_break_that_was_said_is_said_again_on_the_next_path() {
     let _ = end.link_ended(A, None, now());
     assert!(end.needs_path());
     let _ = end.ask(B);
-    assert!(matches!(said(&mut end, B)[..], [Word::Resume { epoch: 2, .. }]));
-    let _ = end.hear(B, Word::Resumed { received: 3, limit: 900, epoch: 2 }, now());
-    assert_eq!(said(&mut end, B), [Word::Data(Bytes::from_static(b"lo")), broken(6)]);
+    assert!(matches!(said(&mut end, B)[..], [SessionFrame::Resume { epoch: 2, .. }]));
+    let _ = end.hear(B, SessionFrame::Resumed { received: 3, limit: 900, epoch: 2 }, now());
+    assert_eq!(said(&mut end, B), [SessionFrame::Data(Bytes::from_static(b"lo")), broken(6)]);
 
     let mut end = acceptor(Phase::Parked);
     end.send.write(Bytes::from_static(b"hello"));
@@ -492,7 +536,10 @@ async fn a_break_that_was_said_is_said_again_on_the_next_path() {
         let _ = end.hear(B, resume(epoch), now());
         let words = said(&mut end, B);
         assert!(
-            matches!(words[..], [Word::Resumed { .. }, Word::Data(_), Word::Broken { total: 6, .. }]),
+            matches!(
+                words[..],
+                [SessionFrame::Resumed { .. }, SessionFrame::Data(_), SessionFrame::Broken { total: 6, .. }]
+            ),
             "{words:?}"
         );
     }
@@ -508,12 +555,12 @@ async fn whoever_hears_that_its_peer_broke_off_reads_what_came_before_and_says_t
         assert_eq!(end.ended(), Some(&refusal(Code::GivenUp)));
         assert!(!end.recv.is_ended() && end.recv.take(now(), Default::default()).is_some());
         assert!(
-            matches!(end.speak(A, 99), (Some(Word::Reset { refusal, .. }), Effects { forget: true, .. }) if refusal == over())
+            matches!(end.speak(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Effects { forget: true, .. }) if refusal == over())
         );
     }
     let mut end = acceptor(Phase::Said);
     let _ = end.hear(A, broken(1), now());
-    assert!(matches!(end.speak(A, 99).0, Some(Word::Reset { refusal, .. }) if refusal == over()));
+    assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == over()));
     let mut end = opener(Phase::Open);
     let _ = end.hear(A, broken(2), now());
     assert_eq!(end.ended().unwrap().code, Code::Violation, "a byte is missing");

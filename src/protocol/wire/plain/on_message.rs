@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use crate::names::{SessionId, Target};
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::extension::{HEARTBEAT, STREAM};
-use crate::protocol::wire::frame::{Category, Code, Refusal, Word};
+use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::wire::plain::{Heard, Meaning, Plain, Plainly, over};
 
 impl Plain {
@@ -60,8 +60,13 @@ impl Plain {
                 last: now,
             },
         );
-        let open =
-            Word::Open { target, limit: u64::MAX, epoch: 1, client: "a plain peer".into(), opener: None };
+        let open = SessionFrame::Open {
+            target,
+            limit: u64::MAX,
+            epoch: 1,
+            client: "a plain peer".into(),
+            opener: None,
+        };
         Meaning::Session(Heard { id, category, words: vec![open] })
     }
 
@@ -70,15 +75,15 @@ impl Plain {
         session.last = now;
         let (category, epoch) = (session.category, session.epoch);
         let words = match message.r#type.as_str() {
-            "connected" => vec![Word::Opened { limit: u64::MAX, epoch, instance: None }],
+            "connected" => vec![SessionFrame::Opened { limit: u64::MAX, epoch, instance: None }],
             "connect-failed" => {
                 self.drop_session(id);
-                vec![Word::Refused { epoch, refusal: refusal(&message.data) }]
+                vec![SessionFrame::Refused { epoch, refusal: refusal(&message.data) }]
             }
             "tcp-forward" => {
                 session.goes_on |= session.finished;
                 session.received += u64::try_from(message.data.len()).unwrap_or(u64::MAX);
-                vec![Word::Data(message.data)]
+                vec![SessionFrame::Data(message.data)]
             }
             "closed" => {
                 let heard = over(id, session);

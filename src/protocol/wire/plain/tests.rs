@@ -12,15 +12,15 @@ fn id() -> SessionId {
 }
 
 /// The message that is sent, and what our session hears.
-fn say_to(plain: &mut Plain, id: SessionId, word: Word) -> (Option<StreamMsg>, Vec<Word>) {
+fn say_to(plain: &mut Plain, id: SessionId, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     let node = plain.node.clone();
-    let heard = plain.say(Frame { node, body: Body::Session(id, Category::Ssh, word) }, Instant::now());
+    let heard = plain.say(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) }, Instant::now());
     let message = plain.next_message();
     assert_eq!(plain.next_message(), None);
     (message, heard.map(|h| h.words).unwrap_or_default())
 }
 
-fn say(plain: &mut Plain, word: Word) -> (Option<StreamMsg>, Vec<Word>) {
+fn say(plain: &mut Plain, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     say_to(plain, id(), word)
 }
 
@@ -42,7 +42,7 @@ fn hear(plain: &mut Plain, kind: &str, topic: &str, data: &str) -> Meaning {
     plain.hear(message, Instant::now())
 }
 
-fn words(meaning: Meaning) -> Vec<Word> {
+fn words(meaning: Meaning) -> Vec<SessionFrame> {
     match meaning {
         Meaning::Session(heard) => heard.words,
         other => panic!("{other:?}"),
@@ -50,7 +50,7 @@ fn words(meaning: Meaning) -> Vec<Word> {
 }
 
 fn opened(plain: &mut Plain) -> String {
-    let open = Word::Open {
+    let open = SessionFrame::Open {
         target: "edge-1:22".parse().unwrap(),
         limit: 9,
         epoch: 3,
@@ -62,7 +62,7 @@ fn opened(plain: &mut Plain) -> String {
     assert_eq!(&message.data[..], b"CONNECT 127.0.0.1:22 HTTP/1.1\r\n\r\n\r\n");
     assert_eq!(
         words(hear(plain, "connected", &message.topic, "")),
-        [Word::Opened { limit: u64::MAX, epoch: 3, instance: None }]
+        [SessionFrame::Opened { limit: u64::MAX, epoch: 3, instance: None }]
     );
     message.topic
 }
@@ -71,15 +71,15 @@ fn opened(plain: &mut Plain) -> String {
 async fn a_session_that_the_edge_closes() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let said = say(&mut plain, Word::Data("ls\n".into()));
+    let said = say(&mut plain, SessionFrame::Data("ls\n".into()));
     assert_eq!(said.0.unwrap().r#type, "tcp-forward");
-    assert_eq!(said.1, [Word::Credit { received: 3, limit: u64::MAX }]);
-    assert_eq!(words(hear(&mut plain, "tcp-forward", &topic, "a b")), [Word::Data("a b".into())]);
+    assert_eq!(said.1, [SessionFrame::Credit { received: 3, limit: u64::MAX }]);
+    assert_eq!(words(hear(&mut plain, "tcp-forward", &topic, "a b")), [SessionFrame::Data("a b".into())]);
     let end = words(hear(&mut plain, "closed", &topic, "EOF"));
     assert!(
-        matches!(&end[..], [Word::Finish { total: 4 }, Word::Reset { epoch: 3, refusal }] if refusal.code == Code::Over)
+        matches!(&end[..], [SessionFrame::Finish { total: 4 }, SessionFrame::Reset { epoch: 3, refusal }] if refusal.code == Code::Over)
     );
-    assert_eq!(say(&mut plain, Word::Finish { total: 4 }), (None, vec![]), "closed is said once");
+    assert_eq!(say(&mut plain, SessionFrame::Finish { total: 4 }), (None, vec![]), "closed is said once");
     assert!(plain.sessions.is_empty() && plain.by_topic.is_empty());
 }
 
@@ -87,14 +87,14 @@ async fn a_session_that_the_edge_closes() {
 async fn a_finished_direction_is_remembered_until_the_other_is_done_or_silent() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let said = say(&mut plain, Word::Finish { total: 1 });
+    let said = say(&mut plain, SessionFrame::Finish { total: 1 });
     assert!(said.0.is_none());
-    assert_eq!(said.1, [Word::Credit { received: 1, limit: u64::MAX }]);
+    assert_eq!(said.1, [SessionFrame::Credit { received: 1, limit: u64::MAX }]);
     assert_eq!(words(hear(&mut plain, "tcp-forward", &topic, "late answer")).len(), 1);
     assert!(plain.tick(Instant::now() + Duration::from_secs(29)).is_empty());
     let ended = plain.tick(Instant::now() + Duration::from_secs(30));
     assert_eq!(plain.next_message().unwrap().r#type, "closed");
-    assert!(matches!(ended[0].words[..], [Word::Finish { total: 12 }, Word::Reset { .. }]));
+    assert!(matches!(ended[0].words[..], [SessionFrame::Finish { total: 12 }, SessionFrame::Reset { .. }]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -103,9 +103,9 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
         let (mut plain, now) = (plain(), Instant::now());
         let Meaning::Session(asked) = hear(&mut plain, "connecting", "t", "CONNECT") else { panic!() };
         words(hear(&mut plain, "tcp-forward", "t", "question"));
-        say_to(&mut plain, asked.id, Word::Data("answer".into()));
+        say_to(&mut plain, asked.id, SessionFrame::Data("answer".into()));
         assert_eq!(plain.next_end(), None);
-        assert_eq!(say_to(&mut plain, asked.id, Word::Finish { total: 7 }).0, None);
+        assert_eq!(say_to(&mut plain, asked.id, SessionFrame::Finish { total: 7 }).0, None);
         assert_eq!(plain.next_end(), Some(now + AFTER_TARGET));
         if goes_on {
             words(hear(&mut plain, "tcp-forward", "t", "more"));
@@ -118,7 +118,10 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
             assert_eq!(plain.ended(now + AFTER_TARGET), []);
             assert_eq!(plain.ended(now + AFTER_TARGET * 2), [id]);
             let heard = plain.close(id).unwrap();
-            assert!(matches!(heard.words[..], [Word::Finish { total: 9 }, Word::Reset { .. }]), "{heard:?}");
+            assert!(
+                matches!(heard.words[..], [SessionFrame::Finish { total: 9 }, SessionFrame::Reset { .. }]),
+                "{heard:?}"
+            );
             assert_eq!(plain.next_message().unwrap().r#type, "closed");
         }
         assert_eq!(plain.tick(now + Duration::from_secs(30)).len(), usize::from(goes_on));
@@ -129,7 +132,7 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_dial_says_why() {
     let mut plain = plain();
-    let open = Word::Open {
+    let open = SessionFrame::Open {
         target: "10.0.0.9:22".parse().unwrap(),
         limit: 9,
         epoch: 1,
@@ -140,7 +143,7 @@ async fn a_failed_dial_says_why() {
     let text = "dial tcp 10.0.0.9:22: connect: connection refused";
     let heard = words(hear(&mut plain, "connect-failed", &topic, text));
     assert!(
-        matches!(&heard[..], [Word::Refused { epoch: 1, refusal }] if refusal.code == Code::TargetRefused && refusal.reason == text)
+        matches!(&heard[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == Code::TargetRefused && refusal.reason == text)
     );
     assert!(plain.sessions.is_empty());
 }
@@ -149,7 +152,7 @@ async fn a_failed_dial_says_why() {
 async fn a_late_answer_to_a_session_given_up_is_closed() {
     let mut plain = plain();
     let topic = opened(&mut plain);
-    let left = Word::Reset { epoch: 3, refusal: Refusal::new(Code::GivenUp, "client left") };
+    let left = SessionFrame::Reset { epoch: 3, refusal: Refusal::new(Code::GivenUp, "client left") };
     assert_eq!(say(&mut plain, left).0.unwrap().r#type, "closed");
     let meaning = hear(&mut plain, "tcp-forward", &topic, "x");
     assert_eq!(answer(&mut plain, &meaning), "closed");
@@ -163,9 +166,9 @@ async fn a_plain_pod_opens_with_any_topic() {
     let Meaning::Session(heard) = hear(&mut plain, "connecting", "any text at all", "CONNECT") else {
         panic!()
     };
-    let [Word::Open { limit: u64::MAX, target, .. }] = &heard.words[..] else { panic!("{heard:?}") };
+    let [SessionFrame::Open { limit: u64::MAX, target, .. }] = &heard.words[..] else { panic!("{heard:?}") };
     assert_eq!(target.to_string(), "127.0.0.1:22");
-    let opened = Word::Opened { limit: 1, epoch: 1, instance: None };
+    let opened = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
     assert_eq!(say_to(&mut plain, heard.id, opened).0.unwrap().topic, "any text at all");
     let meaning = hear(&mut plain, "connecting", &"x".repeat(257), "");
     assert_eq!(answer(&mut plain, &meaning), "connect-failed");
