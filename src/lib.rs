@@ -32,7 +32,7 @@
 //! ```
 //!
 //! Nothing is pushed. `splice` puts bytes into the session's sending half while there is room and tells the link's
-//! [`tunnel::Outbox`] that the session has something to say. When HTTP/2 can take more, the outbox asks its schedule
+//! [`tunnel::LinkSender`] that the session has something to say. When HTTP/2 can take more, the outbox asks its schedule
 //! who is next and takes one frame from that session. What waits, waits in its own session; order and fairness are
 //! decided at the last moment; a resumed session simply moves its sending position back. A slow reader uses up its own
 //! window and stops only its own session.

@@ -9,7 +9,7 @@ pub mod wire;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use crate::protocol::link::sender::{Outbox, Peer};
+pub use crate::protocol::link::sender::{LinkSender, Peer};
 pub use crate::protocol::link::{Link, LinkEnded};
 pub use crate::protocol::relay::request::Asked;
 pub use crate::protocol::session::recv::Windows;

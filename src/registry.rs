@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::{Found, Outbox};
+use crate::protocol::{Found, LinkSender};
 use crate::telemetry::Metrics;
 
 pub use awaited::Arrival;
@@ -44,7 +44,7 @@ pub struct Registry {
 #[derive(Debug, Clone)]
 pub struct Linked {
     /// Where to say things.
-    pub outbox: Arc<Outbox>,
+    pub sender: Arc<LinkSender>,
     /// The edge's process; none if it speaks plain.
     pub instance: Option<Instance>,
     /// Where it comes from.
@@ -93,9 +93,9 @@ impl Linked {
         Found {
             question,
             here: true,
-            heard: self.outbox.silence(),
+            heard: self.sender.silence(),
             instance: Some(self.instance.unwrap_or(own)),
-            age: Some(self.outbox.age()),
+            age: Some(self.sender.age()),
         }
     }
 }
@@ -138,12 +138,12 @@ impl Registry {
     }
 
     /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
-    pub async fn wait(&self, node: &NodeName, not: Option<&Outbox>, until: Instant) -> Option<Linked> {
+    pub async fn wait(&self, node: &NodeName, not: Option<&LinkSender>, until: Instant) -> Option<Linked> {
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
             let arrival = self.arrival(node);
             match self.here(node) {
-                Some(linked) if not.is_none_or(|not| not.id != linked.outbox.id) => return Some(linked),
+                Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
                 _ => timeout_at(until, arrival.come()).await.ok()?,
             }
         }
@@ -165,7 +165,7 @@ impl Registry {
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
-        if old.outbox.answers_within(ALIVE_WITHIN).await {
+        if old.sender.answers_within(ALIVE_WITHIN).await {
             return Err(self.keeps(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
@@ -175,37 +175,37 @@ impl Registry {
     /// Makes a link the one of its node. The one before is closed, unless the new one is to stand `beside` it and is of
     /// the same process; a third one closes the oldest.
     pub fn insert(&self, linked: Linked, beside: bool) {
-        let Some(node) = linked.outbox.peer.node().cloned() else { return };
+        let Some(node) = linked.sender.peer.node().cloned() else { return };
         let mut nodes = self.lock();
         nodes.gone.remove(&node);
         let instance = linked.instance;
         let before = nodes.linked.insert(node.clone(), linked);
         let oldest = nodes.older.remove(&node);
         let (kept, before): (Vec<_>, Vec<_>) = before.into_iter().partition(|before| {
-            beside && before.instance.is_some() && before.instance == instance && !before.outbox.is_closed()
+            beside && before.instance.is_some() && before.instance == instance && !before.sender.is_closed()
         });
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
         drop(nodes);
         for old in oldest.into_iter().chain(before) {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
-            old.outbox.close();
+            old.sender.close();
         }
         self.awaited.tell(&node);
         self.changed.send_replace(());
     }
 
     /// Removes a link that has ended, unless a newer one has its place. One that stood beside it takes its place.
-    pub fn remove(&self, outbox: &Outbox) {
-        let Some(node) = outbox.peer.node() else { return };
+    pub fn remove(&self, sender: &LinkSender) {
+        let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
-        if nodes.older.get(node).is_some_and(|older| older.outbox.id == outbox.id) {
+        if nodes.older.get(node).is_some_and(|older| older.sender.id == sender.id) {
             nodes.older.remove(node);
-        } else if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id)
+        } else if nodes.linked.get(node).is_some_and(|linked| linked.sender.id == sender.id)
             && let Some(older) = nodes.older.remove(node)
         {
             nodes.linked.insert(node.clone(), older);
-        } else if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id) {
+        } else if nodes.linked.get(node).is_some_and(|linked| linked.sender.id == sender.id) {
             nodes.linked.remove(node);
             if nodes.gone.len() >= MOST_GONE {
                 nodes.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
@@ -233,7 +233,7 @@ impl Registry {
     pub fn drain_all(&self) {
         let all = self.lock().all();
         for linked in all {
-            linked.outbox.drain();
+            linked.sender.drain();
         }
     }
 
@@ -241,7 +241,7 @@ impl Registry {
     pub fn close_all(&self) {
         let all = self.lock().all();
         for linked in all {
-            linked.outbox.close();
+            linked.sender.close();
         }
     }
 

@@ -13,7 +13,7 @@ use crate::names::{Instance, Target};
 use crate::net::Duplex;
 use crate::net::resolver::Resolver;
 use crate::policy::targets::{Listening, Targets};
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::FrameKind;
@@ -23,7 +23,7 @@ use crate::protocol::{Dialect, Peer};
 /// An opener and this back end, with a link between them in memory.
 struct Pair {
     opener: Arc<Table>,
-    link: Arc<Outbox>,
+    link: Arc<LinkSender>,
     metrics: Metrics,
     drain: Drain,
 }
@@ -49,8 +49,9 @@ impl Pair {
             resolver: Resolver::system().unwrap(),
         };
         let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());
-        let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
-        let (near, far) = (outbox(1), outbox(2));
+        let sender =
+            |n| LinkSender::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
+        let (near, far) = (sender(1), sender(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);
         Self { opener, link: near, metrics, drain }
@@ -74,7 +75,13 @@ impl Pair {
     }
 }
 
-fn pump(drain: &Drain, from: &Arc<Outbox>, back: &Arc<Outbox>, to: &Arc<Table>, backend: Option<Backend>) {
+fn pump(
+    drain: &Drain,
+    from: &Arc<LinkSender>,
+    back: &Arc<LinkSender>,
+    to: &Arc<Table>,
+    backend: Option<Backend>,
+) {
     let (from, back, to) = (Arc::clone(from), Arc::clone(back), Arc::clone(to));
     drain.spawn(tracing::Span::none(), async move {
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {

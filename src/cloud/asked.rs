@@ -37,7 +37,7 @@ fn relay(asked: Asked, shared: &Shared, room: &Room) {
 
 /// At most one hop between pods: what comes from one is answered from our own links only.
 fn pass(asked: Asked, shared: &Shared) {
-    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
+    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.sender.is_closed());
     let Some(linked) = linked else {
         let why = format!("node {} is not linked to this pod", asked.node());
         return asked.refuse(Refusal::new(Code::NotHere, why));
@@ -46,10 +46,10 @@ fn pass(asked: Asked, shared: &Shared) {
         let why = format!("node {} is linked as another process", asked.node());
         return asked.refuse(Refusal::new(Code::Unknown, why));
     }
-    if linked.outbox.resumes {
-        asked.pass(&linked.outbox);
+    if linked.sender.resumes {
+        asked.pass(&linked.sender);
     } else {
-        bridge::lead(asked, linked.outbox, shared);
+        bridge::lead(asked, linked.sender, shared);
     }
 }
 

@@ -19,7 +19,7 @@ use crate::net::reload::Reload;
 use crate::policy::Glob;
 use crate::protocol::link::grpc::{Call, Dismissal, Ground};
 use crate::protocol::wire::hello::{Caller, Hello};
-use crate::protocol::{Code, Event, Found, Link, Outbox, Parked, Refusal};
+use crate::protocol::{Code, Event, Found, Link, LinkSender, Parked, Refusal};
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
@@ -113,18 +113,18 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let from = call.from;
     let link = call.accept();
     info!(dialect = ?hello.dialect, "node is linked");
-    let outbox = link.outbox.clone();
-    shared.proven.begin(&outbox, &hello);
-    let linked = Linked { outbox: outbox.clone(), instance: hello.instance, from };
+    let sender = link.sender.clone();
+    shared.proven.begin(&sender, &hello);
+    let linked = Linked { sender: sender.clone(), instance: hello.instance, from };
     shared.registry.insert(linked, hello.beside);
     shared.finder.gained(&hello.node);
-    make_way(outbox.clone(), hello.node, None, &shared);
+    make_way(sender.clone(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
-        outbox.drain();
+        sender.drain();
     }
     run(link, &shared).await;
-    shared.registry.remove(&outbox);
-    shared.proven.end(&outbox);
+    shared.registry.remove(&sender);
+    shared.proven.end(&sender);
 }
 
 async fn admit_pod(call: Call, instance: Instance, shared: Shared) {
@@ -133,13 +133,13 @@ async fn admit_pod(call: Call, instance: Instance, shared: Shared) {
     }
     let link = call.accept();
     info!(?instance, "another pod has linked");
-    let outbox = link.outbox.clone();
+    let sender = link.sender.clone();
     if let Some(siblings) = &shared.siblings {
-        siblings.joined(&outbox);
+        siblings.joined(&sender);
     }
     run(link, &shared).await;
     if let Some(siblings) = &shared.siblings {
-        siblings.left(&outbox);
+        siblings.left(&sender);
     }
 }
 
@@ -153,7 +153,7 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
             link = made.recv() => link,
         };
         let Some(link) = link else { return };
-        let (span, shared) = (info_span!("link", pod = ?link.outbox.instance), shared.clone());
+        let (span, shared) = (info_span!("link", pod = ?link.sender.instance), shared.clone());
         links.spawn(span, async move { run(link, &shared).await });
     }
 }
@@ -173,10 +173,10 @@ async fn run(mut link: Link, shared: &Shared) {
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
             Ok(Event::Asked(asked)) => asked::answer(asked, shared, &room),
-            Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
+            Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
-                if shared.finder.heard(&link.outbox, &node, found) {
-                    make_way(link.outbox.clone(), node, Some(found), shared);
+                if shared.finder.heard(&link.sender, &node, found) {
+                    make_way(link.sender.clone(), node, Some(found), shared);
                 }
             }
             Ok(Event::Conflict(node, said)) => shared.finder.gives_way(&node, said),
@@ -184,8 +184,8 @@ async fn run(mut link: Link, shared: &Shared) {
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
                 // It has another link now, by which it is to be found.
-                shared.registry.remove(&link.outbox);
-                shared.ground.table.release(&link.outbox, |_| true);
+                shared.registry.remove(&link.sender);
+                shared.ground.table.release(&link.sender, |_| true);
             }
             Err(why) => break why,
         }
@@ -200,7 +200,7 @@ async fn run(mut link: Link, shared: &Shared) {
 }
 
 /// A node was linked anew, here or as another pod has `found`: older links to it are tried, and left if they are dead.
-fn make_way(to: Arc<Outbox>, node: NodeName, found: Option<Found>, shared: &Shared) {
+fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &Shared) {
     if shared.siblings.is_none() {
         return;
     }

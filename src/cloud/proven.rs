@@ -16,7 +16,7 @@ use crate::net::reload::Reload;
 use crate::policy::tokens::{Tokens, Unproven};
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::hello::Hello;
-use crate::protocol::{Code, Outbox, Refusal, Table};
+use crate::protocol::{Code, LinkSender, Refusal, Table};
 
 /// The links that edges' tokens have let in.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Proven {
 /// What let a link in.
 #[derive(Debug, Clone)]
 struct Proof {
-    outbox: Arc<Outbox>,
+    sender: Arc<LinkSender>,
     hello: Hello,
 }
 
@@ -80,18 +80,18 @@ impl Proven {
     }
 
     /// An edge that was checked has its link, which is to end with the token.
-    pub(super) fn begin(&self, outbox: &Arc<Outbox>, hello: &Hello) {
-        let proof = Proof { outbox: outbox.clone(), hello: hello.clone() };
-        self.lock().insert(outbox.id, proof);
+    pub(super) fn begin(&self, sender: &Arc<LinkSender>, hello: &Hello) {
+        let proof = Proof { sender: sender.clone(), hello: hello.clone() };
+        self.lock().insert(sender.id, proof);
         // The file may have changed in between.
         if self.check(hello).is_err() {
-            outbox.close();
+            sender.close();
         }
     }
 
     /// A link has ended.
-    pub(super) fn end(&self, outbox: &Outbox) {
-        self.lock().remove(&outbox.id);
+    pub(super) fn end(&self, sender: &LinkSender) {
+        self.lock().remove(&sender.id);
     }
 
     /// Ends the links whose tokens the file does not hold any more, until draining begins.
@@ -116,13 +116,13 @@ impl Proven {
                 nodes = names.join(" "),
                 "tokens were revoked: their links are ended"
             );
-            for Proof { outbox, hello } in &revoked {
+            for Proof { sender, hello } in &revoked {
                 let why = format!("the token of node {} was revoked", hello.node);
-                table.reset_on(outbox, &Refusal::new(Code::NotAllowed, why));
+                table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
             }
             sleep(LAST_WORDS).await;
             for proof in revoked {
-                proof.outbox.close();
+                proof.sender.close();
             }
         }
     }

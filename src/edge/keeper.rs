@@ -142,18 +142,18 @@ impl Keeper {
 
     /// Serves a link until it ends, or until its pod wants it to be replaced. Whether it carried a session.
     async fn run(self: &Arc<Self>, mut link: Link) -> bool {
-        info!(pod = ?link.outbox.instance, "linked");
+        info!(pod = ?link.sender.instance, "linked");
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
-        self.uplinks.add(link.outbox.clone());
+        self.uplinks.add(link.sender.clone());
         let mut carried = false;
         let why = loop {
             match link.next().await {
                 Ok(Event::Drain) => {
                     info!("the pod is stopping: linking to another one");
                     let keeper = self.clone();
-                    let span = info_span!("old link", pod = ?link.outbox.instance);
-                    carried |= link.outbox.sessions() > 0;
+                    let span = info_span!("old link", pod = ?link.sender.instance);
+                    carried |= link.sender.sessions() > 0;
                     self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
                     return carried;
                 }
@@ -162,7 +162,7 @@ impl Keeper {
             }
         };
         // A session that only went on here was carried as well.
-        carried |= link.outbox.sessions() > 0;
+        carried |= link.sender.sessions() > 0;
         self.ended(&link, &why);
         if let LinkEnded::NameTaken(why) = why {
             warn!("{why}");
@@ -182,7 +182,7 @@ impl Keeper {
     /// Serves a link whose pod is stopping: what we opened to nodes moves to the next link as soon as there is one;
     /// the rest may stay until it is over or the pod goes.
     async fn hand_over(&self, mut link: Link) {
-        let outbox = link.outbox.clone();
+        let sender = link.sender.clone();
         let mut moved = false;
         let mut look = tokio::time::interval(LOOK_EVERY);
         let why = loop {
@@ -193,18 +193,18 @@ impl Keeper {
                     }
                     Err(why) => break why,
                 },
-                () = self.uplinks.newer(outbox.id), if !moved => {
+                () = self.uplinks.newer(sender.id), if !moved => {
                     moved = true;
                     // What that pod dialled itself ends with it, and no other path leads there as well as this one.
-                    let moves = |_: &_, end: Option<_>| end.is_none() || end != outbox.instance;
-                    for parked in self.ground.table.leave(&outbox, moves) {
+                    let moves = |_: &_, end: Option<_>| end.is_none() || end != sender.instance;
+                    for parked in self.ground.table.leave(&sender, moves) {
                         self.seek(parked);
                     }
-                    outbox.drain();
+                    sender.drain();
                 }
                 _ = look.tick(), if moved => {
-                    if outbox.sessions() == 0 {
-                        outbox.close();
+                    if sender.sessions() == 0 {
+                        sender.close();
                     }
                 }
             }
@@ -239,7 +239,7 @@ impl Keeper {
     }
 
     fn ended(&self, link: &Link, why: &LinkEnded) {
-        self.uplinks.remove(&link.outbox);
+        self.uplinks.remove(&link.sender);
         if !self.uplinks.is_linked() {
             self.readiness.set(LINK, Err(format!("{why}; dialling again")));
         }

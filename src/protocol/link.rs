@@ -26,7 +26,7 @@ pub use crate::protocol::link::puller::{Puller, Voice};
 use crate::protocol::link::stall::Stall;
 
 use crate::names::SessionId;
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
 use crate::protocol::session::Parked;
 use crate::protocol::table::{Event, Table};
@@ -41,7 +41,7 @@ use crate::telemetry::Metrics;
 #[derive(Debug)]
 pub struct Link {
     /// Its sending side, which sessions run on.
-    pub outbox: Arc<Outbox>,
+    pub sender: Arc<LinkSender>,
     table: Arc<Table>,
     metrics: Metrics,
     dialect: Voice,
@@ -80,7 +80,7 @@ impl Link {
             (Voice::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
         };
         Self {
-            outbox: puller.outbox.clone(),
+            sender: puller.sender.clone(),
             table: puller.table.clone(),
             metrics,
             dialect: puller.dialect.clone(),
@@ -125,9 +125,9 @@ impl Link {
 
     /// Takes the link out of service. Returns the sessions that need another path.
     pub fn end(&self, why: &LinkEnded) -> Vec<Parked> {
-        let far = self.outbox.peer.node().map_or("a pod".into(), |node| format!("node {node}"));
+        let far = self.sender.peer.node().map_or("a pod".into(), |node| format!("node {node}"));
         let refusal = Refusal::new(Code::GivenUp, format!("the link to {far} is gone: {why}"));
-        self.table.link_ended(&self.outbox, &refusal, Instant::now())
+        self.table.link_ended(&self.sender, &refusal, Instant::now())
     }
 
     /// Waits for the next bytes of the stream, pinging a silent peer.
@@ -139,10 +139,10 @@ impl Link {
                 biased;
                 piece = next_piece(incoming) => {
                     self.alive.heard = Instant::now();
-                    self.outbox.heard(self.alive.heard);
+                    self.sender.heard(self.alive.heard);
                     return piece.map_err(LinkEnded::from);
                 }
-                () = self.outbox.closed() => return Err(LinkEnded::ClosedHere),
+                () = self.sender.closed() => return Err(LinkEnded::ClosedHere),
                 () = sleep_until(next) => self.check_life()?,
                 () = self.more_ending.notified() => {}
             }
@@ -160,7 +160,7 @@ impl Link {
         let Voice::Plain(plain) = &self.dialect else {
             if silent >= PING_AFTER && unasked >= PING_AFTER {
                 self.alive.asked = now;
-                self.outbox.ping();
+                self.sender.ping();
             }
             return Ok(());
         };
@@ -169,12 +169,12 @@ impl Link {
         let ended = lock(&plain).tick(now);
         if !self.answers && unasked >= HEARTBEAT_EVERY {
             self.alive.asked = now;
-            self.outbox.ping();
+            self.sender.ping();
         }
         for heard in ended {
             self.deliver(heard, now);
         }
-        self.outbox.rouse();
+        self.sender.rouse();
         Ok(())
     }
 
@@ -188,14 +188,14 @@ impl Link {
     /// Who speaks our dialect never stops reading. One that does would keep for ever what waits for it: last words, and
     /// the sessions that they are about. A plain peer may rest as long as one of its targets does.
     fn check_read(&self, now: Instant) -> Result<(), LinkEnded> {
-        let unread = self.outbox.resumes && self.outbox.unpulled().is_some_and(|since| now - since >= UNREAD);
+        let unread = self.sender.resumes && self.sender.unpulled().is_some_and(|since| now - since >= UNREAD);
         if unread { Err(LinkEnded::Unread) } else { Ok(()) }
     }
 
     fn hear(&mut self, message: StreamMsg) {
         let now = Instant::now();
         let Voice::Plain(plain) = &self.dialect else {
-            match from_message(message, &self.outbox.peer) {
+            match from_message(message, &self.sender.peer) {
                 Ok(frame) => self.hear_frame(frame, now),
                 Err(bad) => self.metrics.frames_dropped.count(bad.cause()),
             }
@@ -204,9 +204,9 @@ impl Link {
         let meaning = lock(plain).hear(message, now);
         match meaning {
             Meaning::Session(heard) => self.deliver(heard, now),
-            Meaning::Heartbeat if self.answers => self.outbox.pong(None),
+            Meaning::Heartbeat if self.answers => self.sender.pong(None),
             Meaning::Heartbeat => {}
-            Meaning::Answered => self.outbox.rouse(),
+            Meaning::Answered => self.sender.rouse(),
             Meaning::Unknown(cause) => self.metrics.frames_dropped.count(cause),
         }
     }
@@ -215,14 +215,14 @@ impl Link {
         let node = frame.node;
         match frame.body {
             FrameKind::Ping(None) if !self.answers => {}
-            FrameKind::Ping(number) => self.outbox.pong(number),
+            FrameKind::Ping(number) => self.sender.pong(number),
             FrameKind::Pong(Some(number)) => {
-                let trip = self.outbox.ponged(number, now);
+                let trip = self.sender.ponged(number, now);
                 self.metrics.round_trip.observe(trip);
             }
             FrameKind::Pong(None) => {}
             FrameKind::Session(id, category, word) => {
-                self.events.extend(self.table.hear(&self.outbox, node, id, category, word, now));
+                self.events.extend(self.table.hear(&self.sender, node, id, category, word, now));
             }
             FrameKind::Find(question) => self.events.push_back(Event::Find(node, question)),
             FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
@@ -232,13 +232,13 @@ impl Link {
     }
 
     fn deliver(&mut self, heard: Heard, now: Instant) {
-        let Some(node) = self.outbox.peer.node().cloned() else { return };
+        let Some(node) = self.sender.peer.node().cloned() else { return };
         for word in heard.words {
             if matches!(word, SessionFrame::Data(_)) {
                 self.fed = Some(heard.id);
             }
             self.events.extend(self.table.hear(
-                &self.outbox,
+                &self.sender,
                 node.clone(),
                 heard.id,
                 heard.category,

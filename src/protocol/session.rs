@@ -18,7 +18,7 @@ pub use crate::protocol::session::handles::{Answer, Offer, Opening, Parked};
 pub use crate::protocol::session::stream::{Account, Session};
 
 use crate::names::{Instance, NodeName, SessionId};
-use crate::protocol::link::sender::{Outbox, Wish};
+use crate::protocol::link::sender::{LinkSender, SendIntent};
 use crate::protocol::session::state::{Effects, End, LinkId, Phase};
 use crate::protocol::table::Table;
 use crate::protocol::wire::frame::{Category, Refusal, SessionFrame};
@@ -42,9 +42,9 @@ pub struct Shared {
 #[derive(Debug)]
 struct Inner {
     end: End,
-    outbox: Option<Arc<Outbox>>,
+    sender: Option<Arc<LinkSender>>,
     /// The link it ran on before, which still counts it as a member.
-    left: Option<Arc<Outbox>>,
+    left: Option<Arc<LinkSender>>,
     /// On which link's list it waits to say a control. One on another link is stale and harmless.
     in_control: Option<LinkId>,
     /// On which link it waits for its turn to say data.
@@ -71,7 +71,7 @@ impl Shared {
         node: NodeName,
         table: Weak<Table>,
         end: End,
-        outbox: Option<Arc<Outbox>>,
+        sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -81,7 +81,7 @@ impl Shared {
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
                 end,
-                outbox,
+                sender,
                 left: None,
                 in_control: None,
                 in_turns: None,
@@ -97,25 +97,25 @@ impl Shared {
         })
     }
 
-    /// One frame of this session from the link of `outbox`. False if it did not count.
-    pub(super) fn hear(self: &Arc<Self>, outbox: &Arc<Outbox>, word: SessionFrame, now: Instant) -> bool {
+    /// One frame of this session from the link of `sender`. False if it did not count.
+    pub(super) fn hear(self: &Arc<Self>, sender: &Arc<LinkSender>, word: SessionFrame, now: Instant) -> bool {
         let moves = matches!(word, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         if moves {
-            outbox.join(self);
+            sender.join(self);
         }
         let (mut dropped, mut here) = (false, true);
         self.act(|inner| {
             inner.heard = now;
-            let effects = inner.end.hear(outbox.id, word, now);
+            let effects = inner.end.hear(sender.id, word, now);
             dropped = effects.dropped;
-            here = inner.end.path() == Some(outbox.id);
+            here = inner.end.path() == Some(sender.id);
             if here {
-                inner.move_to(outbox);
+                inner.move_to(sender);
             }
             effects
         });
         if moves && !here {
-            self.part(outbox);
+            self.part(sender);
         }
         !dropped
     }
@@ -209,9 +209,9 @@ impl Shared {
         let reader = if effects.read { inner.reader.take() } else { None };
         let writer = if effects.write { inner.writer.take() } else { None };
         let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
-        let outbox = if inner.end.path().is_none() { inner.outbox.take() } else { None };
-        let left = [inner.left.take(), outbox];
-        let wish = inner.wish();
+        let sender = if inner.end.path().is_none() { inner.sender.take() } else { None };
+        let left = [inner.left.take(), sender];
+        let intent = inner.intent();
         let ended = inner.end.ended().map(|why| why.code);
         drop(inner);
         for waker in [reader, writer, watcher].into_iter().flatten() {
@@ -220,8 +220,8 @@ impl Shared {
         for left in left.into_iter().flatten() {
             self.part(&left);
         }
-        if let Some((outbox, wish)) = wish {
-            outbox.enter(self, &wish);
+        if let Some((sender, intent)) = intent {
+            sender.enter(self, &intent);
         }
         if effects.forget
             && let Some(table) = self.table.upgrade()
@@ -231,11 +231,11 @@ impl Shared {
     }
 
     /// Is no member of a link any more; unless another thread has just brought it back there.
-    fn part(self: &Arc<Self>, outbox: &Arc<Outbox>) {
-        outbox.part(self.id);
-        let back = self.lock().end.path() == Some(outbox.id);
-        if back && !outbox.join(self) {
-            self.link_ended(outbox.id, None, Instant::now());
+    fn part(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+        sender.part(self.id);
+        let back = self.lock().end.path() == Some(sender.id);
+        if back && !sender.join(self) {
+            self.link_ended(sender.id, None, Instant::now());
         }
     }
 
@@ -245,18 +245,18 @@ impl Shared {
 }
 
 impl Inner {
-    /// Runs on the link of `outbox` from now on.
-    fn move_to(&mut self, outbox: &Arc<Outbox>) {
-        if self.outbox.as_ref().is_none_or(|o| o.id != outbox.id) {
+    /// Runs on the link of `sender` from now on.
+    fn move_to(&mut self, sender: &Arc<LinkSender>) {
+        if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
             self.account = 0;
-            self.left = self.outbox.replace(outbox.clone());
+            self.left = self.sender.replace(sender.clone());
         }
     }
 
     /// What it wants from the link it runs on, and does not wait for there yet.
-    fn wish(&mut self) -> Option<(Arc<Outbox>, Wish)> {
-        let outbox = self.outbox.as_ref()?;
-        let link = Some(outbox.id);
+    fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
+        let sender = self.sender.as_ref()?;
+        let link = Some(sender.id);
         let control = self.end.control().filter(|_| self.in_control != link);
         let data = if self.in_turns == link { None } else { self.end.backlog() };
         if control.is_none() && data.is_none() {
@@ -268,7 +268,7 @@ impl Inner {
         if data.is_some() {
             self.in_turns = link;
         }
-        Some((outbox.clone(), Wish { control, data: data.map(|backlog| (self.account, backlog)) }))
+        Some((sender.clone(), SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }))
     }
 }
 

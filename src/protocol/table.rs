@@ -18,7 +18,7 @@ use crate::protocol::table::clients::Clients;
 use crate::protocol::table::ended::Ended;
 
 use crate::names::{Instance, NodeName, SessionId, Target};
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
 use crate::protocol::relay::request::Asked;
 use crate::protocol::relay::table::Middle;
@@ -191,8 +191,8 @@ impl Table {
 
     /// Empty shares for what a plain peer sends over that link: of all there may be in this process, and of a quarter of
     /// that, to which the link is held once half of all is taken.
-    pub(super) fn room_unread(&self, outbox: &Outbox) -> (Share, Share) {
-        (self.unpromised.share(), outbox.room_unread(self.unpromised.limit() / 4))
+    pub(super) fn room_unread(&self, sender: &LinkSender) -> (Share, Share) {
+        (self.unpromised.share(), sender.room_unread(self.unpromised.limit() / 4))
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {

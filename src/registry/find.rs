@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::{Found, Outbox, Parked, Table};
+use crate::protocol::{Found, LinkSender, Parked, Table};
 use crate::registry::dns::Dns;
 use crate::registry::siblings::{Siblings, Yes};
 use crate::registry::{Place, Registry};
@@ -42,7 +42,7 @@ struct Others {
 #[derive(Debug, Clone)]
 pub struct Way {
     /// The node's own link, or one to the pod that has it.
-    pub outbox: Arc<Outbox>,
+    pub sender: Arc<LinkSender>,
     /// The node's process, unless it speaks plain.
     pub instance: Option<Instance>,
 }
@@ -86,7 +86,7 @@ impl Finder {
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<&Outbox>,
+        not: Option<&LinkSender>,
     ) -> Result<Way, NotFound> {
         let wanted = Wanted::new(node, instance, not);
         if let Ok(way) = self.at_hand(&wanted) {
@@ -106,7 +106,7 @@ impl Finder {
             let said = tokio::select! {
                 biased;
                 found = &mut searching => match found {
-                    Ok(yes) => return Ok(Way { outbox: yes.outbox, instance: yes.instance }),
+                    Ok(yes) => return Ok(Way { sender: yes.sender, instance: yes.instance }),
                     Err(said) => said,
                 },
                 () = arrival.come() => {
@@ -126,9 +126,9 @@ impl Finder {
         let mut missing = NotFound::default();
         match self.registry.find(node) {
             // Its link has just ended and is about to be removed.
-            Place::Here(linked) if linked.outbox.is_closed() => missing.seen = Some(Duration::ZERO),
-            Place::Here(linked) if wanted.suits(linked.instance, &linked.outbox) => {
-                return Ok(Way { outbox: linked.outbox, instance: linked.instance });
+            Place::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
+            Place::Here(linked) if wanted.suits(linked.instance, &linked.sender) => {
+                return Ok(Way { sender: linked.sender, instance: linked.instance });
             }
             Place::Here(linked) => missing.another = !wanted.is_of(linked.instance),
             Place::Nowhere(seen) => missing.seen = seen,
@@ -136,10 +136,10 @@ impl Finder {
         missing.moving = missing.seen.is_some_and(|seen| seen < MOVING);
         if let Some(others) = &self.others
             && let Some((pod, instance)) = others.known.of(node)
-            && let Some(outbox) = pod.up()
+            && let Some(sender) = pod.up()
         {
-            if wanted.suits(instance, &outbox) {
-                return Ok(Way { outbox, instance });
+            if wanted.suits(instance, &sender) {
+                return Ok(Way { sender, instance });
             }
             missing.another |= !wanted.is_of(instance);
         }
@@ -173,7 +173,7 @@ impl Finder {
     pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Way, NotFound> {
         let (Some(others), Some(wanted)) = (&self.others, instance) else { return Err(NotFound::default()) };
         match others.siblings.process(wanted).await {
-            Ok(outbox) => Ok(Way { outbox, instance }),
+            Ok(sender) => Ok(Way { sender, instance }),
             Err(trouble) => Err(NotFound { trouble, ..NotFound::default() }),
         }
     }
@@ -194,7 +194,7 @@ impl Finder {
     /// A way has proved wrong: it is not believed again until somebody says so anew.
     pub fn is_wrong(&self, node: &NodeName, way: &Way) {
         if let Some(others) = &self.others {
-            others.known.forget(node, &others.siblings.behind(&way.outbox));
+            others.known.forget(node, &others.siblings.behind(&way.sender));
         }
     }
 
@@ -207,8 +207,8 @@ impl Finder {
     }
 
     /// Answers another pod's question, from our own links only.
-    pub fn answer(&self, to: &Arc<Outbox>, node: &NodeName, question: u64) {
-        let linked = self.registry.here(node).filter(|linked| !linked.outbox.is_closed());
+    pub fn answer(&self, to: &Arc<LinkSender>, node: &NodeName, question: u64) {
+        let linked = self.registry.here(node).filter(|linked| !linked.sender.is_closed());
         let found = linked.map_or_else(|| Found::away(question), |linked| linked.found(question, self.own));
         // One that does not read its answers gets none.
         to.found(node, found);
@@ -219,7 +219,7 @@ impl Finder {
 
     /// Another pod has said something of a node. True if it said unasked that the node is there now: then
     /// [`Self::contest`] and [`Self::make_way`] are to be called.
-    pub fn heard(&self, from: &Arc<Outbox>, node: &NodeName, found: Found) -> bool {
+    pub fn heard(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
         let Some(others) = &self.others else { return false };
         if !others.siblings.heard(from, found) || !found.here {
             return false;
@@ -231,14 +231,14 @@ impl Finder {
 
     /// A node was linked anew, here or at the pod behind `to`. Links to other pods on which sessions of ours run to it are
     /// asked for a sign of life, and left if there is none within 1 s. Returns the sessions that need another path.
-    pub async fn make_way(&self, to: &Outbox, node: &NodeName, table: &Table) -> Vec<Parked> {
+    pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &Table) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
         links.retain(|link| link.id != to.id && link.sessions() > 0);
         let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
         let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
-            self.is_wrong(node, &Way { outbox: link.clone(), instance: None });
+            self.is_wrong(node, &Way { sender: link.clone(), instance: None });
             table.release(link, |of| of == node);
             parked.extend(table.leave(link, |of, _| of == node));
         }

@@ -24,7 +24,7 @@ use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
 use crate::protocol::link::grpc::Ground;
 use crate::protocol::session::state::LinkId;
-use crate::protocol::{Found, Link, Outbox};
+use crate::protocol::{Found, Link, LinkSender};
 use crate::registry::Registry;
 
 use news::{News, UNASKED};
@@ -54,7 +54,7 @@ struct Pods {
 
 #[derive(Debug, Clone)]
 struct Incoming {
-    outbox: Arc<Outbox>,
+    sender: Arc<LinkSender>,
     news: Arc<News>,
 }
 
@@ -83,12 +83,12 @@ impl Siblings {
     }
 
     /// A link that another pod has made is up.
-    pub fn joined(&self, outbox: &Arc<Outbox>) {
-        let incoming = Incoming { outbox: outbox.clone(), news: Arc::default() };
+    pub fn joined(&self, sender: &Arc<LinkSender>) {
+        let incoming = Incoming { sender: sender.clone(), news: Arc::default() };
         let before = {
             let mut pods = self.lock();
-            let same = |old: &&Incoming| outbox.instance.is_some() && old.outbox.instance == outbox.instance;
-            let before: Vec<_> = pods.incoming.iter().filter(same).map(|old| old.outbox.clone()).collect();
+            let same = |old: &&Incoming| sender.instance.is_some() && old.sender.instance == sender.instance;
+            let before: Vec<_> = pods.incoming.iter().filter(same).map(|old| old.sender.clone()).collect();
             pods.incoming.push(incoming.clone());
             before
         };
@@ -103,18 +103,18 @@ impl Siblings {
         }
         let (registry, own) = (self.means.registry.clone(), self.means.ground.table.instance());
         self.means.ground.drain.spawn(info_span!("news"), async move {
-            while !incoming.outbox.is_closed() {
+            while !incoming.sender.is_closed() {
                 tokio::select! {
-                    () = incoming.outbox.closed() => {}
-                    () = incoming.news.come() => incoming.news.tell(&incoming.outbox, &registry, own).await,
+                    () = incoming.sender.closed() => {}
+                    () = incoming.news.come() => incoming.news.tell(&incoming.sender, &registry, own).await,
                 }
             }
         });
     }
 
     /// A link to another pod has ended, whoever made it.
-    pub fn left(&self, outbox: &Outbox) {
-        self.lock().incoming.retain(|incoming| incoming.outbox.id != outbox.id);
+    pub fn left(&self, sender: &LinkSender) {
+        self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
     }
 
     /// Tells all other pods that a node has come here.
@@ -125,7 +125,7 @@ impl Siblings {
             linked.extend(sibling.up().and_then(|up| up.instance));
             sibling.tell(node);
         }
-        let untold = |incoming: &&Incoming| incoming.outbox.instance.is_none_or(|pod| !linked.contains(&pod));
+        let untold = |incoming: &&Incoming| incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod));
         for incoming in incoming.iter().filter(untold) {
             incoming.news.add(node);
         }
@@ -138,17 +138,17 @@ impl Siblings {
             !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
         });
         let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
-        let more = incoming.into_iter().map(|incoming| incoming.outbox);
-        let more = more.filter(|outbox| outbox.instance.is_none_or(|pod| !linked.contains(&pod)));
+        let more = incoming.into_iter().map(|incoming| incoming.sender);
+        let more = more.filter(|sender| sender.instance.is_none_or(|pod| !linked.contains(&pod)));
         known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(Pod).collect()
     }
 
     /// The pod at the other end of a link, which has been of use just now.
-    pub fn behind(&self, outbox: &Arc<Outbox>) -> Pod {
+    pub fn behind(&self, sender: &Arc<LinkSender>) -> Pod {
         let (known, _) = self.pods();
-        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == outbox.id));
+        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
         Pod(known.map_or_else(
-            || Which::Incoming(outbox.clone()),
+            || Which::Incoming(sender.clone()),
             |sibling| {
                 sibling.touch();
                 Which::Known(sibling)
@@ -157,36 +157,36 @@ impl Siblings {
     }
 
     /// Links to other pods that are up at this moment.
-    pub fn links(&self) -> Vec<Arc<Outbox>> {
+    pub fn links(&self) -> Vec<Arc<LinkSender>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
             let pods = self.lock();
-            (pods.known.values().cloned().collect(), pods.incoming.iter().map(|i| i.outbox.clone()).collect())
+            (pods.known.values().cloned().collect(), pods.incoming.iter().map(|i| i.sender.clone()).collect())
         };
         known.iter().filter_map(|sibling| sibling.up()).chain(incoming).collect()
     }
 
     /// Asks one pod whether a node is linked to it. Takes at most 2 s. Cancel safe.
     pub async fn ask(&self, pod: &Pod, node: &NodeName) -> Result<Answer, Unreachable> {
-        let outbox = pod.link().await?;
+        let sender = pod.link().await?;
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
-        self.questions().insert((question, outbox.id), answer);
-        let _asked = Question { siblings: self, key: (question, outbox.id) };
-        if !outbox.find(node, question) {
+        self.questions().insert((question, sender.id), answer);
+        let _asked = Question { siblings: self, key: (question, sender.id) };
+        if !sender.find(node, question) {
             return Err(silent());
         }
         let found = tokio::select! {
             found = timeout(ANSWER, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
-            () = outbox.closed() => return Err(silent()),
+            () = sender.closed() => return Err(silent()),
         };
         let Found { here, heard, instance, .. } = found;
-        let from = outbox.instance;
-        Ok(Answer { pod: from, yes: here.then(|| Yes { pod: pod.clone(), outbox, instance, heard }) })
+        let from = sender.instance;
+        Ok(Answer { pod: from, yes: here.then(|| Yes { pod: pod.clone(), sender, instance, heard }) })
     }
 
     /// A pod has said something of a node. Whether nobody asked.
-    pub fn heard(&self, from: &Outbox, found: Found) -> bool {
+    pub fn heard(&self, from: &LinkSender, found: Found) -> bool {
         if found.question == UNASKED {
             return true;
         }
@@ -202,8 +202,8 @@ impl Siblings {
         let pods = self.lock();
         let mut incoming: Vec<Incoming> = Vec::new();
         for newer in pods.incoming.iter().rev() {
-            let pod = newer.outbox.instance;
-            if pod.is_none() || incoming.iter().all(|known| known.outbox.instance != pod) {
+            let pod = newer.sender.instance;
+            if pod.is_none() || incoming.iter().all(|known| known.sender.instance != pod) {
                 incoming.push(newer.clone());
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::names::NodeName;
-use crate::protocol::Outbox;
+use crate::protocol::LinkSender;
 use crate::protocol::session::state::LinkId;
 use crate::registry::awaited::{Arrival, Awaited};
 
@@ -13,7 +13,7 @@ pub struct Uplinks {
     /// Which node we are.
     node: NodeName,
     /// The newest last.
-    links: Mutex<Vec<Arc<Outbox>>>,
+    links: Mutex<Vec<Arc<LinkSender>>>,
     came: Awaited,
 }
 
@@ -29,7 +29,7 @@ impl Uplinks {
     }
 
     /// A link is up.
-    pub fn add(&self, link: Arc<Outbox>) {
+    pub fn add(&self, link: Arc<LinkSender>) {
         let oldest = {
             let mut links = self.lock();
             links.push(link);
@@ -42,12 +42,12 @@ impl Uplinks {
     }
 
     /// A link has ended.
-    pub fn remove(&self, link: &Outbox) {
+    pub fn remove(&self, link: &LinkSender) {
         self.lock().retain(|known| known.id != link.id);
     }
 
     /// The newest link, for whatever begins or looks for a path now.
-    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<Outbox>> {
+    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<LinkSender>> {
         self.links().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
@@ -80,11 +80,11 @@ impl Uplinks {
     }
 
     /// As they are at this moment, to look at each without the lock.
-    fn links(&self) -> Vec<Arc<Outbox>> {
+    fn links(&self) -> Vec<Arc<LinkSender>> {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Outbox>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<LinkSender>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
-use crate::protocol::{Outbox, Peer};
+use crate::protocol::{LinkSender, Peer};
 use crate::registry::find::{NotFound, Way};
 
 use super::Chance;
@@ -83,8 +83,8 @@ impl<'a> Search<'a> {
     }
 
     /// The link on which it asks next, if that speaks plain.
-    pub(super) fn plain(&self) -> Option<Arc<Outbox>> {
-        self.way.as_ref().map(|way| way.outbox.clone()).filter(|link| !link.resumes)
+    pub(super) fn plain(&self) -> Option<Arc<LinkSender>> {
+        self.way.as_ref().map(|way| way.sender.clone()).filter(|link| !link.resumes)
     }
 
     /// Looks for the first way. Who opens a session waits for a node that is changing pods, as a session that runs does,
@@ -118,7 +118,7 @@ impl<'a> Search<'a> {
         }
         let mut paused = before.is_none();
         // It may go on saying that it has the node, sooner than whoever does: at first the others are believed.
-        let mut not = before.as_ref().map(|before| before.outbox.clone());
+        let mut not = before.as_ref().map(|before| before.sender.clone());
         not.take_if(|link| link.peer != Peer::Pod || link.is_closed());
         let mut missing = NotFound::default();
         loop {
@@ -136,7 +136,7 @@ impl<'a> Search<'a> {
             };
             match found {
                 Ok(way) => {
-                    let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);
+                    let again = before.as_ref().is_some_and(|before| before.sender.id == way.sender.id);
                     if paused || !again {
                         (self.way, self.asked, self.another) = (Some(way), false, None);
                         return Ok(());
@@ -158,11 +158,15 @@ impl<'a> Search<'a> {
 
     /// Asks on the way that was found, and on others while there is no answer and there are others. Returns the answer
     /// to what was asked last; `answer` waits for it, and is not looked at before something was asked.
-    pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Arc<Outbox>), answer: impl Future<Output = A>) -> A {
+    pub(super) async fn ask<A>(
+        &mut self,
+        ask: impl Fn(&Arc<LinkSender>),
+        answer: impl Future<Output = A>,
+    ) -> A {
         let mut answer = pin!(answer);
         loop {
             if let Some(way) = self.way.as_ref().filter(|_| !self.asked) {
-                ask(&way.outbox);
+                ask(&way.sender);
                 self.asked = true;
             }
             let other = tokio::select! {
@@ -181,7 +185,7 @@ impl<'a> Search<'a> {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {
-            let not = self.way.as_ref().map(|way| way.outbox.as_ref());
+            let not = self.way.as_ref().map(|way| way.sender.as_ref());
             let arrival = self.ways.arrival(self.node);
             if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
                 return way;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::Outbox;
+use crate::protocol::LinkSender;
 use crate::registry::Arrival;
 use crate::registry::find::{Finder, NotFound, Way};
 use crate::registry::uplinks::Uplinks;
@@ -25,14 +25,14 @@ impl Ways {
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<&Outbox>,
+        not: Option<&LinkSender>,
     ) -> Result<Way, NotFound> {
         match self {
             Self::Pod(finder) => finder.find(node, instance, not).await,
             Self::Pods(finder) => finder.find_pod(instance).await,
             Self::Edge(uplinks) => {
                 let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
-                Ok(Way { outbox: newest, instance })
+                Ok(Way { sender: newest, instance })
             }
         }
     }

@@ -161,7 +161,7 @@ async fn survives_a_cut(client: &TestPod, holder: &TestPod, line: &Line, edge: &
         .await;
         line.reset();
         wait_until("there is a new link", || {
-            holder.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+            holder.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
         })
         .await;
         let mut got = Vec::new();
@@ -224,7 +224,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
             line.reset();
             line.lead_to(pods[1].pod.grpc);
             wait_until("there is a new link", || {
-                pods[1].link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+                pods[1].link("node1").is_some_and(|link| link.sender.id != old.sender.id)
             })
             .await;
             let begun = Instant::now();

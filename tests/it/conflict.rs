@@ -55,7 +55,7 @@ async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_
     wait_until("both pods count it", || conflicts(&pods[0]) > 0 && conflicts(&pods[1]) > 0).await;
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     wait_until("the younger link is gone", || pods[1].link("node1").is_none()).await;
-    assert_eq!(pods[0].link("node1").unwrap().outbox.id, keeps.outbox.id);
+    assert_eq!(pods[0].link("node1").unwrap().sender.id, keeps.sender.id);
     for pod in &pods {
         echoed(&mut pod.open(&at("node1", echo)).await, "the older one's").await;
     }
@@ -190,7 +190,7 @@ async fn of_two_pods_that_both_hold_theirs_for_the_older_one_gives_way() {
         tells(&mut other, found(theirs, Some(Duration::from_millis(1)))).await;
         is_told_of_a_conflict(&mut other, 5).await;
         tells(&mut other, conflict(theirs)).await;
-        assert_eq!(pod.link("node1").is_some_and(|link| !link.outbox.is_closed()), stays, "{theirs}");
+        assert_eq!(pod.link("node1").is_some_and(|link| !link.sender.is_closed()), stays, "{theirs}");
     }
     assert_eq!(soon("the end of the link", link).await.unwrap().unwrap().code(), Grpc::AlreadyExists);
 }

@@ -109,7 +109,7 @@ async fn flooded(node: &str, most: usize) {
         bad.send(StreamMsg { node: node.into(), ..message }).await;
     }
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    let waiting = pod.link("bad").unwrap().outbox.waiting();
+    let waiting = pod.link("bad").unwrap().sender.waiting();
     assert!((500..=most).contains(&waiting), "{waiting}");
     let left = || (pod.pod.table.len(), pod.pod.table.passing());
     wait_until("only ours is left", || left().0 <= 1 && left().1 == (0, 0)).await;
@@ -139,7 +139,7 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     for _ in 0..20_000 {
         bad.say(SessionId::random(), open.clone()).await;
     }
-    wait_until("it is behind", || pod.link("bad").unwrap().outbox.waiting() > 500).await;
+    wait_until("it is behind", || pod.link("bad").unwrap().sender.waiting() > 500).await;
     hurry();
     let speaking = beside(async move {
         loop {
@@ -149,7 +149,7 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     });
     let answer = pod.ask("bad:22").await;
     assert_eq!(answer.status, 504, "{answer:?}");
-    let link = pod.link("bad").unwrap().outbox;
+    let link = pod.link("bad").unwrap().sender;
     tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
     wait_until("it is counted", || pod.pod.metrics.links_ended.counted("unread") == 1).await;
     pod.forgets_all().await;

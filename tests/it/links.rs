@@ -127,11 +127,11 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
     let pod = TestPod::start(&place);
     let instance = Instance::random();
     let beside = || Hello::beside_request(&"node1".parse().unwrap(), TOKEN, instance);
-    let current = || pod.link("node1").unwrap().outbox;
+    let current = || pod.link("node1").unwrap().sender;
     let link = async || {
-        let before = pod.link("node1").map(|linked| linked.outbox.id);
+        let before = pod.link("node1").map(|linked| linked.sender.id);
         let call = peer::link_as_pod(&place, pod.pod.grpc, None, beside(), "node1").await.unwrap();
-        wait_until("the new link is the node's", || pod.link("node1").map(|l| l.outbox.id) != before).await;
+        wait_until("the new link is the node's", || pod.link("node1").map(|l| l.sender.id) != before).await;
         call
     };
     let mut first = peer::link(&place, &pod, "node1", Some(instance)).await;
@@ -161,7 +161,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     first.ends().await;
     wait_until("the old one's end is over", || pod.pod.metrics.links.get() == 1).await;
     let new = pod.link("node1").expect("the old one's end leaves the new one alone");
-    assert!(new.outbox.id != old.outbox.id && !new.outbox.is_closed());
+    assert!(new.sender.id != old.sender.id && !new.sender.is_closed());
     assert_eq!(pod.pod.metrics.nodes.get(), 1);
 }
 
@@ -175,7 +175,7 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
         peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.err().unwrap();
     assert_eq!(refused.code(), Grpc::AlreadyExists);
     assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
-    assert_eq!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
+    assert_eq!(pod.link("node1").unwrap().sender.id, old.sender.id);
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
 
     let newcomer = start_edge(&place.edge("node1", pod.pod.grpc, ""));
@@ -193,9 +193,9 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let begun = Instant::now();
     let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 2);
-    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
         .await;
-    assert!(old.outbox.is_closed());
+    assert!(old.sender.is_closed());
     drop(frozen);
 }
 
@@ -208,10 +208,10 @@ async fn a_plain_link_gives_way_at_once() {
     hurry();
     let begun = Instant::now();
     let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
-    wait_until("the old one is closed", || old.outbox.is_closed()).await;
+    wait_until("the old one is closed", || old.sender.is_closed()).await;
     assert!(begun.elapsed().as_secs() < 1);
     plain.ends().await;
-    assert_ne!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
+    assert_ne!(pod.link("node1").unwrap().sender.id, old.sender.id);
 }
 
 #[tokio::test]
@@ -242,7 +242,7 @@ async fn a_link_that_answers_its_pings_stays() {
     let begun = Instant::now();
     beside(async move { idle.ends().await });
     wait_within(4 * crate::support::PATIENCE, "a minute is over", || begun.elapsed().as_secs() >= 16).await;
-    assert_eq!(pod.link("node1").unwrap().outbox.id, link.outbox.id);
+    assert_eq!(pod.link("node1").unwrap().sender.id, link.sender.id);
 }
 
 #[tokio::test]
@@ -254,7 +254,7 @@ async fn an_edge_whose_line_is_cut_is_back_at_once() {
     let old = pod.has("node1").await;
     is_ready(&edge).await;
     line.reset();
-    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
         .await;
     echoed(&mut open(pod.connect, &at("node1", echo)).await, "hello").await;
     is_ready(&edge).await;

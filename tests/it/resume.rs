@@ -35,7 +35,7 @@ async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
         let old = pod.has("node1").await;
         line.reset();
         wait_until("there is a new link", || {
-            pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+            pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
         })
         .await;
         assert_eq!(pod.pod.table.len(), 1, "cut {cut}");
@@ -60,7 +60,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
     line.fall_silent();
     client.write_all(b"lost on the way").await.unwrap();
     wait_until("there is a new link", || {
-        pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+        pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
     .await;
     let mut back = [0; 15];
@@ -99,7 +99,7 @@ async fn edge_after(place: &Place, pod: &TestPod) -> tunnel::edge::Edge {
     let old = pod.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", pod.pod.grpc, ""));
     wait_until("the new one is linked", || {
-        pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+        pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
     .await;
     new

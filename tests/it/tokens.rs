@@ -49,7 +49,7 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     let place = Place::new();
     let pods = pods::start(&place, 1);
     let _edge = edge(&place, &pods[0], "node1").await;
-    let link = pods[0].link("node1").unwrap().outbox.id;
+    let link = pods[0].link("node1").unwrap().sender.id;
     hurry();
     for text in ["", " \n", "# all gone\n", "default:\n", "garbage"] {
         place.file("token", text);
@@ -57,7 +57,7 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     }
     std::fs::remove_file(place.path().join("token")).unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(pods[0].link("node1").map(|linked| linked.outbox.id), Some(link));
+    assert_eq!(pods[0].link("node1").map(|linked| linked.sender.id), Some(link));
     let _other = edge(&place, &pods[0], "node2").await;
 }
 
@@ -72,7 +72,7 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
         place.edge("node1", pods[0].pod.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
     let _edge = start_edge(&text);
     pods[0].has("node1").await;
-    let link = || pods[0].link("node1").map(|linked| linked.outbox.id);
+    let link = || pods[0].link("node1").map(|linked| linked.sender.id);
     let first = link();
     hurry();
     place.file("token", "node1:new\n");

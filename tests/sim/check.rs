@@ -90,7 +90,7 @@ impl World {
         }
         for line in &self.lines {
             for (side, end) in line.ends.iter().enumerate().filter(|(_, end)| self.processes[end.at].alive) {
-                let (sessions, waiting) = (end.outbox.sessions(), end.outbox.waiting());
+                let (sessions, waiting) = (end.sender.sessions(), end.sender.waiting());
                 if sessions + waiting + end.turns.unanswered > 0 {
                     let unanswered = end.turns.unanswered;
                     left.push(format!(

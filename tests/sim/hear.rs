@@ -19,14 +19,14 @@ impl World {
         for frame in self.lines[line].deliver(side, &self.dice, &self.ledger) {
             let end = &mut self.lines[line].ends[side];
             end.turns.heard(&frame.body);
-            let (at, outbox) = (end.at, end.outbox.clone());
+            let (at, sender) = (end.at, end.sender.clone());
             match frame.body {
-                FrameKind::Ping(number) => outbox.pong(number),
-                FrameKind::Pong(Some(number)) => drop(outbox.ponged(number, now)),
+                FrameKind::Ping(number) => sender.pong(number),
+                FrameKind::Pong(Some(number)) => drop(sender.ponged(number, now)),
                 FrameKind::Pong(None) => self.ledger.fault("a pong without a number"),
                 FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();
-                    let event = table.hear(&outbox, frame.node, id, category, word, now);
+                    let event = table.hear(&sender, frame.node, id, category, word, now);
                     self.event(event, at);
                 }
                 other => self.ledger.fault(format!("nobody says {other:?} here")),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::names::{Instance, NodeName, Target};
-use tunnel::protocol::{Answer, Category, Code, Full, Offer, Outbox, Parked, Refusal, Session, Table};
+use tunnel::protocol::{Answer, Category, Code, Full, LinkSender, Offer, Parked, Refusal, Session, Table};
 use tunnel::route::{Request, Route, RouteError};
 
 use super::chance::Dice;
@@ -164,7 +164,7 @@ impl Place {
     }
 
     /// Where to ask: in one pod's world any link; else as the registry says, which may lie.
-    fn way(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<Outbox>> {
+    fn way(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
         let plan = self.plan.borrow();
         let anywhere = plan.about != About::Pods || self.node.is_some() || self.dice.one_in(plan.lies);
         let way = if anywhere {
@@ -174,7 +174,7 @@ impl Place {
         };
         // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its own.
         let wrong = way.node.as_ref().is_some_and(|there| there != node);
-        let other = instance.is_some() && way.node.is_some() && way.outbox.instance != instance;
-        (!wrong && !other).then_some(way.outbox)
+        let other = instance.is_some() && way.node.is_some() && way.sender.instance != instance;
+        (!wrong && !other).then_some(way.sender)
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::names::{Instance, NodeName, Target};
 use crate::net::Duplex;
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::FrameKind;
@@ -109,8 +109,8 @@ async fn session(drain: &Drain) -> (Session, Session) {
     let grace = Duration::from_secs(60);
     let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || Table::new(Instance::random(), limits.clone(), Metrics::edge());
-    let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
-    let (near, far, opener, acceptor) = (outbox(1), outbox(2), table(), table());
+    let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
+    let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
     let (offers, mut offered) = mpsc::channel::<Offer>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
         let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());

@@ -20,7 +20,7 @@ pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
 
 use crate::drain::Drain;
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::{Outbox, Peer};
+use crate::protocol::link::sender::{LinkSender, Peer};
 use crate::protocol::link::{Puller, Voice};
 use crate::protocol::session::state::LinkId;
 use crate::protocol::table::Table;
@@ -48,8 +48,8 @@ fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<
         }
         Dialect::Extended(_) => Voice::Extended,
     };
-    let outbox = Outbox::new(id, peer, instance, dialect);
-    Puller { outbox, table: table.clone(), dialect: voice }
+    let sender = LinkSender::new(id, peer, instance, dialect);
+    Puller { sender, table: table.clone(), dialect: voice }
 }
 
 /// hyper's tasks, spawned where they are waited for.

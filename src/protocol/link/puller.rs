@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
 use crate::protocol::table::Table;
 use crate::protocol::wire::codec::{Chunk, encode};
@@ -25,7 +25,7 @@ pub enum Voice {
 /// The pull side: what the gRPC stream sends next.
 #[derive(Debug, Clone)]
 pub struct Puller {
-    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) sender: Arc<LinkSender>,
     pub(crate) table: Arc<Table>,
     pub(crate) dialect: Voice,
 }
@@ -35,13 +35,13 @@ impl Puller {
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
         let Voice::Plain(plain) = &self.dialect else {
             return self
-                .outbox
+                .sender
                 .poll_pull(cx, Instant::now())
                 .map(|frame| frame.map(|f| encode(to_message(f))));
         };
         loop {
             let now = Instant::now();
-            let pulled = match self.outbox.poll_pull(cx, now) {
+            let pulled = match self.sender.poll_pull(cx, now) {
                 Poll::Ready(Some(frame)) => {
                     self.say(plain, frame, now);
                     Poll::Ready(())
@@ -59,10 +59,10 @@ impl Puller {
 
     fn say(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
         let heard = lock(plain).say(frame, now);
-        let Some((heard, node)) = heard.zip(self.outbox.peer.node()) else { return };
+        let Some((heard, node)) = heard.zip(self.sender.peer.node()) else { return };
         for word in heard.words {
             // What a session hears of its own words never asks the wiring for anything.
-            let _ = self.table.hear(&self.outbox, node.clone(), heard.id, heard.category, word, now);
+            let _ = self.table.hear(&self.sender, node.clone(), heard.id, heard.category, word, now);
         }
     }
 }

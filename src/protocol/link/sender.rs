@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::protocol::link::sender::members::Members;
 pub(crate) use crate::protocol::link::sender::signals::{UNKNOWN, unknown};
-use crate::protocol::link::sender::source::Speaker;
-pub(crate) use crate::protocol::link::sender::source::{Control, Spoken, Wish};
+use crate::protocol::link::sender::source::FrameSource;
+pub(crate) use crate::protocol::link::sender::source::{Control, SendIntent, Sent};
 use crate::protocol::link::sender::waiting::{Next, Waiting};
 
 use crate::names::{Instance, NodeName};
@@ -36,7 +36,7 @@ use crate::protocol::wire::hello::Dialect;
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
-pub struct Outbox {
+pub struct LinkSender {
     /// Which link.
     pub id: LinkId,
     /// Who is at its other end.
@@ -88,7 +88,7 @@ impl Peer {
     }
 }
 
-impl Outbox {
+impl LinkSender {
     /// The sending side of a new link to `peer`. One that speaks extended is paced.
     pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
         let resumes = dialect != Dialect::Plain;
@@ -115,55 +115,55 @@ impl Outbox {
     /// The next frame to say; none once the link is closed. Cancel safe: a frame is handed out once and only if ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
-            let (speaker, word) = match std::task::ready!(self.poll_next(cx, now)) {
+            let (source, word) = match std::task::ready!(self.poll_next(cx, now)) {
                 None => return Poll::Ready(None),
                 Some(Next::Frame(body)) => {
                     let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
                     return Poll::Ready(Some(Frame { node, body }));
                 }
                 Some(Next::Reply(frame)) => return Poll::Ready(Some(frame)),
-                Some(Next::Control(speaker)) => {
-                    let (word, again) = speaker.speak_control(self.id, now);
+                Some(Next::Control(source)) => {
+                    let (word, again) = source.speak_control(self.id, now);
                     if again {
-                        self.lock().credits.push_back(speaker.clone());
+                        self.lock().credits.push_back(source.clone());
                     }
-                    (speaker, word)
+                    (source, word)
                 }
                 Some(Next::Turn { turn, longest, small_only }) => {
                     (turn.key.clone(), self.take_turn(turn, longest, small_only, now))
                 }
             };
-            self.forget_if_over(&speaker);
+            self.forget_if_over(&source);
             if let Some(word) = word {
-                return Poll::Ready(Some(self.frame(speaker.about(), word)));
+                return Poll::Ready(Some(self.frame(source.about(), word)));
             }
         }
     }
 
     /// Lets a session wait for its turn.
-    pub(crate) fn enter(&self, session: &Arc<Shared>, wish: &Wish) {
-        self.wait(&Speaker::Own(session.clone()), wish);
+    pub(crate) fn enter(&self, session: &Arc<Shared>, intent: &SendIntent) {
+        self.wait(&FrameSource::Own(session.clone()), intent);
     }
 
     /// Lets what passes wait for its turn.
-    pub(crate) fn enter_lane(&self, lane: &Arc<Lane>, wish: &Wish) {
-        self.wait(&Speaker::Passing(lane.clone()), wish);
+    pub(crate) fn enter_lane(&self, lane: &Arc<Lane>, intent: &SendIntent) {
+        self.wait(&FrameSource::Passing(lane.clone()), intent);
     }
 
-    fn wait(&self, speaker: &Speaker, wish: &Wish) {
+    fn wait(&self, source: &FrameSource, intent: &SendIntent) {
         let mut waiting = self.lock();
-        if waiting.closed || wish.control.is_none() && wish.data.is_none() {
+        if waiting.closed || intent.control.is_none() && intent.data.is_none() {
             return;
         }
         waiting.sweep();
-        match wish.control {
-            Some(Control::Answer) => waiting.answers.push_back(speaker.clone()),
-            Some(Control::Credit) => waiting.credits.push_back(speaker.clone()),
+        match intent.control {
+            Some(Control::Answer) => waiting.answers.push_back(source.clone()),
+            Some(Control::Credit) => waiting.credits.push_back(source.clone()),
             None => {}
         }
-        if let Some((account, backlog)) = wish.data {
+        if let Some((account, backlog)) = intent.data {
             let longest = waiting.longest_frame();
-            waiting.turns.enter(speaker.clone(), account, backlog, longest);
+            waiting.turns.enter(source.clone(), account, backlog, longest);
         }
         waiting.wake();
     }
@@ -274,7 +274,7 @@ impl Outbox {
     /// Lets the session speak, and wait again if it has more to say.
     fn take_turn(
         &self,
-        turn: Turn<Speaker>,
+        turn: Turn<FrameSource>,
         longest: usize,
         small_only: bool,
         now: Instant,

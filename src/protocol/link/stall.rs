@@ -55,7 +55,7 @@ impl Link {
             self.metrics.stalls.inc();
             // Ready or late: both are seen by looking again. Readers of other links do not tell this one.
             let patience = if matches!(over, Over::Process) { left.min(LOOK_EVERY) } else { left };
-            let _ = timeout(patience, self.outbox.read.notified()).await;
+            let _ = timeout(patience, self.sender.read.notified()).await;
             self.stall.spent += now.elapsed();
             self.alive.heard = Instant::now();
         }
@@ -65,7 +65,7 @@ impl Link {
     pub(super) fn close_ended(&mut self, plain: &Mutex<Plain>, now: Instant) {
         let ended = lock(plain).ended(now);
         for id in ended {
-            let taken = self.outbox.queued(id) == 0;
+            let taken = self.sender.queued(id) == 0;
             let mut plain = lock(plain);
             let heard = if taken { plain.close(id) } else { None };
             if !taken {
@@ -79,22 +79,22 @@ impl Link {
     }
 
     fn over(&self, fed: SessionId) -> Option<Over> {
-        match self.outbox.queued(fed) {
+        match self.sender.queued(fed) {
             0 => None,
             most if most >= PLAIN_QUEUE => Some(Over::Session),
             _ if self.table.unpromised.is_spent() => Some(Over::Process),
             // Alone it may have half of all.
-            _ => self.outbox.has_more_than_its_share(&self.table.unpromised).then_some(Over::Link),
+            _ => self.sender.has_more_than_its_share(&self.table.unpromised).then_some(Over::Link),
         }
     }
 
     fn give_up(&self, fed: SessionId, over: Over) {
         let found = match over {
             Over::Session => None,
-            Over::Link => fullest(self.outbox.own()),
+            Over::Link => fullest(self.sender.own()),
             Over::Process => fullest(self.table.all()),
         };
-        let fed = || self.outbox.own().into_iter().find(|session| session.id == fed);
+        let fed = || self.sender.own().into_iter().find(|session| session.id == fed);
         if let Some(session) = found.or_else(fed) {
             session
                 .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));

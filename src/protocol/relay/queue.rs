@@ -13,7 +13,7 @@ use bytes::Bytes;
 
 use crate::names::{NodeName, SessionId};
 use crate::protocol::link::schedule::Turn;
-use crate::protocol::link::sender::{Control, Spoken, Wish};
+use crate::protocol::link::sender::{Control, SendIntent, Sent};
 use crate::protocol::lock;
 use crate::protocol::pieces::joined;
 use crate::protocol::session::budget::Share;
@@ -78,10 +78,10 @@ impl Lane {
     }
 
     /// One more word for the link. What comes behind a last word is dropped.
-    pub(crate) fn push(&self, word: SessionFrame) -> Result<Wish, Full> {
+    pub(crate) fn push(&self, word: SessionFrame) -> Result<SendIntent, Full> {
         let mut queue = lock(&self.queue);
         if queue.sealed {
-            return Ok(Wish::default());
+            return Ok(SendIntent::default());
         }
         match word {
             SessionFrame::Open { .. }
@@ -105,21 +105,21 @@ impl Lane {
                 queue.ordered.push_back(word);
             }
         }
-        Ok(queue.wish())
+        Ok(queue.intent())
     }
 
     /// Instead of all that waits, this last word is said.
-    pub(crate) fn cut(&self, word: SessionFrame) -> Wish {
+    pub(crate) fn cut(&self, word: SessionFrame) -> SendIntent {
         let mut queue = lock(&self.queue);
         if queue.sealed {
-            return Wish::default();
+            return SendIntent::default();
         }
         let answer = queue.answer.take();
         queue.empty();
         queue.answer = answer;
         queue.sealed = true;
         queue.ordered.push_back(word);
-        queue.wish()
+        queue.intent()
     }
 
     /// Nothing more is said.
@@ -166,7 +166,7 @@ impl Lane {
     }
 
     /// What it says in its turn: at most `longest` bytes, nothing if more than `most` wait.
-    pub(crate) fn speak_turn<K>(&self, turn: &Turn<K>, longest: usize, most: usize) -> Spoken {
+    pub(crate) fn speak_turn<K>(&self, turn: &Turn<K>, longest: usize, most: usize) -> Sent {
         let mut queue = lock(&self.queue);
         let held = queue.bytes > most;
         let word = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
@@ -175,7 +175,7 @@ impl Lane {
         queue.account = account;
         let backlog = queue.backlog();
         queue.in_turns = backlog.is_some();
-        Spoken { word, bytes, account, backlog }
+        Sent { word, bytes, account, backlog }
     }
 }
 
@@ -249,13 +249,13 @@ impl Queue {
         (!self.ordered.is_empty()).then_some(self.bytes)
     }
 
-    fn wish(&mut self) -> Wish {
+    fn intent(&mut self) -> SendIntent {
         let answer = self.answer.as_ref().map(|_| Control::Answer);
         let control = answer.or(self.credit.as_ref().map(|_| Control::Credit)).filter(|_| !self.in_control);
         let data = if self.in_turns { None } else { self.backlog() };
         self.in_control |= control.is_some();
         self.in_turns |= data.is_some();
-        Wish { control, data: data.map(|backlog| (self.account, backlog)) }
+        SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::names::{Instance, NodeName, Target};
-use crate::protocol::link::sender::{Outbox, Peer, unknown};
+use crate::protocol::link::sender::{LinkSender, Peer, unknown};
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
 use crate::protocol::table::{Event, Table};
@@ -32,7 +32,7 @@ impl Asked {
     }
 
     /// By which link it came.
-    pub fn from(&self) -> &Arc<Outbox> {
+    pub fn from(&self) -> &Arc<LinkSender> {
         &self.attempt.from
     }
 
@@ -60,7 +60,7 @@ impl Asked {
     /// Tries a way: passes it on, and takes it back if the acceptor is not there. Tried while another way has not
     /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends hear that
     /// the path is lost.
-    pub fn try_way(&self, to: &Arc<Outbox>) {
+    pub fn try_way(&self, to: &Arc<LinkSender>) {
         match (self.table.middle.stand(&self.attempt), &self.word) {
             (Stand::Sought, Some(word)) if self.leads(to) => {
                 self.table.middle.pass(&self.attempt, to, word.clone(), true);
@@ -87,7 +87,7 @@ impl Asked {
         }
     }
 
-    fn leads(&self, to: &Outbox) -> bool {
+    fn leads(&self, to: &LinkSender) -> bool {
         let from = &self.attempt.from;
         let second_hop = from.peer == Peer::Pod && to.peer == Peer::Pod;
         let back = from.id == to.id || to.instance.is_some() && to.instance == from.instance;
@@ -96,7 +96,7 @@ impl Asked {
 
     /// Passes it on: this pod is the session's middle from now on. What came from a pod goes to no other pod, and
     /// nothing goes back to the process it came from; both are refused as *not here*.
-    pub fn pass(mut self, to: &Arc<Outbox>) {
+    pub fn pass(mut self, to: &Arc<LinkSender>) {
         if !self.leads(to) {
             return self.refuse(Refusal::new(Code::NotHere, "the node is not linked to this pod"));
         }

@@ -15,7 +15,7 @@ use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
 use crate::protocol::relay::table::hop::Hop;
 
 use crate::names::SessionId;
-use crate::protocol::link::sender::{Outbox, Peer};
+use crate::protocol::link::sender::{LinkSender, Peer};
 use crate::protocol::lock;
 use crate::protocol::relay::queue::Lane;
 use crate::protocol::session::budget::Budget;
@@ -104,7 +104,7 @@ impl Middle {
 
     /// Binds the session to the link behind which its acceptor is, and says the word there. If its way is `sought` on,
     /// *not here* comes back to the seeker, else to the opener.
-    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<Outbox>, word: SessionFrame, sought: bool) {
+    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, word: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
         let bind = |binding: &mut Binding| {
             binding.acceptor = Some(acceptor.clone());
@@ -145,7 +145,7 @@ impl Middle {
     }
 
     /// A word from the link of `from` goes to the other side. False if it counts for nothing.
-    pub(crate) fn hear(&self, from: &Outbox, id: SessionId, word: SessionFrame) -> bool {
+    pub(crate) fn hear(&self, from: &LinkSender, id: SessionId, word: SessionFrame) -> bool {
         let mut bindings = lock(&self.bindings);
         let Some(binding) = bindings.get_mut(&id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
@@ -251,7 +251,7 @@ impl Middle {
         }
     }
 
-    fn hop(&self, attempt: &Attempt, link: &Arc<Outbox>) -> Hop {
+    fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> Hop {
         let Attempt { id, category, node, .. } = attempt.clone();
         let budgets = (self.queued.share(), link.room_for_lanes(self.most_on_link));
         let lane = Lane::new(id, category, node, self.most, budgets);

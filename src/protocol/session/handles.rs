@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::names::{Instance, NodeName, SessionId, Target};
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::Shared;
 use crate::protocol::session::state::{End, Phase};
 use crate::protocol::session::stream::Session;
@@ -68,7 +68,7 @@ impl Opening {
     }
 
     /// Asks over a link. May be repeated with another one.
-    pub fn ask(&self, link: &Arc<Outbox>) {
+    pub fn ask(&self, link: &Arc<LinkSender>) {
         self.0.with(|shared| shared.ask(link, false));
     }
 
@@ -184,7 +184,7 @@ impl Parked {
     }
 
     /// Asks to go on over a link.
-    pub fn resume(&self, link: &Arc<Outbox>) {
+    pub fn resume(&self, link: &Arc<LinkSender>) {
         self.shared.ask(link, true);
     }
 

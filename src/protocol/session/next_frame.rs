@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::protocol::link::schedule::Turn;
-use crate::protocol::link::sender::{Peer, Spoken};
+use crate::protocol::link::sender::{Peer, Sent};
 use crate::protocol::session::state::{Effects, LinkId};
 use crate::protocol::session::{Inner, Shared};
 use crate::protocol::wire::frame::SessionFrame;
@@ -34,13 +34,13 @@ impl Shared {
         longest: usize,
         most: usize,
         now: Instant,
-    ) -> Spoken {
+    ) -> Sent {
         let mut inner = self.lock();
         let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
         let (mut word, mut effects) =
             if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
         if let Some(SessionFrame::Broken { refusal, .. }) = &word
-            && !inner.outbox.as_ref().is_some_and(|outbox| outbox.dialect.has(Dialect::BREAKS))
+            && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.has(Dialect::BREAKS))
         {
             let (reset, over) = inner.end.reset_instead(refusal.clone());
             (word, effects) = (Some(reset), over);
@@ -58,7 +58,7 @@ impl Shared {
             inner.in_turns = None;
         }
         self.settle(inner, effects);
-        Spoken { word, bytes, account, backlog }
+        Sent { word, bytes, account, backlog }
     }
 
     /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
@@ -80,7 +80,7 @@ impl Shared {
 
 impl Inner {
     fn speaks_to_cloud(&self) -> bool {
-        self.outbox.as_ref().is_some_and(|outbox| matches!(outbox.peer, Peer::Cloud(_)))
+        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Peer::Cloud(_)))
     }
 
     /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.

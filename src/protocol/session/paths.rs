@@ -5,57 +5,57 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::state::{Effects, LinkId};
 use crate::protocol::session::{Parked, Shared};
 use crate::protocol::wire::frame::{Code, Refusal};
 
 impl Shared {
-    /// Opener: asks over the link of `outbox`, or asks on. Whoever opens a session does not take it up again: that it is
+    /// Opener: asks over the link of `sender`, or asks on. Whoever opens a session does not take it up again: that it is
     /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
-    pub(super) fn ask(self: &Arc<Self>, outbox: &Arc<Outbox>, again: bool) {
-        let alive = outbox.join(self);
-        let room = self.table.upgrade().filter(|_| !outbox.resumes).map(|table| table.room_unread(outbox));
+    pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, again: bool) {
+        let alive = sender.join(self);
+        let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
         let mut here = false;
         let mut left = None;
         self.act(|inner| {
-            let before = inner.end.path().filter(|path| *path != outbox.id).and(inner.outbox.clone());
+            let before = inner.end.path().filter(|path| *path != sender.id).and(inner.sender.clone());
             let epoch = inner.end.epoch();
             let meant = again == inner.end.needs_path();
-            let effects = if meant { inner.end.ask(outbox.id) } else { Effects::default() };
+            let effects = if meant { inner.end.ask(sender.id) } else { Effects::default() };
             match room {
                 _ if !meant => {}
                 Some((in_all, of_link)) => inner.end.recv.lift_limit(in_all, of_link),
                 None => inner.end.recv.restore_limit(),
             }
-            here = inner.end.path() == Some(outbox.id);
+            here = inner.end.path() == Some(sender.id);
             if here {
                 left = before.map(|old| (old, epoch));
-                inner.move_to(outbox);
+                inner.move_to(sender);
             }
-            if alive { effects } else { inner.end.link_ended(outbox.id, None, Instant::now()) }
+            if alive { effects } else { inner.end.link_ended(sender.id, None, Instant::now()) }
         });
         if let Some((old, epoch)) = left {
             old.lost(self, epoch);
         }
         // It may have gone on elsewhere, or ended, while its seeker waited for this link.
         if !here {
-            self.part(outbox);
+            self.part(sender);
         }
     }
 
-    /// Opener: lets go of the link of `outbox`, which may well be alive, to go on over another one.
-    pub(crate) fn leave(self: &Arc<Self>, outbox: &Arc<Outbox>) {
+    /// Opener: lets go of the link of `sender`, which may well be alive, to go on over another one.
+    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         let mut left = None;
         self.act(|inner| {
-            if !inner.end.is_opener() || inner.end.path() != Some(outbox.id) {
+            if !inner.end.is_opener() || inner.end.path() != Some(sender.id) {
                 return Effects::default();
             }
             left = Some(inner.end.epoch());
-            inner.end.link_ended(outbox.id, None, Instant::now())
+            inner.end.link_ended(sender.id, None, Instant::now())
         });
         if let Some(epoch) = left {
-            outbox.lost(self, epoch);
+            sender.lost(self, epoch);
         }
     }
 

@@ -70,10 +70,10 @@ impl Duplex for Session {
     fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
         let mut inner = shared.lock();
-        let trip = inner.outbox.as_ref().map_or(Duration::ZERO, |o| o.round_trip());
+        let trip = inner.sender.as_ref().map_or(Duration::ZERO, |o| o.round_trip());
         if let Some(bytes) = inner.end.recv.take(Instant::now(), trip) {
-            if let Some(outbox) = inner.outbox.as_ref().filter(|o| !o.resumes) {
-                outbox.read.notify_one();
+            if let Some(sender) = inner.sender.as_ref().filter(|o| !o.resumes) {
+                sender.read.notify_one();
             }
             shared.settle(inner, Effects::default());
             return Poll::Ready(Ok(bytes));

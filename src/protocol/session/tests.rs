@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::names::{Instance, SessionId};
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::Shared;
 use crate::protocol::session::budget::Budget;
 use crate::protocol::session::recv::{RecvHalf, Windows};
@@ -21,8 +21,8 @@ fn table() -> Arc<Table> {
     Table::new(Instance::from_bits(1), limits, Metrics::edge())
 }
 
-fn link(id: u64) -> Arc<Outbox> {
-    Outbox::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
+fn link(id: u64) -> Arc<LinkSender> {
+    LinkSender::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
 }
 
 fn opener(table: &Arc<Table>) -> Arc<Shared> {
@@ -33,7 +33,7 @@ fn opener(table: &Arc<Table>) -> Arc<Shared> {
     Shared::new(id, Category::Ssh, node, Arc::downgrade(table), end, None)
 }
 
-fn ask(session: &Arc<Shared>, link: &Arc<Outbox>) {
+fn ask(session: &Arc<Shared>, link: &Arc<LinkSender>) {
     let again = session.lock().end.needs_path();
     session.ask(link, again);
 }
@@ -108,7 +108,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
 #[tokio::test]
 async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
     let (table, link) = (table(), link(2));
-    let plain = Outbox::new(
+    let plain = LinkSender::new(
         LinkId(1),
         Peer::Edge("node1".parse().unwrap()),
         None,
@@ -132,7 +132,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let (table, now) =
         (Table::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
     let node: crate::names::NodeName = "node1".parse().unwrap();
-    let link = Outbox::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
     let hear = |id, word| table.hear(&link, node.clone(), id, Category::Ssh, word, now);
     let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),

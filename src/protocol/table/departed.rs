@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use crate::names::Instance;
     use crate::net::Duplex as _;
-    use crate::protocol::link::sender::{Outbox, Peer};
+    use crate::protocol::link::sender::{LinkSender, Peer};
     use crate::protocol::session::recv::Windows;
     use crate::protocol::session::state::LinkId;
     use crate::protocol::table::Limits;
@@ -94,15 +94,15 @@ mod tests {
 
     const SESSIONS: usize = 8;
 
-    fn table(memory: usize) -> (Arc<Table>, Arc<Outbox>) {
+    fn table(memory: usize) -> (Arc<Table>, Arc<LinkSender>) {
         let windows = Windows { start: 1000, max: 1000 };
         let limits = Limits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
         let table = Table::new(Instance::from_bits(1), limits, Metrics::edge());
-        (table, Outbox::new(LinkId(1), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
+        (table, LinkSender::new(LinkId(1), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
     }
 
     /// A session that broke off with so many bytes for which the peer has no room.
-    async fn broken(table: &Arc<Table>, link: &Arc<Outbox>, bytes: usize) -> SessionId {
+    async fn broken(table: &Arc<Table>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
         let node = "node1".parse().unwrap();
         let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
         opening.ask(link);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::Parked;
 use crate::protocol::table::Table;
 use crate::protocol::wire::frame::Refusal;
@@ -13,15 +13,15 @@ use crate::protocol::wire::frame::Refusal;
 impl Table {
     /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and tells the other side
     /// of what passed through. Returns the sessions for which a new path is to be sought.
-    pub fn link_ended(&self, outbox: &Outbox, why: &Refusal, now: Instant) -> Vec<Parked> {
-        let why = (!outbox.resumes).then(|| why.clone());
+    pub fn link_ended(&self, sender: &LinkSender, why: &Refusal, now: Instant) -> Vec<Parked> {
+        let why = (!sender.resumes).then(|| why.clone());
         let mut parked = Vec::new();
-        let (own, passing) = outbox.disband();
+        let (own, passing) = sender.disband();
         for shared in own {
-            shared.link_ended(outbox.id, why.clone(), now);
+            shared.link_ended(sender.id, why.clone(), now);
             parked.extend(shared.parked());
         }
-        self.middle.link_ended(outbox.id, passing);
+        self.middle.link_ended(sender.id, passing);
         parked
     }
 
@@ -29,33 +29,33 @@ impl Table {
     /// process of their other end, where that is known, are `meant`. Returns them: a new path is to be sought for each.
     pub fn leave(
         &self,
-        outbox: &Arc<Outbox>,
+        sender: &Arc<LinkSender>,
         meant: impl Fn(&NodeName, Option<Instance>) -> bool,
     ) -> Vec<Parked> {
         let mut parked = Vec::new();
-        for session in outbox.own() {
+        for session in sender.own() {
             if !meant(&session.node, session.instance()) {
                 continue;
             }
-            session.leave(outbox);
+            session.leave(sender);
             parked.extend(session.parked());
         }
         parked
     }
 
     /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
-    pub fn release(&self, outbox: &Outbox, meant: impl Fn(&NodeName) -> bool) {
-        for lane in outbox.passing().into_iter().filter(|lane| meant(&lane.node)) {
+    pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
+        for lane in sender.passing().into_iter().filter(|lane| meant(&lane.node)) {
             self.middle.lose(lane.id, None);
         }
     }
 
     /// Resets every session that runs on that link or passes through it, with a reason for all of their ends.
-    pub fn reset_on(&self, outbox: &Outbox, why: &Refusal) {
-        for session in outbox.own() {
+    pub fn reset_on(&self, sender: &LinkSender, why: &Refusal) {
+        for session in sender.own() {
             session.reset(why.clone());
         }
-        for lane in outbox.passing() {
+        for lane in sender.passing() {
             self.middle.reset(lane.id, why);
         }
     }

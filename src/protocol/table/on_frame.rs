@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::names::{NodeName, SessionId, Target};
-use crate::protocol::link::sender::{Outbox, Peer, UNKNOWN, unknown};
+use crate::protocol::link::sender::{LinkSender, Peer, UNKNOWN, unknown};
 use crate::protocol::lock;
 use crate::protocol::relay::request::{Asked, refused};
 use crate::protocol::relay::table::{Attempt, Claim};
@@ -20,10 +20,10 @@ use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::wire::opener::Opener;
 
 impl Table {
-    /// One frame about a session, from the link of `outbox`. `node` is where its acceptor is, if the word asks.
+    /// One frame about a session, from the link of `sender`. `node` is where its acceptor is, if the word asks.
     pub fn hear(
         self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
+        sender: &Arc<LinkSender>,
         node: NodeName,
         id: SessionId,
         category: Category,
@@ -31,12 +31,12 @@ impl Table {
         now: Instant,
     ) -> Option<Event> {
         let opener = word.opener().and_then(|said| {
-            *said = Opener::vouched(said.take(), outbox);
+            *said = Opener::vouched(said.take(), sender);
             said.clone()
         });
         let mut known = self.shard(id).get(&id).cloned();
         if known.as_ref().is_some_and(|shared| !shared.is_of(opener.as_ref())) {
-            self.foreign(outbox, (id, category, &node), &word);
+            self.foreign(sender, (id, category, &node), &word);
             return None;
         }
         if let SessionFrame::Resume { instance: Some(meant), .. } = &word
@@ -44,10 +44,10 @@ impl Table {
         {
             known = known.filter(|shared| !shared.yields());
         }
-        let Some(shared) = known else { return self.hear_other(outbox, node, id, category, word) };
+        let Some(shared) = known else { return self.hear_other(sender, node, id, category, word) };
         let parks = matches!(word, SessionFrame::Lost { .. });
         let resumes = matches!(word, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
-        if !shared.hear(outbox, word, now) {
+        if !shared.hear(sender, word, now) {
             self.metrics.frames_dropped.count("out_of_place");
             return None;
         }
@@ -63,18 +63,18 @@ impl Table {
     /// A frame about a session that has no end here, or none yet.
     fn hear_other(
         self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
+        sender: &Arc<LinkSender>,
         node: NodeName,
         id: SessionId,
         category: Category,
         mut word: SessionFrame,
     ) -> Option<Event> {
-        let edge = match &outbox.peer {
+        let edge = match &sender.peer {
             Peer::Edge(edge) => Some(edge),
             Peer::Cloud(_) | Peer::Pod => None,
         };
         // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
-        let elsewhere = !matches!(outbox.peer, Peer::Cloud(_));
+        let elsewhere = !matches!(sender.peer, Peer::Cloud(_));
         match &mut word {
             SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
                 let mut category = category;
@@ -82,25 +82,25 @@ impl Table {
                 if let Some(edge) = edge {
                     (category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
-                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
+                let attempt = Attempt::new(sender, (id, category, node), (*epoch, opener.clone()));
                 self.asked(attempt, word)
             }
             SessionFrame::Resume { epoch, instance: Some(instance), opener, .. }
                 if elsewhere && *instance != self.instance =>
             {
-                let attempt = Attempt::new(outbox, (id, category, node), (*epoch, opener.clone()));
+                let attempt = Attempt::new(sender, (id, category, node), (*epoch, opener.clone()));
                 self.asked(attempt, word)
             }
             SessionFrame::Open { .. } => {
                 let SessionFrame::Open { target, limit, epoch, client, opener } = word else { return None };
-                self.offered(outbox, (id, category, node), (target, client, opener), (limit, epoch))
+                self.offered(sender, (id, category, node), (target, client, opener), (limit, epoch))
             }
             SessionFrame::Resume { epoch, .. } => {
-                outbox.reply(id, category, &node, unknown(*epoch));
+                sender.reply(id, category, &node, unknown(*epoch));
                 None
             }
             _ => {
-                if !self.middle.hear(outbox, id, word) {
+                if !self.middle.hear(sender, id, word) {
                     self.metrics.frames_dropped.count("unknown_session");
                 }
                 None
@@ -134,7 +134,7 @@ impl Table {
     /// Who wants to take up a session that another has opened is told no more than one who knows none.
     fn foreign(
         &self,
-        from: &Outbox,
+        from: &LinkSender,
         (id, category, node): (SessionId, Category, &NodeName),
         word: &SessionFrame,
     ) {
@@ -144,7 +144,7 @@ impl Table {
 
     pub(crate) fn offered(
         self: &Arc<Self>,
-        outbox: &Arc<Outbox>,
+        sender: &Arc<LinkSender>,
         (id, category, node): (SessionId, Category, NodeName),
         (target, client, opener): (Target, String, Option<Opener>),
         (limit, epoch): (u64, u64),
@@ -152,31 +152,31 @@ impl Table {
         let source = source(&client);
         let halves = if lock(&self.ended).contains(id) {
             Err(Refusal::new(Code::Unknown, "this session has ended"))
-        } else if outbox.is_behind() {
+        } else if sender.is_behind() {
             Err(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {
-            self.halves_for(&source).ok_or_else(|| self.spent(&outbox.peer))
+            self.halves_for(&source).ok_or_else(|| self.spent(&sender.peer))
         };
         let (send, mut recv) = match halves {
             Ok(halves) => halves,
             Err(refusal) => {
-                outbox.reply(id, category, &node, SessionFrame::Refused { epoch, refusal });
+                sender.reply(id, category, &node, SessionFrame::Refused { epoch, refusal });
                 return None;
             }
         };
-        if !outbox.resumes {
-            let (in_all, of_link) = self.room_unread(outbox);
+        if !sender.resumes {
+            let (in_all, of_link) = self.room_unread(sender);
             recv.lift_limit(in_all, of_link);
         }
-        let end = End::acceptor(outbox.id, epoch, limit, send, recv);
-        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(outbox.clone()));
+        let end = End::acceptor(sender.id, epoch, limit, send, recv);
+        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(sender.clone()));
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }
-        outbox.join(&shared);
+        sender.join(&shared);
         lock(&self.clients).add(id, &source);
         self.insert(&shared);
-        let patience = if outbox.resumes { PATIENCE } else { PLAIN_PATIENCE };
+        let patience = if sender.resumes { PATIENCE } else { PLAIN_PATIENCE };
         Some(Event::Offer(Offer::new(shared, target, client, patience)))
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::{Outbox, Peer};
+use crate::protocol::link::sender::{LinkSender, Peer};
 
 /// Who opened a session. Only the same one may take it up again: its id alone is no proof.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ impl Opener {
     /// What counts of what was `said` over a link about who opens or resumes. An edge is who it has proved to be,
     /// whatever it says. A pod vouches for its edges, and opens for its clients as itself. To an edge its pod's word
     /// is good. None: a pod on the way is too old to say it.
-    pub(crate) fn vouched(said: Option<Self>, link: &Outbox) -> Option<Self> {
+    pub(crate) fn vouched(said: Option<Self>, link: &LinkSender) -> Option<Self> {
         match (&link.peer, said) {
             (Peer::Edge(node), _) => Some(Self::Node(node.clone())),
             (Peer::Pod, Some(Self::Pod(_))) => link.instance.map(Self::Pod),
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn an_edge_is_its_proven_name_and_a_pod_vouches_for_others() {
         let (node, pod) = ("node/edge-1", "pod/0000000000000000000000000000000a");
-        let link = |peer| Outbox::new(LinkId(1), peer, Some(Instance::from_bits(10)), Dialect::NEWEST);
+        let link = |peer| LinkSender::new(LinkId(1), peer, Some(Instance::from_bits(10)), Dialect::NEWEST);
         let edge = link(Peer::Edge("edge-1".parse().unwrap()));
         let (other, cloud) = (link(Peer::Pod), link(Peer::Cloud("edge-2".parse().unwrap())));
         let forged = "pod/0000000000000000000000000000000b";

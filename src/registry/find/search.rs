@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{Known, NotFound};
 use crate::names::{Instance, NodeName};
 use crate::protocol::session::state::LinkId;
-use crate::protocol::{Outbox, Peer};
+use crate::protocol::{LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
 use crate::registry::siblings::{Answer, Pod, Siblings, Unreachable, Yes};
 
@@ -49,7 +49,7 @@ type Outcome = Result<Yes, NotFound>;
 type Running = BoxFuture<'static, Outcome>;
 
 impl Wanted {
-    pub(super) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&Outbox>) -> Self {
+    pub(super) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&LinkSender>) -> Self {
         let not_pod = not.filter(|not| not.peer == Peer::Pod).and_then(|not| not.instance);
         Self { node: node.clone(), instance, not: not.map(|not| not.id), not_pod }
     }
@@ -65,9 +65,9 @@ impl Wanted {
     }
 
     /// Whether that link is a way.
-    pub(super) fn suits(&self, instance: Option<Instance>, outbox: &Outbox) -> bool {
-        let is_not = self.not == Some(outbox.id)
-            || outbox.peer == Peer::Pod && self.not_pod.is_some() && self.not_pod == outbox.instance;
+    pub(super) fn suits(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
+        let is_not = self.not == Some(sender.id)
+            || sender.peer == Peer::Pod && self.not_pod.is_some() && self.not_pod == sender.instance;
         self.is_of(instance) && !is_not
     }
 }
@@ -148,7 +148,7 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
                 Err(why) => said.dns = Some(why),
             },
             Some(answer) = asking.answers.next() => match answer {
-                Ok(Answer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.outbox) => {
+                Ok(Answer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
                     let fresh = yes.heard <= FRESH;
                     if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
                         best = Some(yes);

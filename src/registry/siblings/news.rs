@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::Outbox;
+use crate::protocol::LinkSender;
 use crate::registry::Registry;
 
 /// Nodes that one other pod is to be told of.
@@ -46,7 +46,7 @@ impl News {
 
     /// Tells all there is to tell over a link, as fast as it takes it, until the link is closed. What was taken when
     /// this is dropped is not told.
-    pub(super) async fn tell(&self, to: &Arc<Outbox>, registry: &Registry, own: Instance) {
+    pub(super) async fn tell(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
         let nodes = std::mem::take(&mut *self.lock());
         for node in nodes {
             // One that has gone meanwhile is no news.

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::news::News;
 use super::reach::{Means, Unreachable};
 use crate::names::NodeName;
-use crate::protocol::{Link, Outbox};
+use crate::protocol::{Link, LinkSender};
 
 /// One other pod. Its keeper runs [`Self::keep`].
 #[derive(Debug)]
@@ -40,7 +40,7 @@ enum State {
     Dialling(Instant),
     /// None could be made; not tried again before then.
     Failed(Instant, Unreachable),
-    Up(Arc<Outbox>),
+    Up(Arc<LinkSender>),
     /// Its keeper has ended, or it is ourselves.
     Never(Unreachable),
 }
@@ -66,10 +66,10 @@ impl Sibling {
     }
 
     /// The link, if there is one.
-    pub(super) fn up(&self) -> Option<Arc<Outbox>> {
+    pub(super) fn up(&self) -> Option<Arc<LinkSender>> {
         let state = self.state.borrow().clone();
         match state {
-            State::Up(outbox) if !outbox.is_closed() => Some(outbox),
+            State::Up(sender) if !sender.is_closed() => Some(sender),
             _ => None,
         }
     }
@@ -91,15 +91,15 @@ impl Sibling {
 
     /// The link, made if there is none. Waits at most 1 s for one; who comes later waits only what is left of it, and
     /// for a while after a failure nobody waits at all. Cancel safe.
-    pub(super) async fn link(&self) -> Result<Arc<Outbox>, Unreachable> {
+    pub(super) async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
         let mut state = self.state.subscribe();
         let begun = Instant::now();
         loop {
             let known = state.borrow_and_update().clone();
             let since = match known {
-                State::Up(outbox) if !outbox.is_closed() => {
+                State::Up(sender) if !sender.is_closed() => {
                     self.touch();
-                    return Ok(outbox);
+                    return Ok(sender);
                 }
                 State::Never(why) => return Err(why),
                 State::Failed(until, why) if Instant::now() < until => return Err(why),
@@ -204,33 +204,33 @@ impl Sibling {
 
     /// A link is up: kept until it ends, or has had nothing to do for a minute.
     async fn serve(&self, link: Link, means: &Means) {
-        let (outbox, own) = (link.outbox.clone(), means.ground.table.instance());
+        let (sender, own) = (link.sender.clone(), means.ground.table.instance());
         if means.links.send(link).await.is_err() {
             return;
         }
-        tracing::info!(at = %self.at, instance = ?outbox.instance, "linked to another pod");
-        self.state.send_replace(State::Up(outbox.clone()));
+        tracing::info!(at = %self.at, instance = ?sender.instance, "linked to another pod");
+        self.state.send_replace(State::Up(sender.clone()));
         self.note(None, means);
         means.registry.told_of_a_pod();
         if !self.news.is_empty() {
-            self.news.tell(&outbox, &means.registry, own).await;
+            self.news.tell(&sender, &means.registry, own).await;
         }
         // Whoever wanted it while it was made has it now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.touch();
-        while !outbox.is_closed() {
+        while !sender.is_closed() {
             tokio::select! {
-                () = outbox.closed() => {}
+                () = sender.closed() => {}
                 () = self.news.come() => {
                     self.touch();
-                    self.news.tell(&outbox, &means.registry, own).await;
+                    self.news.tell(&sender, &means.registry, own).await;
                 }
                 () = sleep(IDLE / 4) => {
-                    if outbox.sessions() > 0 {
+                    if sender.sessions() > 0 {
                         self.touch();
                     } else if self.unused() >= IDLE {
                         tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
-                        outbox.close();
+                        sender.close();
                     }
                 }
             }
@@ -266,7 +266,7 @@ impl Sibling {
 
     /// As if it had just been linked.
     #[cfg(test)]
-    pub(super) fn is_linked(&self, link: &Arc<Outbox>) {
+    pub(super) fn is_linked(&self, link: &Arc<LinkSender>) {
         self.state.send_replace(State::Up(link.clone()));
     }
 

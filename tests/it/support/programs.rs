@@ -147,7 +147,7 @@ impl TestPod {
         let links = self.pod.registry.nodes();
         for node in links {
             if let Some(linked) = self.link(node.as_str()) {
-                wait_until("the link has no sessions", || linked.outbox.sessions() == 0).await;
+                wait_until("the link has no sessions", || linked.sender.sessions() == 0).await;
             }
         }
     }

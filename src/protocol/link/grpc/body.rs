@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 use crate::protocol::link::Puller;
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::wire::codec::Chunk;
 
 /// What one end of the call sends.
@@ -59,7 +59,7 @@ impl http_body::Body for CallBody {
                     if let Some(chunk) = ready!(puller.poll_message(cx)) {
                         return Poll::Ready(Some(Ok(Frame::data(chunk))));
                     }
-                    let last = trailers.then(|| status(&puller.outbox));
+                    let last = trailers.then(|| status(&puller.sender));
                     *self = Self::Refused;
                     if let Some(last) = last {
                         return Poll::Ready(Some(Ok(Frame::trailers(last))));
@@ -71,7 +71,7 @@ impl http_body::Body for CallBody {
 }
 
 /// How a pod ends a link: well, unless its name is another's.
-fn status(link: &Outbox) -> HeaderMap {
+fn status(link: &LinkSender) -> HeaderMap {
     let taken = link.dismissed().map(Status::already_exists);
     let mut trailers = HeaderMap::new();
     // Fails only for a message that cannot be a header, and every one can once it is encoded.

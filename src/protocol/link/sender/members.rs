@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use crate::names::SessionId;
-use crate::protocol::link::sender::{Outbox, Speaker};
+use crate::protocol::link::sender::{FrameSource, LinkSender};
 use crate::protocol::lock;
 use crate::protocol::relay::queue::Lane;
 use crate::protocol::session::Shared;
@@ -20,7 +20,7 @@ pub(crate) struct Members {
     came: u64,
 }
 
-impl Outbox {
+impl LinkSender {
     /// Number of sessions whose path this link is, those that only pass through among them.
     pub fn sessions(&self) -> usize {
         lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.passing.len())
@@ -93,8 +93,8 @@ impl Outbox {
         }
     }
 
-    pub(super) fn forget_if_over(&self, speaker: &Speaker) {
-        if let Speaker::Passing(lane) = speaker
+    pub(super) fn forget_if_over(&self, source: &FrameSource) {
+        if let FrameSource::Passing(lane) = source
             && lane.is_over()
         {
             self.leave_lane(lane);

@@ -3,14 +3,14 @@
 use std::fmt;
 
 use crate::names::{Instance, NodeName, SessionId};
-use crate::protocol::link::sender::{MOST_REPLIES, Outbox};
+use crate::protocol::link::sender::{LinkSender, MOST_REPLIES};
 use crate::protocol::session::Shared;
 use crate::protocol::wire::frame::{
     Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
 };
 use crate::protocol::wire::hello::Dialect;
 
-impl Outbox {
+impl LinkSender {
     /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
     pub(crate) fn reply(&self, id: SessionId, category: Category, node: &NodeName, word: SessionFrame) {
         let mut waiting = self.lock();

@@ -13,7 +13,7 @@ use crate::protocol::wire::frame::{Category, SessionFrame};
 
 /// One that waits to speak.
 #[derive(Debug, Clone)]
-pub(crate) enum Speaker {
+pub(crate) enum FrameSource {
     /// An end of a session in this process.
     Own(Arc<Shared>),
     /// One direction of a session that passes through.
@@ -22,7 +22,7 @@ pub(crate) enum Speaker {
 
 /// What someone who wants to speak has to say.
 #[derive(Debug, Default)]
-pub(crate) struct Wish {
+pub(crate) struct SendIntent {
     /// Has an answer or credit, which overtake data.
     pub(crate) control: Option<Control>,
     /// Has data: where its account stands, and how many bytes.
@@ -40,7 +40,7 @@ pub(crate) enum Control {
 
 /// What was said in a turn.
 #[derive(Debug)]
-pub(crate) struct Spoken {
+pub(crate) struct Sent {
     pub(crate) word: Option<SessionFrame>,
     /// Bytes of data in `word`.
     pub(crate) bytes: usize,
@@ -50,7 +50,7 @@ pub(crate) struct Spoken {
     pub(crate) backlog: Option<usize>,
 }
 
-impl Speaker {
+impl FrameSource {
     /// Which session, which front end asked for it, and at which node its acceptor is.
     pub(crate) fn about(&self) -> (SessionId, Category, &NodeName) {
         match self {
@@ -83,7 +83,7 @@ impl Speaker {
         longest: usize,
         most: usize,
         now: Instant,
-    ) -> Spoken {
+    ) -> Sent {
         match self {
             Self::Own(session) => session.speak_turn(link, turn, longest, most, now),
             Self::Passing(lane) => lane.speak_turn(turn, longest, most),

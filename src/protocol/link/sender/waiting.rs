@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::protocol::link::pace::Pace;
 use crate::protocol::link::schedule::{Schedule, Turn};
-use crate::protocol::link::sender::Speaker;
+use crate::protocol::link::sender::FrameSource;
 use crate::protocol::wire::frame::{Frame, FrameKind};
 
 /// Everything that waits for one link, under the outbox's lock.
@@ -19,10 +19,10 @@ pub(super) struct Waiting {
     /// Signals, last words, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the words of
     /// own sessions.
     pub(super) replies: VecDeque<Frame>,
-    pub(super) answers: VecDeque<Speaker>,
+    pub(super) answers: VecDeque<FrameSource>,
     /// Who has credit to give and nothing to answer: each session stands here once at the most.
-    pub(super) credits: VecDeque<Speaker>,
-    pub(super) turns: Schedule<Speaker>,
+    pub(super) credits: VecDeque<FrameSource>,
+    pub(super) turns: Schedule<FrameSource>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
     /// At so many entries those that nobody misses are thrown out.
@@ -36,8 +36,8 @@ pub(super) struct Waiting {
 pub(super) enum Next {
     Frame(FrameKind),
     Reply(Frame),
-    Control(Speaker),
-    Turn { turn: Turn<Speaker>, longest: usize, small_only: bool },
+    Control(FrameSource),
+    Turn { turn: Turn<FrameSource>, longest: usize, small_only: bool },
 }
 
 impl Waiting {
@@ -96,9 +96,9 @@ impl Waiting {
         if self.speakers() < self.sweep_at {
             return;
         }
-        self.answers.retain(|speaker| !speaker.is_closed());
-        self.credits.retain(|speaker| !speaker.is_closed());
-        self.turns.retain(|speaker| !speaker.is_closed());
+        self.answers.retain(|source| !source.is_closed());
+        self.credits.retain(|source| !source.is_closed());
+        self.turns.retain(|source| !source.is_closed());
         self.sweep_at = SWEEP.max(2 * self.speakers());
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use crate::names::{NodeName, SessionId};
-use crate::protocol::link::sender::Outbox;
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::wire::frame::{Category, Code, SessionFrame};
 use crate::protocol::wire::opener::Opener;
 
@@ -16,7 +16,7 @@ pub(crate) struct Attempt {
     pub(crate) category: Category,
     pub(crate) node: NodeName,
     pub(crate) epoch: u64,
-    pub(crate) from: Arc<Outbox>,
+    pub(crate) from: Arc<LinkSender>,
     /// Who opened the session, where that is known.
     pub(crate) opener: Option<Opener>,
     /// Told whenever its binding has changed, for whoever seeks its way.
@@ -51,7 +51,7 @@ pub(super) struct Seeker(pub(super) Arc<Notify>);
 
 impl Attempt {
     pub(crate) fn new(
-        from: &Arc<Outbox>,
+        from: &Arc<LinkSender>,
         (id, category, node): (SessionId, Category, NodeName),
         (epoch, opener): (u64, Option<Opener>),
     ) -> Self {

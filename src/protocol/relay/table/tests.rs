@@ -21,8 +21,8 @@ const ID: u128 = 7;
 
 struct Place {
     table: Arc<Table>,
-    client: Arc<Outbox>,
-    edge: Arc<Outbox>,
+    client: Arc<LinkSender>,
+    edge: Arc<LinkSender>,
 }
 
 fn id() -> SessionId {
@@ -33,8 +33,8 @@ fn node() -> NodeName {
     "edge1".parse().unwrap()
 }
 
-fn link(number: u64, peer: Peer) -> Arc<Outbox> {
-    Outbox::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), Dialect::NEWEST)
+fn link(number: u64, peer: Peer) -> Arc<LinkSender> {
+    LinkSender::new(LinkId(number), peer, Some(Instance::from_bits(u128::from(number))), Dialect::NEWEST)
 }
 
 impl Place {
@@ -56,18 +56,18 @@ impl Place {
         place
     }
 
-    fn hear(&self, from: &Arc<Outbox>, word: SessionFrame) -> Option<Event> {
+    fn hear(&self, from: &Arc<LinkSender>, word: SessionFrame) -> Option<Event> {
         self.table.hear(from, node(), id(), Category::Ssh, word, Instant::now())
     }
 
-    fn ask(&self, from: &Arc<Outbox>, word: SessionFrame) -> Option<crate::protocol::Asked> {
+    fn ask(&self, from: &Arc<LinkSender>, word: SessionFrame) -> Option<crate::protocol::Asked> {
         match self.hear(from, word)? {
             Event::Asked(asked) => Some(asked),
             other => panic!("{other:?}"),
         }
     }
 
-    fn end(&self, link: &Outbox) {
+    fn end(&self, link: &LinkSender) {
         let _ = self.table.link_ended(link, &Refusal::new(Code::GivenUp, "gone"), Instant::now());
     }
 
@@ -77,7 +77,7 @@ impl Place {
 }
 
 /// What is said on a link next, its pings answered at once.
-fn next(link: &Outbox) -> Option<SessionFrame> {
+fn next(link: &LinkSender) -> Option<SessionFrame> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
         match frame.body {
@@ -90,7 +90,7 @@ fn next(link: &Outbox) -> Option<SessionFrame> {
 }
 
 /// All that is said on a link now.
-fn said(link: &Outbox) -> Vec<SessionFrame> {
+fn said(link: &LinkSender) -> Vec<SessionFrame> {
     std::iter::from_fn(|| next(link)).collect()
 }
 
@@ -154,7 +154,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     // Whatever an edge says, its pod says who it is.
     let mut passed = said(&place.edge);
     assert_eq!(passed.pop().and_then(|mut word| word.opener()?.take()), "node/opener".parse().ok());
-    let goes_on = |opener: &Arc<Outbox>| {
+    let goes_on = |opener: &Arc<LinkSender>| {
         place.hear(opener, data("up"));
         place.hear(&place.edge, data("down"));
         assert_eq!((said(&place.edge), said(opener)), (vec![data("up")], vec![data("down")]));
@@ -315,7 +315,7 @@ async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
 #[tokio::test]
 async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_here() {
     let mut place = Place::new();
-    place.client = Outbox::new(LinkId(1), Peer::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
+    place.client = LinkSender::new(LinkId(1), Peer::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
     place.ask(&place.client, open(1)).unwrap().pass(&place.edge);
     assert_eq!(said(&place.edge), [open(1)]);
     place.hear(&place.client, data("of no use"));
@@ -329,7 +329,7 @@ async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_
 #[tokio::test]
 async fn there_is_one_hop_between_pods_and_no_way_back() {
     let place = Place::new();
-    let back = Outbox::new(LinkId(5), Peer::Edge(node()), place.client.instance, Dialect::NEWEST);
+    let back = LinkSender::new(LinkId(5), Peer::Edge(node()), place.client.instance, Dialect::NEWEST);
     for to in [link(3, Peer::Pod), place.client.clone(), back] {
         place.ask(&place.client, open(1)).unwrap().pass(&to);
         assert!(
@@ -504,7 +504,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
 #[tokio::test]
 async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask() {
     let place = Place::new();
-    let ask = |from: &Arc<Outbox>, id: u128, word: SessionFrame| {
+    let ask = |from: &Arc<LinkSender>, id: u128, word: SessionFrame| {
         let id = SessionId::from_bits(id);
         place.table.hear(from, node(), id, Category::Ssh, word, Instant::now())
     };
@@ -549,7 +549,7 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     assert!(edge.pass(&newer, 2));
     assert!(edge.pass(&late, 1));
     assert!(late.is_closed() && !newer.is_closed());
-    assert!(newer.push(resume(2)).is_ok_and(|wish| wish.control.is_some()), "it still speaks");
+    assert!(newer.push(resume(2)).is_ok_and(|intent| intent.control.is_some()), "it still speaks");
     edge.leave_lane(&late);
     assert_eq!(edge.sessions(), 1);
 }
