@@ -48,7 +48,7 @@
 //! node's link tells its siblings at once, so the old one lets go and sessions follow; nobody waits for DNS to change.
 //! One search serves what clients open, what edges open and what is resumed through a pod ([`route`]). It asks on one path
 //! at a time: another one after 3 s without an answer, or when the pod there has not got the node; a node that comes ends
-//! it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not looked for again for 1 s. A pod between two others only passes frames on ([`tunnel::Asked`]), and what comes from a pod goes
+//! it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not looked for again for 1 s. A pod between two others only passes frames on ([`tunnel::RelayRequest`]), and what comes from a pod goes
 //! to its own edges or nowhere, so there is at most one hop. For an edge that speaks plain its pod is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make us

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use crate::protocol::link::sender::{LinkSender, Peer};
 pub use crate::protocol::link::{Link, LinkEnded};
-pub use crate::protocol::relay::request::Asked;
+pub use crate::protocol::relay::request::RelayRequest;
 pub use crate::protocol::session::recv::Windows;
 pub use crate::protocol::session::{Account, Answer, Offer, Opening, Parked, Session};
 pub use crate::protocol::table::{Event, Full, Limits, Table};

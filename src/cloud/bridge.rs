@@ -8,11 +8,11 @@ use tracing::{debug, info_span};
 use super::links::Shared;
 use crate::names::NodeName;
 use crate::net::splice::{How, Side, splice};
-use crate::protocol::{Answer, Asked, Code, Full, LinkSender, Offer, Refusal, Table};
+use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, Table};
 use crate::telemetry::Metrics;
 
 /// Takes what was asked for as the session's end, and leads it on to the node by its plain link.
-pub(super) fn lead(asked: Asked, plain: Arc<LinkSender>, shared: &Shared) {
+pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &Shared) {
     let node = asked.node().clone();
     if let Some(offer) = asked.offer() {
         let span = info_span!("bridge", session = %offer.id(), %node);

@@ -172,7 +172,7 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => asked::answer(asked, shared, &room),
+            Ok(Event::RelayRequest(asked)) => asked::answer(asked, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
                 if shared.finder.heard(&link.sender, &node, found) {

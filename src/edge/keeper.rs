@@ -228,7 +228,7 @@ impl Keeper {
                 self.readiness.note_until(NAME, said.reason, Instant::now() + CONFLICT);
             }
             // A cloud says nothing of the kind to an edge, and a second Drain is as good as one.
-            Event::Asked(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
+            Event::RelayRequest(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
         }
         false
     }

@@ -20,8 +20,8 @@ use crate::protocol::table::ended::Ended;
 use crate::names::{Instance, NodeName, SessionId, Target};
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
-use crate::protocol::relay::request::Asked;
-use crate::protocol::relay::table::Middle;
+use crate::protocol::relay::request::RelayRequest;
+use crate::protocol::relay::table::RelayTable;
 use crate::protocol::session::budget::{Budget, Share};
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
@@ -59,7 +59,7 @@ pub struct Table {
     clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
-    pub(super) middle: Middle,
+    pub(super) middle: RelayTable,
 }
 
 /// What a frame, or the end of a link, asks the wiring to do.
@@ -70,7 +70,7 @@ pub enum Event {
     /// A session that was opened here has lost its path.
     Parked(Parked),
     /// Somebody wants to reach a node through this pod.
-    Asked(Asked),
+    RelayRequest(RelayRequest),
     /// A pod asks whether a node is linked here; the number is to be repeated.
     Find(NodeName, u64),
     /// A pod tells of a node.
@@ -91,7 +91,7 @@ impl Table {
     pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
         let most = MOST_PASSING.min(limits.memory).max(largest);
-        let middle = Middle::new(most, limits.memory.max(most));
+        let middle = RelayTable::new(most, limits.memory.max(most));
         let table = Arc::new(Self {
             instance,
             metrics,

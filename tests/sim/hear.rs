@@ -41,7 +41,7 @@ impl World {
             Some(Event::Offer(offer)) if !process.is_pod() => {
                 place.cradle.spawn("acceptor".into(), place.clone().answer(offer));
             }
-            Some(Event::Asked(asked)) if process.is_pod() && self.plan.pods > 1 => {
+            Some(Event::RelayRequest(asked)) if process.is_pod() && self.plan.pods > 1 => {
                 place.cradle.spawn("guide".into(), place.clone().guide(asked));
             }
             Some(Event::Parked(parked)) => self.sought(vec![parked], at),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tunnel::protocol::{Asked, Code, LinkSender, Peer, Refusal};
+use tunnel::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
 
 use super::owner::Place;
 
 impl Place {
-    pub(crate) async fn guide(self, asked: Asked) {
+    pub(crate) async fn guide(self, asked: RelayRequest) {
         let dice = &self.dice;
         let lies = self.plan.borrow().lies;
         if dice.one_in(3) {
@@ -40,7 +40,7 @@ impl Place {
     }
 
     /// Tries one way after the other while the acceptor is not there, or while it says nothing for too long.
-    async fn relay(&self, asked: Asked, first: &Arc<LinkSender>) {
+    async fn relay(&self, asked: RelayRequest, first: &Arc<LinkSender>) {
         let (dice, node) = (&self.dice, asked.node().clone());
         asked.try_way(first);
         loop {
@@ -61,7 +61,7 @@ impl Place {
     }
 
     /// A stale answer, one that goes in circles, or none at all.
-    fn misguide(&self, asked: Asked) {
+    fn misguide(&self, asked: RelayRequest) {
         let node = asked.node().clone();
         let way = if self.dice.one_in(3) {
             self.ways.any(self.at, &self.dice).filter(|way| way.node.is_none())

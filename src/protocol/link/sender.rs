@@ -27,7 +27,7 @@ use crate::protocol::link::sender::waiting::{Next, Waiting};
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::schedule::{SMALL, Schedule, Turn};
 use crate::protocol::lock;
-use crate::protocol::relay::queue::Lane;
+use crate::protocol::relay::queue::RelayQueue;
 use crate::protocol::session::Shared;
 use crate::protocol::session::budget::Budget;
 use crate::protocol::session::state::LinkId;
@@ -146,7 +146,7 @@ impl LinkSender {
     }
 
     /// Lets what passes wait for its turn.
-    pub(crate) fn enter_lane(&self, lane: &Arc<Lane>, intent: &SendIntent) {
+    pub(crate) fn enter_lane(&self, lane: &Arc<RelayQueue>, intent: &SendIntent) {
         self.wait(&FrameSource::Passing(lane.clone()), intent);
     }
 

@@ -21,7 +21,7 @@ use crate::protocol::wire::frame::{Category, SessionFrame};
 
 /// One direction of a session that passes through, on the link that it leaves by.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct RelayQueue {
     pub(crate) id: SessionId,
     pub(crate) category: Category,
     pub(crate) node: NodeName,
@@ -53,7 +53,7 @@ struct Queue {
     in_turns: bool,
 }
 
-impl Lane {
+impl RelayQueue {
     /// An empty lane in which at most `most` bytes wait, out of both budgets too.
     pub(crate) fn new(
         id: SessionId,

@@ -14,14 +14,14 @@ use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 /// Dropping it refuses it, so no opener is ever left waiting.
 #[derive(Debug)]
 #[must_use = "dropping it refuses it"]
-pub struct Asked {
+pub struct RelayRequest {
     table: Arc<Table>,
     attempt: Attempt,
     /// The Open or Resume itself, until it is passed on.
     word: Option<SessionFrame>,
 }
 
-impl Asked {
+impl RelayRequest {
     pub(crate) fn new(table: Arc<Table>, attempt: Attempt, word: SessionFrame) -> Self {
         Self { table, attempt, word: Some(word) }
     }
@@ -65,7 +65,7 @@ impl Asked {
             (Stand::Sought, Some(word)) if self.leads(to) => {
                 self.table.middle.pass(&self.attempt, to, word.clone(), true);
             }
-            (Stand::Asked, _) => self.table.middle.lose(self.attempt.id, Some(self.attempt.epoch)),
+            (Stand::RelayRequest, _) => self.table.middle.lose(self.attempt.id, Some(self.attempt.epoch)),
             _ => {}
         }
     }
@@ -73,7 +73,7 @@ impl Asked {
     /// Waits until what was tried last is answered. Whether another way is to be tried: the acceptor is not there.
     /// Cancel safe.
     pub async fn tried(&self) -> bool {
-        self.stands(|stand| stand != Stand::Asked).await == Stand::Sought
+        self.stands(|stand| stand != Stand::RelayRequest).await == Stand::Sought
     }
 
     async fn stands(&self, is: impl Fn(Stand) -> bool) -> Stand {
@@ -136,7 +136,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for RelayRequest {
     fn drop(&mut self) {
         self.answer(Refusal::new(Code::Busy, "this pod is stopping"));
     }

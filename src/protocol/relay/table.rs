@@ -2,7 +2,7 @@
 //!
 //! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding goes
 //! only together with a word that tells both ends, or by one of higher epoch (docs/protocol.md#relaying). Words go into
-//! [`Lane`]s after the lock is given back; as each binding has its own lanes, what comes late is never said.
+//! [`RelayQueue`]s after the lock is given back; as each binding has its own lanes, what comes late is never said.
 
 mod attempt;
 mod hop;
@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex};
 
 pub(crate) use crate::protocol::relay::table::attempt::{Attempt, Claim, Stand};
 use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
-use crate::protocol::relay::table::hop::Hop;
+use crate::protocol::relay::table::hop::RelayLeg;
 
 use crate::names::SessionId;
 use crate::protocol::link::sender::{LinkSender, Peer};
 use crate::protocol::lock;
-use crate::protocol::relay::queue::Lane;
+use crate::protocol::relay::queue::RelayQueue;
 use crate::protocol::session::budget::Budget;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
@@ -26,7 +26,7 @@ use crate::protocol::wire::opener::Opener;
 
 /// All bindings of this process.
 #[derive(Debug)]
-pub(crate) struct Middle {
+pub(crate) struct RelayTable {
     bindings: Mutex<HashMap<SessionId, Binding>>,
     /// Most bytes that wait for one session and direction.
     most: usize,
@@ -41,14 +41,14 @@ struct Binding {
     epoch: u64,
     /// Who opened the session, once that is known.
     by: Option<Opener>,
-    opener: Hop,
+    opener: RelayLeg,
     /// None while its way is sought.
-    acceptor: Option<Hop>,
+    acceptor: Option<RelayLeg>,
     /// Who seeks its way until it is answered, if anybody does.
     seeker: Option<Seeker>,
 }
 
-impl Middle {
+impl RelayTable {
     /// No session passes; at most `most` bytes of each may wait in each direction, and `all` bytes together. No link
     /// takes more than a quarter of that, so that one that reads nothing leaves room for others.
     pub(crate) fn new(most: usize, all: usize) -> Self {
@@ -139,7 +139,7 @@ impl Middle {
     pub(crate) fn stand(&self, attempt: &Attempt) -> Stand {
         match lock(&self.bindings).get(&attempt.id).filter(|binding| binding.is_of(attempt)) {
             Some(Binding { acceptor: None, .. }) => Stand::Sought,
-            Some(Binding { seeker: Some(_), .. }) => Stand::Asked,
+            Some(Binding { seeker: Some(_), .. }) => Stand::RelayRequest,
             _ => Stand::Over,
         }
     }
@@ -213,7 +213,7 @@ impl Middle {
     pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
             let mut bindings = lock(&self.bindings);
-            let uses = |hop: &Hop| hop.link.id == link;
+            let uses = |hop: &RelayLeg| hop.link.id == link;
             let affected =
                 bindings.get(&id).is_some_and(|b| uses(&b.opener) || b.acceptor.as_ref().is_some_and(uses));
             let binding = if affected { bindings.remove(&id) } else { None };
@@ -251,15 +251,15 @@ impl Middle {
         }
     }
 
-    fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> Hop {
+    fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
         let Attempt { id, category, node, .. } = attempt.clone();
         let budgets = (self.queued.share(), link.room_for_lanes(self.most_on_link));
-        let lane = Lane::new(id, category, node, self.most, budgets);
-        Hop { link: link.clone(), lane }
+        let lane = RelayQueue::new(id, category, node, self.most, budgets);
+        RelayLeg { link: link.clone(), lane }
     }
 
     /// Makes the hop's link know the session; false if that link has ended, of which the other side then hears.
-    fn admit(&self, attempt: &Attempt, hop: &Hop) -> bool {
+    fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
         let alive = hop.link.pass(&hop.lane, attempt.epoch);
         if !alive {
             self.link_ended(hop.link.id, [attempt.id]);
@@ -283,7 +283,7 @@ impl Binding {
     /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge
     /// that accepted it.
     fn is_foreign(&self, attempt: &Attempt) -> bool {
-        let accepted = |hop: &Hop| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
+        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
         let unknown = self.by.is_none();
         !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
             || unknown && self.acceptor.as_ref().is_some_and(accepted)

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::names::{NodeName, SessionId, Target};
 use crate::protocol::link::sender::{LinkSender, Peer, UNKNOWN, unknown};
 use crate::protocol::lock;
-use crate::protocol::relay::request::{Asked, refused};
+use crate::protocol::relay::request::{RelayRequest, refused};
 use crate::protocol::relay::table::{Attempt, Claim};
 use crate::protocol::session::recv::RecvHalf;
 use crate::protocol::session::send::SendHalf;
@@ -124,7 +124,9 @@ impl Table {
             return None;
         }
         match self.middle.asked(&attempt) {
-            Claim::Newest => return Some(Event::Asked(Asked::new(self.clone(), attempt, word))),
+            Claim::Newest => {
+                return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, word)));
+            }
             Claim::Old => self.metrics.frames_dropped.count("out_of_place"),
             Claim::Foreign => self.foreign(from, (attempt.id, attempt.category, &attempt.node), &word),
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use crate::names::SessionId;
 use crate::protocol::link::sender::{FrameSource, LinkSender};
 use crate::protocol::lock;
-use crate::protocol::relay::queue::Lane;
+use crate::protocol::relay::queue::RelayQueue;
 use crate::protocol::session::Shared;
 use crate::protocol::session::budget::{Budget, Share};
 
@@ -16,7 +16,7 @@ use crate::protocol::session::budget::{Budget, Share};
 pub(crate) struct Members {
     own: HashMap<SessionId, (u64, Weak<Shared>)>,
     /// With the attempt that each belongs to.
-    passing: HashMap<SessionId, (u64, Arc<Lane>, u64)>,
+    passing: HashMap<SessionId, (u64, Arc<RelayQueue>, u64)>,
     came: u64,
 }
 
@@ -45,7 +45,7 @@ impl LinkSender {
 
     /// Makes the lane known as one that leads through here, for attempt `epoch`; an older one of its session says no
     /// more, unless it is that a newer attempt was lost. False if the link has ended.
-    pub(crate) fn pass(&self, lane: &Arc<Lane>, epoch: u64) -> bool {
+    pub(crate) fn pass(&self, lane: &Arc<RelayQueue>, epoch: u64) -> bool {
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
         if known.passing.get(&lane.id).is_some_and(|(.., newer)| *newer > epoch) {
@@ -85,7 +85,7 @@ impl LinkSender {
     }
 
     /// The lane leads through here no more.
-    pub(crate) fn leave_lane(&self, lane: &Arc<Lane>) {
+    pub(crate) fn leave_lane(&self, lane: &Arc<RelayQueue>) {
         if let Some(members) = lock(&self.members).as_mut()
             && members.passing.get(&lane.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, lane))
         {
@@ -102,7 +102,7 @@ impl LinkSender {
     }
 
     /// Sessions that pass through here.
-    pub(crate) fn passing(&self) -> Vec<Arc<Lane>> {
+    pub(crate) fn passing(&self) -> Vec<Arc<RelayQueue>> {
         let members = lock(&self.members);
         in_order(
             members

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::names::{NodeName, SessionId};
 use crate::protocol::link::schedule::Turn;
-use crate::protocol::relay::queue::Lane;
+use crate::protocol::relay::queue::RelayQueue;
 use crate::protocol::session::Shared;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Category, SessionFrame};
@@ -17,7 +17,7 @@ pub(crate) enum FrameSource {
     /// An end of a session in this process.
     Own(Arc<Shared>),
     /// One direction of a session that passes through.
-    Passing(Arc<Lane>),
+    Passing(Arc<RelayQueue>),
 }
 
 /// What someone who wants to speak has to say.

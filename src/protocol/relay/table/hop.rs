@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::relay::queue::{Full, Lane};
+use crate::protocol::relay::queue::{Full, RelayQueue};
 use crate::protocol::wire::frame::SessionFrame;
 
 /// One side of a session: its link, and what waits there.
 #[derive(Debug, Clone)]
-pub(super) struct Hop {
+pub(super) struct RelayLeg {
     pub(super) link: Arc<LinkSender>,
-    pub(super) lane: Arc<Lane>,
+    pub(super) lane: Arc<RelayQueue>,
 }
 
-impl Hop {
+impl RelayLeg {
     pub(super) fn push(&self, word: SessionFrame) -> Result<(), Full> {
         let intent = self.lane.push(word)?;
         self.link.enter_lane(&self.lane, &intent);

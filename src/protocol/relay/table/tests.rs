@@ -60,9 +60,9 @@ impl Place {
         self.table.hear(from, node(), id(), Category::Ssh, word, Instant::now())
     }
 
-    fn ask(&self, from: &Arc<LinkSender>, word: SessionFrame) -> Option<crate::protocol::Asked> {
+    fn ask(&self, from: &Arc<LinkSender>, word: SessionFrame) -> Option<crate::protocol::RelayRequest> {
         match self.hear(from, word)? {
-            Event::Asked(asked) => Some(asked),
+            Event::RelayRequest(asked) => Some(asked),
             other => panic!("{other:?}"),
         }
     }
@@ -428,7 +428,7 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
-    let lane = Lane::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
+    let lane = RelayQueue::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
     lane.push(lost(1)).unwrap();
     lane.push(data("late")).unwrap();
     lane.cut(reset(1));
@@ -480,7 +480,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
         place.table.hear(&place.client, node(), id, Category::Ssh, word, Instant::now())
     });
     let pass = |id, to| match hear(id, open(1)) {
-        Some(Event::Asked(asked)) => asked.pass(to),
+        Some(Event::RelayRequest(asked)) => asked.pass(to),
         other => panic!("{other:?}"),
     };
     // A thousand sessions, each with as much as its link takes.
@@ -511,7 +511,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
     let others = [link(5, Peer::Pod), link(6, Peer::Pod)];
     let mut first = None;
     for id in 0..3000 {
-        if let Some(Event::Asked(asked)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
+        if let Some(Event::RelayRequest(asked)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
             asked.pass(&place.edge);
             let _ = said(&place.edge);
             first.get_or_insert(id);
@@ -526,14 +526,19 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
     );
     assert_eq!(refused.len(), 1000);
     // One that passes already goes on another way.
-    assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(Event::Asked(_))));
+    assert!(matches!(ask(&others[0], first.unwrap(), resume(2)), Some(Event::RelayRequest(_))));
 }
 
 #[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Peer::Edge(node()));
-    let lane =
-        Lane::new(id(), Category::Ssh, node(), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
+    let lane = RelayQueue::new(
+        id(),
+        Category::Ssh,
+        node(),
+        1000,
+        (Budget::new(1000).share(), Budget::new(1000).share()),
+    );
     lane.close();
     assert!(edge.pass(&lane, 1));
     assert_eq!(edge.sessions(), 0);
@@ -543,7 +548,13 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
 async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     let edge = link(2, Peer::Edge(node()));
     let lane = || {
-        Lane::new(id(), Category::Ssh, node(), 1000, (Budget::new(1000).share(), Budget::new(1000).share()))
+        RelayQueue::new(
+            id(),
+            Category::Ssh,
+            node(),
+            1000,
+            (Budget::new(1000).share(), Budget::new(1000).share()),
+        )
     };
     let (newer, late) = (lane(), lane());
     assert!(edge.pass(&newer, 2));
