@@ -41,7 +41,7 @@ use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::zone::Zone;
 use crate::protocol::link::grpc::Ground;
-use crate::protocol::{Limits, Table, Windows};
+use crate::protocol::{Limits, SessionTable, Windows};
 use crate::registry::Registry;
 use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
@@ -65,7 +65,7 @@ pub struct Pod {
     /// The nodes that are linked here.
     pub registry: Arc<Registry>,
     /// The sessions.
-    pub table: Arc<Table>,
+    pub table: Arc<SessionTable>,
     finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
@@ -117,7 +117,7 @@ impl Pod {
             sessions: session.max,
             grace: session.grace,
         };
-        let table = Table::new(Instance::random(), limits, metrics.clone());
+        let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let proven = Proven::start(&server.tokenfile, table.clone(), &stopping.links)?;
         let registry = Registry::new(metrics.clone());
         let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };

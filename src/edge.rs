@@ -30,7 +30,7 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Trust};
 use crate::protocol::link::grpc::Ground;
-use crate::protocol::{Code, Limits, Refusal, Table, Windows};
+use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
 use crate::telemetry::log::Level;
@@ -46,7 +46,7 @@ pub struct Edge {
     /// The numbers.
     pub metrics: Metrics,
     /// The sessions.
-    pub table: Arc<Table>,
+    pub table: Arc<SessionTable>,
     /// The way to other nodes and to the cloud.
     pub route: Route,
     readiness: Readiness,
@@ -77,7 +77,7 @@ impl Edge {
             sessions: MOST_SESSIONS,
             grace: session.grace,
         };
-        let table = Table::new(Instance::random(), limits, metrics.clone());
+        let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let readiness = Readiness::waiting_for(&[LINK]);
         let uplinks = Uplinks::new(client.node.clone());
         let healthy = uplinks.clone();

@@ -26,7 +26,7 @@
 //!
 //! ```text
 //! client ─CONNECT─▶ frontend::connect ─open─▶ route ─find─▶ registry
-//!                        │                      └─ask─▶ tunnel::Table ── Open ──▶ Table ─▶ backend ─dial─▶ target
+//!                        │                      └─ask─▶ tunnel::SessionTable ── Open ──▶ SessionTable ─▶ backend ─dial─▶ target
 //!                        ◀──200── Session ◀════ Data, Credit, Finish ════▶ Session
 //!                   net::splice                                          net::splice
 //! ```

@@ -14,7 +14,7 @@ pub use crate::protocol::link::{Link, LinkEnded};
 pub use crate::protocol::relay::request::RelayRequest;
 pub use crate::protocol::session::recv::Windows;
 pub use crate::protocol::session::{Account, Answer, Offer, Opening, Parked, Session};
-pub use crate::protocol::table::{Event, Full, Limits, Table};
+pub use crate::protocol::table::{Event, Full, Limits, SessionTable};
 pub use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal};
 pub use crate::protocol::wire::hello::Dialect;
 pub use crate::protocol::wire::opener::Opener;

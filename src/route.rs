@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{NodeName, Target};
-use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, Table};
+use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
 use crate::registry::find::{Finder, NotFound};
 use crate::registry::uplinks::Uplinks;
 
@@ -67,7 +67,7 @@ pub enum RouteError {
 #[derive(Debug, Clone)]
 pub struct Route {
     ways: Ways,
-    table: Arc<Table>,
+    table: Arc<SessionTable>,
     /// How long opening may take in all.
     patience: Duration,
     /// How long a session may be without a path.
@@ -80,12 +80,17 @@ pub type Chance = fn() -> f64;
 
 impl Route {
     /// Ways to the nodes that `finder` finds.
-    pub fn new(finder: Arc<Finder>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
+    pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
         Self { ways: Ways::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
     /// Ways from an edge: through its links to the cloud.
-    pub fn from_edge(uplinks: Arc<Uplinks>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
+    pub fn from_edge(
+        uplinks: Arc<Uplinks>,
+        table: Arc<SessionTable>,
+        patience: Duration,
+        grace: Duration,
+    ) -> Self {
         Self { ways: Ways::Edge(uplinks), table, patience, grace, chance: rand::random }
     }
 

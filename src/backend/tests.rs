@@ -17,12 +17,12 @@ use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::FrameKind;
-use crate::protocol::{Answer, Event, Limits, Opening, Table};
+use crate::protocol::{Answer, Event, Limits, Opening, SessionTable};
 use crate::protocol::{Dialect, Peer};
 
 /// An opener and this back end, with a link between them in memory.
 struct Pair {
-    opener: Arc<Table>,
+    opener: Arc<SessionTable>,
     link: Arc<LinkSender>,
     metrics: Metrics,
     drain: Drain,
@@ -38,7 +38,7 @@ impl Pair {
         };
         let metrics = Metrics::edge();
         let drain = Drain::new();
-        let table = |metrics| Table::new(Instance::random(), limits.clone(), metrics);
+        let table = |metrics| SessionTable::new(Instance::random(), limits.clone(), metrics);
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
         let place = Place {
@@ -79,7 +79,7 @@ fn pump(
     drain: &Drain,
     from: &Arc<LinkSender>,
     back: &Arc<LinkSender>,
-    to: &Arc<Table>,
+    to: &Arc<SessionTable>,
     backend: Option<Backend>,
 ) {
     let (from, back, to) = (Arc::clone(from), Arc::clone(back), Arc::clone(to));

@@ -8,7 +8,7 @@ use tracing::{debug, info_span};
 use super::links::Shared;
 use crate::names::NodeName;
 use crate::net::splice::{How, Side, splice};
-use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, Table};
+use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};
 use crate::telemetry::Metrics;
 
 /// Takes what was asked for as the session's end, and leads it on to the node by its plain link.
@@ -23,7 +23,13 @@ pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &Shared)
 }
 
 /// Opens a plain session for an offer of another pod, and carries its bytes until both are done.
-async fn carry(offer: Offer, node: NodeName, plain: Arc<LinkSender>, table: Arc<Table>, metrics: Metrics) {
+async fn carry(
+    offer: Offer,
+    node: NodeName,
+    plain: Arc<LinkSender>,
+    table: Arc<SessionTable>,
+    metrics: Metrics,
+) {
     let client = offer.client().to_owned();
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
         Ok(opening) => opening,

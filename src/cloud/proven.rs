@@ -16,7 +16,7 @@ use crate::net::reload::Reload;
 use crate::policy::tokens::{Tokens, Unproven};
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::hello::Hello;
-use crate::protocol::{Code, LinkSender, Refusal, Table};
+use crate::protocol::{Code, LinkSender, Refusal, SessionTable};
 
 /// The links that edges' tokens have let in.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Proven {
     /// # Errors
     ///
     /// It cannot be read.
-    pub(super) fn start(file: &Path, table: Arc<Table>, drain: &Drain) -> anyhow::Result<Arc<Self>> {
+    pub(super) fn start(file: &Path, table: Arc<SessionTable>, drain: &Drain) -> anyhow::Result<Arc<Self>> {
         let (path, first) = (file.to_owned(), AtomicBool::new(true));
         let tokens = Reload::file(file, move |text| {
             let tokens = Tokens::parse(&String::from_utf8_lossy(text));
@@ -95,7 +95,7 @@ impl Proven {
     }
 
     /// Ends the links whose tokens the file does not hold any more, until draining begins.
-    async fn follow(self: Arc<Self>, table: Arc<Table>, drain: Drain) {
+    async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         loop {
             tokio::select! {

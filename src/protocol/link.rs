@@ -29,7 +29,7 @@ use crate::names::SessionId;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
 use crate::protocol::session::Parked;
-use crate::protocol::table::{Event, Table};
+use crate::protocol::table::{Event, SessionTable};
 use crate::protocol::wire::codec::inbound::next_piece;
 use crate::protocol::wire::codec::{Reader, StreamMsg};
 use crate::protocol::wire::extension::from_message;
@@ -42,7 +42,7 @@ use crate::telemetry::Metrics;
 pub struct Link {
     /// Its sending side, which sessions run on.
     pub sender: Arc<LinkSender>,
-    table: Arc<Table>,
+    table: Arc<SessionTable>,
     metrics: Metrics,
     dialect: Voice,
     /// Whether the peer dialled us: then heartbeats are questions, else answers.

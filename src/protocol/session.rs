@@ -19,21 +19,21 @@ pub use crate::protocol::session::stream::{Account, Session};
 
 use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::link::sender::{LinkSender, SendIntent};
-use crate::protocol::session::state::{Effects, End, LinkId, Phase};
-use crate::protocol::table::Table;
+use crate::protocol::session::state::{Effects, LinkId, Phase, SessionState};
+use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::{Category, Refusal, SessionFrame};
 use crate::protocol::wire::opener::Opener;
 
 /// What the table, the owner and the links share of one end.
 #[derive(Debug)]
-pub struct Shared {
+pub struct SessionCore {
     /// Its name everywhere.
     pub id: SessionId,
     /// Which front end asked.
     pub category: Category,
     /// The node at which the target is.
     pub node: NodeName,
-    table: Weak<Table>,
+    table: Weak<SessionTable>,
     /// Acceptor: who opened it, once that is known.
     opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
@@ -41,7 +41,7 @@ pub struct Shared {
 
 #[derive(Debug)]
 struct Inner {
-    end: End,
+    end: SessionState,
     sender: Option<Arc<LinkSender>>,
     /// The link it ran on before, which still counts it as a member.
     left: Option<Arc<LinkSender>>,
@@ -64,13 +64,13 @@ struct Inner {
     watcher: Option<Waker>,
 }
 
-impl Shared {
+impl SessionCore {
     pub(super) fn new(
         id: SessionId,
         category: Category,
         node: NodeName,
-        table: Weak<Table>,
-        end: End,
+        table: Weak<SessionTable>,
+        end: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
         Arc::new(Self {

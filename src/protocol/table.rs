@@ -25,8 +25,8 @@ use crate::protocol::relay::table::RelayTable;
 use crate::protocol::session::budget::{Budget, Share};
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
-use crate::protocol::session::state::End;
-use crate::protocol::session::{Offer, Opening, Parked, Shared};
+use crate::protocol::session::state::SessionState;
+use crate::protocol::session::{Offer, Opening, Parked, SessionCore};
 use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal};
 use crate::telemetry::Metrics;
 
@@ -45,7 +45,7 @@ pub struct Limits {
 
 /// All sessions of this process, by id; makes new ones.
 #[derive(Debug)]
-pub struct Table {
+pub struct SessionTable {
     instance: Instance,
     limits: Limits,
     metrics: Metrics,
@@ -53,7 +53,7 @@ pub struct Table {
     kept: Arc<Budget>,
     /// What plain peers have sent, to whom nothing was promised.
     pub(super) unpromised: Arc<Budget>,
-    shards: Vec<Mutex<HashMap<SessionId, Arc<Shared>>>>,
+    shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
     ended: Mutex<Ended>,
     clients: Mutex<Clients>,
@@ -86,7 +86,7 @@ pub enum Event {
 #[error("too many sessions at once")]
 pub struct Full;
 
-impl Table {
+impl SessionTable {
     /// An empty table of the process `instance`.
     pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
@@ -150,9 +150,9 @@ impl Table {
     ) -> Result<Opening, Full> {
         let halves = if self.has_place() { self.halves() } else { None };
         let (send, recv) = halves.ok_or(Full)?;
-        let end = End::opener(target, client, send, recv);
+        let end = SessionState::opener(target, client, send, recv);
         let id = SessionId::random();
-        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, None);
+        let shared = SessionCore::new(id, category, node, Arc::downgrade(self), end, None);
         self.insert(&shared);
         Ok(Opening::new(shared))
     }
@@ -185,7 +185,7 @@ impl Table {
     }
 
     /// Every session.
-    pub(super) fn all(&self) -> Vec<Arc<Shared>> {
+    pub(super) fn all(&self) -> Vec<Arc<SessionCore>> {
         self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
     }
 
@@ -202,12 +202,12 @@ impl Table {
         Some((SendHalf::new(self.kept.share()), RecvHalf::new(windows, promised)))
     }
 
-    fn insert(&self, shared: &Arc<Shared>) {
+    fn insert(&self, shared: &Arc<SessionCore>) {
         self.count.fetch_add(1, Relaxed);
         self.shard(shared.id).insert(shared.id, shared.clone());
     }
 
-    fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<Shared>>> {
+    fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SessionCore>>> {
         lock(&self.shards[id.shard(SHARDS)])
     }
 }

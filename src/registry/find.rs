@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::{Found, LinkSender, Parked, Table};
+use crate::protocol::{Found, LinkSender, Parked, SessionTable};
 use crate::registry::dns::Dns;
 use crate::registry::siblings::{Siblings, Yes};
 use crate::registry::{Place, Registry};
@@ -231,7 +231,7 @@ impl Finder {
 
     /// A node was linked anew, here or at the pod behind `to`. Links to other pods on which sessions of ours run to it are
     /// asked for a sign of life, and left if there is none within 1 s. Returns the sessions that need another path.
-    pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &Table) -> Vec<Parked> {
+    pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
         links.retain(|link| link.id != to.id && link.sessions() > 0);

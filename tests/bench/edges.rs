@@ -23,7 +23,7 @@ use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
 use tunnel::protocol::link::grpc::{self, Ground};
-use tunnel::protocol::{Limits, Link, Table, Windows};
+use tunnel::protocol::{Limits, Link, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
 
 use crate::role::say;
@@ -94,7 +94,7 @@ impl Edges {
             let mut own = ClientConfig::clone(&tls.load());
             own.resumption = Resumption::in_memory_sessions(1);
             let metrics = Metrics::edge();
-            let table = Table::new(Instance::random(), LIMITS, metrics.clone());
+            let table = SessionTable::new(Instance::random(), LIMITS, metrics.clone());
             let edge = Edge {
                 pod: self.pod,
                 node: format!("edge{number}").parse().context("a node's name")?,

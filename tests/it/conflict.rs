@@ -114,18 +114,18 @@ async fn scripted(place: &Place, pod: &TestPod, number: u128, old: bool) -> Call
     peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap()
 }
 
-fn found(instance: u128, age: Option<Duration>) -> Body {
+fn found(instance: u128, age: Option<Duration>) -> FrameKind {
     let instance = Some(Instance::from_bits(instance));
     FrameKind::Found(Found { question: 0, here: true, heard: Duration::ZERO, instance, age })
 }
 
-fn conflict(instance: u128) -> Body {
+fn conflict(instance: u128) -> FrameKind {
     let instance = Some(Instance::from_bits(instance));
     FrameKind::Conflict(Conflict { instance, reason: "the other one is alive".into() })
 }
 
 /// Says it of the node, and waits until the pod has heard it: the answer to a question comes after.
-async fn tells(call: &mut Call, body: Body) {
+async fn tells(call: &mut Call, body: FrameKind) {
     for body in [body, FrameKind::Find(5)] {
         call.send(to_message(Frame { node: call.node.clone(), body })).await;
     }
@@ -133,7 +133,7 @@ async fn tells(call: &mut Call, body: Body) {
 }
 
 /// What the pod says next, of anything.
-async fn hears(call: &mut Call) -> Body {
+async fn hears(call: &mut Call) -> FrameKind {
     let message = soon("a word", call.next()).await.expect("the stream goes on");
     from_message(message, &Peer::Pod).unwrap().body
 }

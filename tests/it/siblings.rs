@@ -14,7 +14,7 @@ use tunnel::protocol::link::grpc::Ground;
 use tunnel::protocol::wire::codec::StreamMsg;
 use tunnel::protocol::wire::extension::{from_message, to_message};
 use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
-use tunnel::protocol::{Code, Found, Limits, Peer, Refusal, Table, Windows};
+use tunnel::protocol::{Code, Found, Limits, Peer, Refusal, SessionTable, Windows};
 use tunnel::registry::Registry;
 use tunnel::registry::siblings::Siblings;
 use tunnel::telemetry::Metrics;
@@ -427,7 +427,7 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
     let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
-    let table = Table::new(Instance::random(), limits, metrics.clone());
+    let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::names::{Instance, NodeName, Target};
-use tunnel::protocol::{Answer, Category, Code, Full, LinkSender, Offer, Parked, Refusal, Session, Table};
+use tunnel::protocol::{
+    Answer, Category, Code, Full, LinkSender, Offer, Parked, Refusal, Session, SessionTable,
+};
 use tunnel::route::{Request, Route, RouteError};
 
 use super::chance::Dice;
@@ -28,7 +30,7 @@ pub(crate) struct Place {
     pub(crate) route: Option<Route>,
     /// The node that it is, if it is an edge.
     pub(crate) node: Option<NodeName>,
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<SessionTable>,
     pub(crate) ways: Ways,
 }
 

@@ -15,7 +15,7 @@ use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::FrameKind;
 use crate::protocol::{Dialect, Peer};
-use crate::protocol::{Event, Limits, Offer, Table};
+use crate::protocol::{Event, Limits, Offer, SessionTable};
 
 fn head(method: &str, uri: &str) -> Parts {
     Http::builder().method(method).uri(uri).body(()).unwrap().into_parts().0
@@ -108,7 +108,7 @@ async fn session(drain: &Drain) -> (Session, Session) {
     let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
     let grace = Duration::from_secs(60);
     let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
-    let table = || Table::new(Instance::random(), limits.clone(), Metrics::edge());
+    let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
     let (offers, mut offered) = mpsc::channel::<Offer>(1);

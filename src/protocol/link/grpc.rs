@@ -23,7 +23,7 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::link::sender::{LinkSender, Peer};
 use crate::protocol::link::{Puller, Voice};
 use crate::protocol::session::state::LinkId;
-use crate::protocol::table::Table;
+use crate::protocol::table::SessionTable;
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::plain::Plain;
 use crate::telemetry::Metrics;
@@ -32,14 +32,14 @@ use crate::telemetry::Metrics;
 #[derive(Debug, Clone)]
 pub struct Ground {
     /// The sessions.
-    pub table: Arc<Table>,
+    pub table: Arc<SessionTable>,
     /// The numbers.
     pub metrics: Metrics,
     /// Where connection tasks are spawned.
     pub drain: Drain,
 }
 
-fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<Table>) -> Puller {
+fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<SessionTable>) -> Puller {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
     let voice = match dialect {
         Dialect::Plain => {

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
-use crate::protocol::table::Table;
+use crate::protocol::table::SessionTable;
 use crate::protocol::wire::codec::{Chunk, encode};
 use crate::protocol::wire::extension::to_message;
 use crate::protocol::wire::frame::Frame;
@@ -26,7 +26,7 @@ pub enum Voice {
 #[derive(Debug, Clone)]
 pub struct Puller {
     pub(crate) sender: Arc<LinkSender>,
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<SessionTable>,
     pub(crate) dialect: Voice,
 }
 

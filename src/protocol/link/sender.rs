@@ -28,7 +28,7 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::link::schedule::{SMALL, Schedule, Turn};
 use crate::protocol::lock;
 use crate::protocol::relay::queue::RelayQueue;
-use crate::protocol::session::Shared;
+use crate::protocol::session::SessionCore;
 use crate::protocol::session::budget::Budget;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Frame, SessionFrame};
@@ -141,7 +141,7 @@ impl LinkSender {
     }
 
     /// Lets a session wait for its turn.
-    pub(crate) fn enter(&self, session: &Arc<Shared>, intent: &SendIntent) {
+    pub(crate) fn enter(&self, session: &Arc<SessionCore>, intent: &SendIntent) {
         self.wait(&FrameSource::Own(session.clone()), intent);
     }
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 use crate::names::SessionId;
 use crate::protocol::link::Link;
 use crate::protocol::lock;
-use crate::protocol::session::Shared;
+use crate::protocol::session::SessionCore;
 use crate::protocol::wire::frame::{Code, Refusal};
 use crate::protocol::wire::plain::Plain;
 
@@ -103,7 +103,7 @@ impl Link {
 }
 
 /// Of those whose peer was promised nothing, the one with most unread bytes, if it has any.
-fn fullest(sessions: Vec<Arc<Shared>>) -> Option<Arc<Shared>> {
+fn fullest(sessions: Vec<Arc<SessionCore>>) -> Option<Arc<SessionCore>> {
     let unread = sessions.into_iter().map(|session| (session.unpromised(), session));
     unread.filter(|(bytes, _)| *bytes > 0).max_by_key(|(bytes, _)| *bytes).map(|(_, session)| session)
 }

@@ -6,7 +6,7 @@ use crate::names::{Instance, NodeName, Target};
 use crate::protocol::link::sender::{LinkSender, Peer, unknown};
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
-use crate::protocol::table::{Event, Table};
+use crate::protocol::table::{Event, SessionTable};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 /// Somebody wants to reach a node through this pod: pass it on, take it as its end, or refuse it.
@@ -15,14 +15,14 @@ use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 #[derive(Debug)]
 #[must_use = "dropping it refuses it"]
 pub struct RelayRequest {
-    table: Arc<Table>,
+    table: Arc<SessionTable>,
     attempt: Attempt,
     /// The Open or Resume itself, until it is passed on.
     word: Option<SessionFrame>,
 }
 
 impl RelayRequest {
-    pub(crate) fn new(table: Arc<Table>, attempt: Attempt, word: SessionFrame) -> Self {
+    pub(crate) fn new(table: Arc<SessionTable>, attempt: Attempt, word: SessionFrame) -> Self {
         Self { table, attempt, word: Some(word) }
     }
 

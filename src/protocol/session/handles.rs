@@ -9,15 +9,15 @@ use tokio::time::Instant;
 
 use crate::names::{Instance, NodeName, SessionId, Target};
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::Shared;
-use crate::protocol::session::state::{End, Phase};
+use crate::protocol::session::SessionCore;
+use crate::protocol::session::state::{Phase, SessionState};
 use crate::protocol::session::stream::Session;
 use crate::protocol::wire::frame::{Category, Code, Refusal};
 
 /// A session that is asked for and not open yet. Dropping it takes the request back.
 #[derive(Debug)]
 #[must_use = "dropping an opening takes the request back"]
-pub struct Opening(Owned);
+pub struct Opening(ResetOnDrop);
 
 /// What became of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Answer {
 #[derive(Debug)]
 #[must_use = "dropping an offer refuses it"]
 pub struct Offer {
-    owned: Owned,
+    owned: ResetOnDrop,
     target: Target,
     client: String,
     patience: Duration,
@@ -46,20 +46,20 @@ pub struct Offer {
 /// never take each other's answers for late ones. Holding it keeps nothing alive but memory.
 #[derive(Debug)]
 pub struct Parked {
-    shared: Arc<Shared>,
+    shared: Arc<SessionCore>,
     seeker: u64,
     again: u32,
 }
 
 /// Lets go of the session when dropped.
 #[derive(Debug)]
-pub(super) struct Owned {
-    pub(super) shared: Option<Arc<Shared>>,
+pub(super) struct ResetOnDrop {
+    pub(super) shared: Option<Arc<SessionCore>>,
 }
 
 impl Opening {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self(Owned { shared: Some(shared) })
+    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
+        Self(ResetOnDrop { shared: Some(shared) })
     }
 
     /// Its name.
@@ -89,13 +89,13 @@ impl Opening {
 
     /// The open session, once [`Self::answer`] said [`Answer::Open`].
     pub fn into_session(mut self) -> Session {
-        Session(Owned { shared: self.0.shared.take() })
+        Session(ResetOnDrop { shared: self.0.shared.take() })
     }
 }
 
 impl Offer {
-    pub(crate) fn new(shared: Arc<Shared>, target: Target, client: String, patience: Duration) -> Self {
-        Self { owned: Owned { shared: Some(shared) }, target, client, patience }
+    pub(crate) fn new(shared: Arc<SessionCore>, target: Target, client: String, patience: Duration) -> Self {
+        Self { owned: ResetOnDrop { shared: Some(shared) }, target, client, patience }
     }
 
     /// Its name.
@@ -136,7 +136,7 @@ impl Offer {
     /// Tells the opener that the target answered, and hands over the byte stream.
     pub fn accept(mut self) -> Session {
         self.owned.with(|shared| shared.act(|inner| inner.end.accept(Instant::now())));
-        Session(Owned { shared: self.owned.shared.take() })
+        Session(ResetOnDrop { shared: self.owned.shared.take() })
     }
 
     /// Tells the opener why the target cannot be reached.
@@ -148,7 +148,7 @@ impl Offer {
 }
 
 impl Parked {
-    pub(crate) fn new(shared: Arc<Shared>, seeker: u64, again: u32) -> Self {
+    pub(crate) fn new(shared: Arc<SessionCore>, seeker: u64, again: u32) -> Self {
         Self { shared, seeker, again }
     }
 
@@ -208,18 +208,18 @@ impl Drop for Parked {
     }
 }
 
-impl Owned {
+impl ResetOnDrop {
     pub(super) fn id(&self) -> SessionId {
         self.shared.as_ref().map_or(SessionId::from_bits(0), |s| s.id)
     }
 
-    pub(super) fn with(&self, step: impl FnOnce(&Arc<Shared>)) {
+    pub(super) fn with(&self, step: impl FnOnce(&Arc<SessionCore>)) {
         if let Some(shared) = &self.shared {
             step(shared);
         }
     }
 
-    fn watch<T>(&self, cx: &Context<'_>, ready: impl FnOnce(&End) -> Option<T>) -> Poll<T> {
+    fn watch<T>(&self, cx: &Context<'_>, ready: impl FnOnce(&SessionState) -> Option<T>) -> Poll<T> {
         match &self.shared {
             Some(shared) => watch(shared, cx, ready),
             None => Poll::Pending,
@@ -227,7 +227,7 @@ impl Owned {
     }
 }
 
-impl Drop for Owned {
+impl Drop for ResetOnDrop {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.take() {
             shared.reset(given_up());
@@ -235,7 +235,11 @@ impl Drop for Owned {
     }
 }
 
-fn watch<T>(shared: &Arc<Shared>, cx: &Context<'_>, ready: impl FnOnce(&End) -> Option<T>) -> Poll<T> {
+fn watch<T>(
+    shared: &Arc<SessionCore>,
+    cx: &Context<'_>,
+    ready: impl FnOnce(&SessionState) -> Option<T>,
+) -> Poll<T> {
     let mut inner = shared.lock();
     match ready(&inner.end) {
         Some(ready) => Poll::Ready(ready),

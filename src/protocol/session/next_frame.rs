@@ -7,12 +7,12 @@ use tokio::time::Instant;
 use crate::protocol::link::schedule::Turn;
 use crate::protocol::link::sender::{Peer, Sent};
 use crate::protocol::session::state::{Effects, LinkId};
-use crate::protocol::session::{Inner, Shared};
+use crate::protocol::session::{Inner, SessionCore};
 use crate::protocol::wire::frame::SessionFrame;
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::opener::Opener;
 
-impl Shared {
+impl SessionCore {
     /// What it says before data, if anything.
     pub(crate) fn speak_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<SessionFrame> {
         let mut inner = self.lock();

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::state::{Effects, LinkId};
-use crate::protocol::session::{Parked, Shared};
+use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
-impl Shared {
+impl SessionCore {
     /// Opener: asks over the link of `sender`, or asks on. Whoever opens a session does not take it up again: that it is
     /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
     pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, again: bool) {

@@ -1,7 +1,7 @@
 //! One end of a session: its states and what each frame, lost path or wish of its owner does to them.
 //!
 //! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
-//! [`Effects`], and what the end wants to say is fetched by [`End::speak`] when the link has room for it.
+//! [`Effects`], and what the end wants to say is fetched by [`SessionState::speak`] when the link has room for it.
 
 mod depart;
 mod on_frame;
@@ -20,7 +20,7 @@ pub use crate::protocol::session::state::phase::{Effects, LinkId, Phase, Role};
 
 /// One end; see the module.
 #[derive(Debug)]
-pub struct End {
+pub struct SessionState {
     role: Role,
     phase: Phase,
     epoch: u64,
@@ -50,7 +50,7 @@ enum Answer {
     Reset(Refusal),
 }
 
-impl End {
+impl SessionState {
     /// An opener that has no path yet.
     pub fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
         Self::new(Role::Opener { target, client }, Phase::Asking, 0, None, send, recv)

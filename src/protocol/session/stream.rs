@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 use crate::names::SessionId;
 use crate::net::Duplex;
-use crate::protocol::session::handles::{Owned, keep};
-use crate::protocol::session::state::{Effects, End, Phase};
+use crate::protocol::session::handles::{ResetOnDrop, keep};
+use crate::protocol::session::state::{Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal};
 
 /// One proxied TCP conversation, seen as a byte stream without copies.
@@ -21,7 +21,7 @@ use crate::protocol::wire::frame::{Code, Refusal};
 /// is open in either direction resets it and forgets what was not delivered; one that is ended in both is delivered in
 /// the background, and so is one that [breaks off](Self::break_off).
 #[derive(Debug)]
-pub struct Session(pub(super) Owned);
+pub struct Session(pub(super) ResetOnDrop);
 
 /// What a session did, for the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Duplex for Session {
 }
 
 /// The error of an end that is over, for its owner.
-fn over(end: &End, kind: io::ErrorKind) -> Option<io::Error> {
+fn over(end: &SessionState, kind: io::ErrorKind) -> Option<io::Error> {
     let over = matches!(end.phase(), Phase::Leaving | Phase::Gone) || end.ended().is_some();
     over.then(|| {
         io::Error::new(

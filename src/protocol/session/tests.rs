@@ -5,35 +5,35 @@ use std::time::Duration;
 
 use crate::names::{Instance, SessionId};
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::Shared;
+use crate::protocol::session::SessionCore;
 use crate::protocol::session::budget::Budget;
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
-use crate::protocol::session::state::End;
 use crate::protocol::session::state::LinkId;
-use crate::protocol::table::{Event, Limits, Table};
+use crate::protocol::session::state::SessionState;
+use crate::protocol::table::{Event, Limits, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::{Dialect, Peer};
 use crate::telemetry::Metrics;
 
-fn table() -> Arc<Table> {
+fn table() -> Arc<SessionTable> {
     let limits = Limits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
-    Table::new(Instance::from_bits(1), limits, Metrics::edge())
+    SessionTable::new(Instance::from_bits(1), limits, Metrics::edge())
 }
 
 fn link(id: u64) -> Arc<LinkSender> {
     LinkSender::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
 }
 
-fn opener(table: &Arc<Table>) -> Arc<Shared> {
+fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
     let budget = Budget::new(1 << 20);
     let halves = (SendHalf::new(budget.share()), RecvHalf::new(WINDOWS, budget.claim(1000).unwrap()));
-    let end = End::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
+    let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
     let (id, node) = (SessionId::random(), "node1".parse().unwrap());
-    Shared::new(id, Category::Ssh, node, Arc::downgrade(table), end, None)
+    SessionCore::new(id, Category::Ssh, node, Arc::downgrade(table), end, None)
 }
 
-fn ask(session: &Arc<Shared>, link: &Arc<LinkSender>) {
+fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
     let again = session.lock().end.needs_path();
     session.ask(link, again);
 }
@@ -130,7 +130,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let windows = Windows { start: 16, max: 16 };
     let limits = Limits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
     let (table, now) =
-        (Table::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
+        (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
     let node: crate::names::NodeName = "node1".parse().unwrap();
     let link = LinkSender::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
     let hear = |id, word| table.hear(&link, node.clone(), id, Category::Ssh, word, now);

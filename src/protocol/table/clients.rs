@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::names::SessionId;
 use crate::protocol::lock;
-use crate::protocol::session::Shared;
-use crate::protocol::table::Table;
+use crate::protocol::session::SessionCore;
+use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::{Code, Refusal};
 
 /// The sessions that were opened from elsewhere, by client.
@@ -48,13 +48,13 @@ impl Clients {
     }
 }
 
-impl Table {
+impl SessionTable {
     /// Of the client that has more sessions than `newcomer`, the one that was silent for longest is reset. False if
     /// nobody has more.
     pub(super) fn give_way(&self, newcomer: &str) -> bool {
         let theirs = lock(&self.clients).of_fullest(newcomer);
         let sessions = theirs.into_iter().filter_map(|id| self.shard(id).get(&id).cloned());
-        let Some(session): Option<Arc<Shared>> = sessions.min_by_key(|session| session.heard()) else {
+        let Some(session): Option<Arc<SessionCore>> = sessions.min_by_key(|session| session.heard()) else {
             return false;
         };
         lock(&self.clients).remove(session.id);

@@ -8,14 +8,14 @@ use tokio::time::sleep;
 
 use crate::names::SessionId;
 use crate::protocol::lock;
-use crate::protocol::session::Shared;
-use crate::protocol::table::Table;
+use crate::protocol::session::SessionCore;
+use crate::protocol::table::SessionTable;
 
-impl Table {
+impl SessionTable {
     /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
     /// say, or to say again on another path. Cancel safe.
     pub async fn delivered(&self) {
-        let owes = |shard: &Mutex<HashMap<SessionId, Arc<Shared>>>| {
+        let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
             sessions.iter().any(|session| session.owes())
         };
@@ -94,15 +94,15 @@ mod tests {
 
     const SESSIONS: usize = 8;
 
-    fn table(memory: usize) -> (Arc<Table>, Arc<LinkSender>) {
+    fn table(memory: usize) -> (Arc<SessionTable>, Arc<LinkSender>) {
         let windows = Windows { start: 1000, max: 1000 };
         let limits = Limits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
-        let table = Table::new(Instance::from_bits(1), limits, Metrics::edge());
+        let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
         (table, LinkSender::new(LinkId(1), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
     }
 
     /// A session that broke off with so many bytes for which the peer has no room.
-    async fn broken(table: &Arc<Table>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
+    async fn broken(table: &Arc<SessionTable>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
         let node = "node1".parse().unwrap();
         let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
         opening.ask(link);
@@ -115,7 +115,7 @@ mod tests {
         id
     }
 
-    fn knows(table: &Table, id: SessionId) -> bool {
+    fn knows(table: &SessionTable, id: SessionId) -> bool {
         table.shard(id).get(&id).is_some_and(|session| session.owes())
     }
 

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::Parked;
-use crate::protocol::table::Table;
+use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::Refusal;
 
-impl Table {
+impl SessionTable {
     /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and tells the other side
     /// of what passed through. Returns the sessions for which a new path is to be sought.
     pub fn link_ended(&self, sender: &LinkSender, why: &Refusal, now: Instant) -> Vec<Parked> {

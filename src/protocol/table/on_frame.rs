@@ -12,14 +12,14 @@ use crate::protocol::relay::request::{RelayRequest, refused};
 use crate::protocol::relay::table::{Attempt, Claim};
 use crate::protocol::session::recv::RecvHalf;
 use crate::protocol::session::send::SendHalf;
-use crate::protocol::session::state::End;
-use crate::protocol::session::{Offer, Shared};
+use crate::protocol::session::state::SessionState;
+use crate::protocol::session::{Offer, SessionCore};
 use crate::protocol::table::clients::source;
-use crate::protocol::table::{Event, Table};
+use crate::protocol::table::{Event, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::wire::opener::Opener;
 
-impl Table {
+impl SessionTable {
     /// One frame about a session, from the link of `sender`. `node` is where its acceptor is, if the word asks.
     pub fn hear(
         self: &Arc<Self>,
@@ -170,8 +170,8 @@ impl Table {
             let (in_all, of_link) = self.room_unread(sender);
             recv.lift_limit(in_all, of_link);
         }
-        let end = End::acceptor(sender.id, epoch, limit, send, recv);
-        let shared = Shared::new(id, category, node, Arc::downgrade(self), end, Some(sender.clone()));
+        let end = SessionState::acceptor(sender.id, epoch, limit, send, recv);
+        let shared = SessionCore::new(id, category, node, Arc::downgrade(self), end, Some(sender.clone()));
         if let Some(opener) = opener {
             shared.opened_by(opener);
         }

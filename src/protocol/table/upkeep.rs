@@ -9,10 +9,10 @@ use crate::drain::Drain;
 use crate::net::pool::Pool;
 use crate::protocol::lock;
 use crate::protocol::session::budget::Budget;
-use crate::protocol::table::Table;
+use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::{Code, Refusal};
 
-impl Table {
+impl SessionTable {
     /// Gives up what waited for a path, or to be delivered, longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
         self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));

@@ -6,7 +6,7 @@ use super::*;
 use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::tls::{self, Trust};
-use crate::protocol::{Dialect, Limits, Peer, Table, Windows};
+use crate::protocol::{Dialect, Limits, Peer, SessionTable, Windows};
 use crate::telemetry::Metrics;
 
 /// A pod that has made a link to us.
@@ -23,7 +23,7 @@ fn siblings(list: &[&str]) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mp
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
     let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
-    let table = Table::new(Instance::from_bits(1), limits, metrics.clone());
+    let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
     let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (siblings, made) = Siblings::new(addresses, Registry::new(metrics), tls, Pool::new(), ground);

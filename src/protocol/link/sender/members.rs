@@ -7,14 +7,14 @@ use crate::names::SessionId;
 use crate::protocol::link::sender::{FrameSource, LinkSender};
 use crate::protocol::lock;
 use crate::protocol::relay::queue::RelayQueue;
-use crate::protocol::session::Shared;
+use crate::protocol::session::SessionCore;
 use crate::protocol::session::budget::{Budget, Share};
 
 /// The sessions that run on a link: those with an end here, and those that only pass through. Each with its turn in
 /// which it came: in that order they are told when the link ends.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
-    own: HashMap<SessionId, (u64, Weak<Shared>)>,
+    own: HashMap<SessionId, (u64, Weak<SessionCore>)>,
     /// With the attempt that each belongs to.
     passing: HashMap<SessionId, (u64, Arc<RelayQueue>, u64)>,
     came: u64,
@@ -27,7 +27,7 @@ impl LinkSender {
     }
 
     /// Makes the session known as one that runs here. False if the link has ended.
-    pub(crate) fn join(&self, session: &Arc<Shared>) -> bool {
+    pub(crate) fn join(&self, session: &Arc<SessionCore>) -> bool {
         let mut members = lock(&self.members);
         if let Some(members) = members.as_mut() {
             members.came += 1;
@@ -72,9 +72,9 @@ impl LinkSender {
         self.room.get_or_init(|| Budget::new(most)).share()
     }
 
-    /// An empty share of what may wait here for readers of a plain peer's sessions, which [`Table`] bounds in all.
+    /// An empty share of what may wait here for readers of a plain peer's sessions, which [`SessionTable`] bounds in all.
     ///
-    /// [`Table`]: crate::protocol::table::Table
+    /// [`SessionTable`]: crate::protocol::table::SessionTable
     pub(crate) fn room_unread(&self, most: usize) -> Share {
         self.unread.get_or_init(|| Budget::new(most)).share()
     }
@@ -113,14 +113,14 @@ impl LinkSender {
     }
 
     /// Sessions with an end here.
-    pub(crate) fn own(&self) -> Vec<Arc<Shared>> {
+    pub(crate) fn own(&self) -> Vec<Arc<SessionCore>> {
         let members = lock(&self.members);
         let own = members.iter().flat_map(|members| members.own.values());
         in_order(own.filter_map(|(came, session)| Some((*came, session.upgrade()?))))
     }
 
     /// Closes the link for good and returns all that ran on it.
-    pub(crate) fn disband(&self) -> (Vec<Arc<Shared>>, Vec<SessionId>) {
+    pub(crate) fn disband(&self) -> (Vec<Arc<SessionCore>>, Vec<SessionId>) {
         self.close();
         let Some(Members { own, passing, .. }) = lock(&self.members).take() else {
             return Default::default();

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::link::sender::{LinkSender, MOST_REPLIES};
-use crate::protocol::session::Shared;
+use crate::protocol::session::SessionCore;
 use crate::protocol::wire::frame::{
     Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
 };
@@ -22,7 +22,7 @@ impl LinkSender {
 
     /// The opener of a session that ran here leaves: behind all that it has said here. There are no more of these than
     /// sessions, and one that is not said would leave the far end waiting.
-    pub(crate) fn lost(&self, session: &Shared, epoch: u64) {
+    pub(crate) fn lost(&self, session: &SessionCore, epoch: u64) {
         let mut waiting = self.lock();
         if !waiting.closed {
             let about = (session.id, session.category, &session.node);

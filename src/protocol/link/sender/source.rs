@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::names::{NodeName, SessionId};
 use crate::protocol::link::schedule::Turn;
 use crate::protocol::relay::queue::RelayQueue;
-use crate::protocol::session::Shared;
+use crate::protocol::session::SessionCore;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Category, SessionFrame};
 
@@ -15,7 +15,7 @@ use crate::protocol::wire::frame::{Category, SessionFrame};
 #[derive(Debug, Clone)]
 pub(crate) enum FrameSource {
     /// An end of a session in this process.
-    Own(Arc<Shared>),
+    Own(Arc<SessionCore>),
     /// One direction of a session that passes through.
     Passing(Arc<RelayQueue>),
 }

@@ -12,7 +12,7 @@ use super::*;
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::sender::Peer;
 use crate::protocol::session::recv::Windows;
-use crate::protocol::table::{Event, Limits, Table};
+use crate::protocol::table::{Event, Limits, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, FrameKind, Refusal};
 use crate::protocol::wire::hello::Dialect;
 use crate::telemetry::Metrics;
@@ -20,7 +20,7 @@ use crate::telemetry::Metrics;
 const ID: u128 = 7;
 
 struct Place {
-    table: Arc<Table>,
+    table: Arc<SessionTable>,
     client: Arc<LinkSender>,
     edge: Arc<LinkSender>,
 }
@@ -45,7 +45,7 @@ impl Place {
     fn with(memory: usize) -> Self {
         let windows = Windows { start: 1000, max: 1000 };
         let limits = Limits { windows, memory, sessions: 2000, grace: Duration::from_secs(60) };
-        let table = Table::new(Instance::from_bits(99), limits, Metrics::cloud("", ""));
+        let table = SessionTable::new(Instance::from_bits(99), limits, Metrics::cloud("", ""));
         Self { table, client: link(1, Peer::Pod), edge: link(2, Peer::Edge(node())) }
     }
 

@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use crate::protocol::session::send::BadOffset;
-use crate::protocol::session::state::{Answer, Effects, End, Phase};
+use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 /// An owner that has left before its session was over.
@@ -17,7 +17,7 @@ pub(super) struct Departed {
     empty: bool,
 }
 
-impl End {
+impl SessionState {
     /// The owner lets go, and what it wrote is forgotten; the peer hears `why`, on the next path if there is none now.
     /// Unless both directions were ended before: then the rest is delivered without it.
     pub fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {

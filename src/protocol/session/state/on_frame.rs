@@ -3,10 +3,10 @@
 use tokio::time::Instant;
 
 use crate::names::Instance;
-use crate::protocol::session::state::{Answer, Effects, End, LinkId, Phase};
+use crate::protocol::session::state::{Answer, Effects, LinkId, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
-impl End {
+impl SessionState {
     /// One frame from `from`.
     pub fn hear(&mut self, from: LinkId, word: SessionFrame, now: Instant) -> Effects {
         match word {

@@ -30,9 +30,9 @@ fn instance() -> Option<Instance> {
 }
 
 /// An opener in the given phase, on link A with epoch 1 (parked: without; resuming: on B with epoch 2).
-fn opener(phase: Phase) -> End {
+fn opener(phase: Phase) -> SessionState {
     let (send, recv) = halves();
-    let mut end = End::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
+    let mut end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
     let _ = end.ask(A);
     assert!(matches!(end.speak(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Asking {
@@ -57,9 +57,9 @@ fn opener(phase: Phase) -> End {
 }
 
 /// An acceptor in the given phase, on link A with epoch 1; parked: without.
-fn acceptor(phase: Phase) -> End {
+fn acceptor(phase: Phase) -> SessionState {
     let (send, recv) = halves();
-    let mut end = End::acceptor(A, 1, 500, send, recv);
+    let mut end = SessionState::acceptor(A, 1, 500, send, recv);
     if phase == Phase::Dialling {
         return end;
     }
@@ -111,7 +111,7 @@ fn reset(epoch: u64, code: Code) -> SessionFrame {
 
 /// Hears a word on `link` and expects it to be dropped without a trace.
 #[expect(clippy::needless_pass_by_value, reason = "most words are made for this one call")]
-fn dropped(mut end: End, link: LinkId, word: SessionFrame) {
+fn dropped(mut end: SessionState, link: LinkId, word: SessionFrame) {
     let phase = end.phase();
     let path = end.path();
     assert!(end.hear(link, word.clone(), now()).dropped, "{word:?} in {phase:?}");
@@ -468,7 +468,7 @@ fn broken(total: u64) -> SessionFrame {
 }
 
 /// All that an end says on a link.
-fn said(end: &mut End, link: LinkId) -> Vec<SessionFrame> {
+fn said(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
     std::iter::from_fn(|| end.speak(link, 5).0).collect()
 }
 
