@@ -19,12 +19,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
-use links::Shared;
+use links::PodContext;
 use proven::Proven;
 use stop::Stopping;
 
 use crate::admin::{Admin, Readiness, Side};
-use crate::backend::{Backend, Own, Place};
+use crate::backend::{Backend, LocalAddresses, TargetDialer};
 use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
 use crate::drain::Drain;
@@ -40,7 +40,7 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::zone::Zone;
-use crate::protocol::link::grpc::Ground;
+use crate::protocol::link::grpc::LinkContext;
 use crate::protocol::{Limits, SessionTable, Windows};
 use crate::registry::Registry;
 use crate::registry::find::Finder;
@@ -120,7 +120,8 @@ impl Pod {
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let proven = Proven::start(&server.tokenfile, table.clone(), &stopping.links)?;
         let registry = Registry::new(metrics.clone());
-        let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
+        let ground =
+            LinkContext { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
         let port = grpc.at().port();
         let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, port, &stopping.links);
@@ -141,9 +142,9 @@ impl Pod {
         if let Some(siblings) = &siblings {
             siblings::report(siblings.clone(), readiness.clone(), &drain);
         }
-        let place = Place {
+        let place = TargetDialer {
             node: None,
-            own: Own::of_interfaces(pod_ip.into_iter().collect()),
+            own: LocalAddresses::of_interfaces(pod_ip.into_iter().collect()),
             targets: Arc::new(ArcSwap::from_pointee(allow.targets)),
             listening: [Some(&grpc), log.as_ref(), front.as_ref()]
                 .into_iter()
@@ -154,7 +155,7 @@ impl Pod {
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), stopping.clients.clone());
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
-        let shared = Shared {
+        let shared = PodContext {
             proven: proven.clone(),
             registry: registry.clone(),
             finder: finder.clone(),

@@ -18,7 +18,7 @@ use tracing::{info, info_span, warn};
 use keeper::Keeper;
 
 use crate::admin::{Admin, Readiness, Side};
-use crate::backend::{Backend, Own, Place};
+use crate::backend::{Backend, LocalAddresses, TargetDialer};
 use crate::config::Secret;
 use crate::config::edge::{Client, Edge as Settings, MEMORY, Token};
 use crate::drain::{Drain, Drained};
@@ -29,7 +29,7 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Trust};
-use crate::protocol::link::grpc::Ground;
+use crate::protocol::link::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
@@ -90,16 +90,16 @@ impl Edge {
         };
         let pool = Pool::new();
         let resolver = Resolver::system()?;
-        let place = Place {
+        let place = TargetDialer {
             node: Some(client.node.clone()),
-            own: Own::of_interfaces(own),
+            own: LocalAddresses::of_interfaces(own),
             targets: Arc::new(ArcSwap::from_pointee(targets)),
             // Not the one for metrics: it is read-only, and so that others reach it.
             listening: log.iter().map(Listener::at).collect(),
             resolver: resolver.clone(),
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
-        let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
+        let ground = LinkContext { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
         let route = Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace);
         let keeper = Keeper {
             name: tls::server_name(&client.dns.to_string()).context("mode.edge.stream.client.dns")?,

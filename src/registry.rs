@@ -53,7 +53,7 @@ pub struct Linked {
 
 /// Where a node is.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum NodeLocation {
     /// Linked to this pod.
     Here(Linked),
     /// Nobody knows; linked here so long ago, if ever.
@@ -109,11 +109,11 @@ impl Registry {
     }
 
     /// Where a node is.
-    pub fn find(&self, node: &NodeName) -> Place {
+    pub fn find(&self, node: &NodeName) -> NodeLocation {
         let nodes = self.lock();
         match nodes.linked.get(node) {
-            Some(linked) => Place::Here(linked.clone()),
-            None => Place::Nowhere(nodes.gone.get(node).map(Instant::elapsed)),
+            Some(linked) => NodeLocation::Here(linked.clone()),
+            None => NodeLocation::Nowhere(nodes.gone.get(node).map(Instant::elapsed)),
         }
     }
 
@@ -161,7 +161,7 @@ impl Registry {
         instance: Option<Instance>,
         from: SocketAddr,
     ) -> Result<(), Taken> {
-        let Place::Here(old) = self.find(node) else { return Ok(()) };
+        let NodeLocation::Here(old) = self.find(node) else { return Ok(()) };
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }

@@ -16,7 +16,7 @@ use crate::registry::uplinks::Uplinks;
 
 pub use relay::Room;
 use search::Search;
-use ways::Ways;
+use ways::PathSource;
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ pub enum RouteError {
 /// Finds the way: opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
-    ways: Ways,
+    ways: PathSource,
     table: Arc<SessionTable>,
     /// How long opening may take in all.
     patience: Duration,
@@ -79,19 +79,19 @@ pub struct Route {
 pub type Chance = fn() -> f64;
 
 impl Route {
-    /// Ways to the nodes that `finder` finds.
+    /// PathSource to the nodes that `finder` finds.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { ways: Ways::Pod(finder), table, patience, grace, chance: rand::random }
+        Self { ways: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
-    /// Ways from an edge: through its links to the cloud.
+    /// PathSource from an edge: through its links to the cloud.
     pub fn from_edge(
         uplinks: Arc<Uplinks>,
         table: Arc<SessionTable>,
         patience: Duration,
         grace: Duration,
     ) -> Self {
-        Self { ways: Ways::Edge(uplinks), table, patience, grace, chance: rand::random }
+        Self { ways: PathSource::Edge(uplinks), table, patience, grace, chance: rand::random }
     }
 
     /// With pauses drawn from `chance`, for simulations with a seed.
@@ -110,7 +110,7 @@ impl Route {
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
         let mut search = Search::new((&self.ways, self.chance), &node, None, until);
-        if let Ways::Pod(_) = self.ways {
+        if let PathSource::Pod(_) = self.ways {
             search = search.at_most(MOVING);
         }
         if let Err(missing) = search.first().await {

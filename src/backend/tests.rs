@@ -41,9 +41,9 @@ impl Pair {
         let table = |metrics| SessionTable::new(Instance::random(), limits.clone(), metrics);
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
-        let place = Place {
+        let place = TargetDialer {
             node: Some(node),
-            own: Own::new(Vec::new),
+            own: LocalAddresses::new(Vec::new),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             listening: Listening::default(),
             resolver: Resolver::system().unwrap(),

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::{debug, info_span};
 
-use super::links::Shared;
+use super::links::PodContext;
 use crate::names::NodeName;
 use crate::net::splice::{How, Side, splice};
 use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};
 use crate::telemetry::Metrics;
 
 /// Takes what was asked for as the session's end, and leads it on to the node by its plain link.
-pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &Shared) {
+pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &PodContext) {
     let node = asked.node().clone();
     if let Some(offer) = asked.offer() {
         let span = info_span!("bridge", session = %offer.id(), %node);

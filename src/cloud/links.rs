@@ -17,7 +17,7 @@ use crate::net::entrance::Entrance;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::policy::Glob;
-use crate::protocol::link::grpc::{Call, Dismissal, Ground};
+use crate::protocol::link::grpc::{Call, Dismissal, LinkContext};
 use crate::protocol::wire::hello::{Caller, Hello};
 use crate::protocol::{Code, Event, Found, Link, LinkSender, Parked, Refusal};
 use crate::registry::find::Finder;
@@ -27,14 +27,14 @@ use crate::route::{Room, Route};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
-pub(super) struct Shared {
+pub(super) struct PodContext {
     pub(super) proven: Arc<Proven>,
     pub(super) registry: Arc<Registry>,
     pub(super) finder: Arc<Finder>,
     /// None if this pod is alone.
     pub(super) siblings: Option<Arc<Siblings>>,
     pub(super) route: Route,
-    pub(super) ground: Ground,
+    pub(super) ground: LinkContext,
     pub(super) pool: Pool,
     /// Once the pod is stopping: no edge is let in.
     pub(super) stopping: CancellationToken,
@@ -53,7 +53,7 @@ pub(super) fn spawn(
     entrance: Entrance,
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
-    shared: Shared,
+    shared: PodContext,
 ) {
     let links = shared.ground.drain.clone();
     if let Some(made) = made {
@@ -66,7 +66,7 @@ pub(super) fn spawn(
 }
 
 /// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.
-async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: Shared) {
+async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
         let call = tokio::select! {
@@ -85,14 +85,14 @@ async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: Shared) {
     }
 }
 
-async fn admit(call: Call, shared: Shared) {
+async fn admit(call: Call, shared: PodContext) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
         Caller::Pod { instance, .. } => admit_pod(call, instance, shared).await,
     }
 }
 
-async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
+async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let refused = &shared.ground.metrics.calls_refused;
     if let Err(why) = shared.proven.check(&hello) {
         refused.count("token");
@@ -127,7 +127,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     shared.proven.end(&sender);
 }
 
-async fn admit_pod(call: Call, instance: Instance, shared: Shared) {
+async fn admit_pod(call: Call, instance: Instance, shared: PodContext) {
     if instance == shared.ground.table.instance() {
         return call.refuse(Dismissal::Itself);
     }
@@ -144,7 +144,7 @@ async fn admit_pod(call: Call, instance: Instance, shared: Shared) {
 }
 
 /// Drives the links that were made to other pods.
-async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
+async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
         let link = tokio::select! {
@@ -159,7 +159,7 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
 }
 
 /// Drives a link until it ends, then looks for new paths for its sessions.
-async fn run(mut link: Link, shared: &Shared) {
+async fn run(mut link: Link, shared: &PodContext) {
     let links = &shared.ground.metrics.links;
     links.inc();
     let own = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
@@ -200,7 +200,7 @@ async fn run(mut link: Link, shared: &Shared) {
 }
 
 /// A node was linked anew, here or as another pod has `found`: older links to it are tried, and left if they are dead.
-fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &Shared) {
+fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &PodContext) {
     if shared.siblings.is_none() {
         return;
     }
@@ -222,7 +222,7 @@ fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &
     });
 }
 
-fn seek(parked: Parked, shared: &Shared) {
+fn seek(parked: Parked, shared: &PodContext) {
     let route = shared.route.clone();
     let span = info_span!("seek", session = %parked.id());
     shared.ground.drain.spawn(span, async move { route.seek(parked).await });

@@ -17,7 +17,7 @@ use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Dialer, Identity, Mutual};
 use crate::policy::zone::Zone;
 use crate::protocol::Link;
-use crate::protocol::link::grpc::Ground;
+use crate::protocol::link::grpc::LinkContext;
 use crate::registry::Registry;
 use crate::registry::dns::Dns;
 use crate::registry::find::Finder;
@@ -48,7 +48,7 @@ pub(super) fn finder(
     settings: &registry::Registry,
     server: &Server,
     registry: Arc<Registry>,
-    (ground, pool, system, zone): (&Ground, &Pool, &Resolver, &Arc<Zone>),
+    (ground, pool, system, zone): (&LinkContext, &Pool, &Resolver, &Arc<Zone>),
     port: u16,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> anyhow::Result<Found> {

@@ -30,7 +30,7 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
-use crate::protocol::link::grpc::{self, DialError, Ground};
+use crate::protocol::link::grpc::{self, DialError, LinkContext};
 use crate::protocol::{Code, Event, Link, LinkEnded, Parked, Refusal};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
@@ -49,7 +49,7 @@ pub(super) struct Keeper {
     pub(super) proxy: Option<Proxy>,
     pub(super) resolver: Resolver,
     pub(super) pool: Pool,
-    pub(super) ground: Ground,
+    pub(super) ground: LinkContext,
     pub(super) backend: Backend,
     pub(super) sessions: Drain,
     pub(super) readiness: Readiness,

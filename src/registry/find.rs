@@ -14,12 +14,12 @@ use futures_util::future::join_all;
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Found, LinkSender, Parked, SessionTable};
 use crate::registry::dns::Dns;
-use crate::registry::siblings::{Siblings, Yes};
-use crate::registry::{Place, Registry};
+use crate::registry::siblings::{NodeFound, Siblings};
+use crate::registry::{NodeLocation, Registry};
 
-use known::Known;
+use known::LocationCache;
 pub use missing::NotFound;
-use search::{Searches, Wanted};
+use search::{NodeQuery, Searches};
 
 /// Finds nodes, here and at other pods.
 #[derive(Debug)]
@@ -34,13 +34,13 @@ pub struct Finder {
 #[derive(Debug)]
 struct Others {
     siblings: Arc<Siblings>,
-    known: Arc<Known>,
+    known: Arc<LocationCache>,
     searches: Searches,
 }
 
 /// A way to a node: a link to ask on.
 #[derive(Debug, Clone)]
-pub struct Way {
+pub struct Path {
     /// The node's own link, or one to the pod that has it.
     pub sender: Arc<LinkSender>,
     /// The node's process, unless it speaks plain.
@@ -61,7 +61,7 @@ impl Finder {
         dns: Dns,
         port: u16,
     ) -> Arc<Self> {
-        let known = Arc::new(Known::default());
+        let known = Arc::new(LocationCache::default());
         let searches = Searches::new(siblings.clone(), known.clone(), dns, port);
         Arc::new(Self { registry, own, others: Some(Others { siblings, known, searches }) })
     }
@@ -87,8 +87,8 @@ impl Finder {
         node: &NodeName,
         instance: Option<Instance>,
         not: Option<&LinkSender>,
-    ) -> Result<Way, NotFound> {
-        let wanted = Wanted::new(node, instance, not);
+    ) -> Result<Path, NotFound> {
+        let wanted = NodeQuery::new(node, instance, not);
         if let Ok(way) = self.at_hand(&wanted) {
             return Ok(way);
         }
@@ -106,7 +106,7 @@ impl Finder {
             let said = tokio::select! {
                 biased;
                 found = &mut searching => match found {
-                    Ok(yes) => return Ok(Way { sender: yes.sender, instance: yes.instance }),
+                    Ok(yes) => return Ok(Path { sender: yes.sender, instance: yes.instance }),
                     Err(said) => said,
                 },
                 () = arrival.come() => {
@@ -121,17 +121,17 @@ impl Finder {
     }
 
     /// A way that needs no search: the node is linked here, or at a pod that is remembered and linked.
-    fn at_hand(&self, wanted: &Wanted) -> Result<Way, NotFound> {
+    fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
         let node = &wanted.node;
         let mut missing = NotFound::default();
         match self.registry.find(node) {
             // Its link has just ended and is about to be removed.
-            Place::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
-            Place::Here(linked) if wanted.suits(linked.instance, &linked.sender) => {
-                return Ok(Way { sender: linked.sender, instance: linked.instance });
+            NodeLocation::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
+            NodeLocation::Here(linked) if wanted.suits(linked.instance, &linked.sender) => {
+                return Ok(Path { sender: linked.sender, instance: linked.instance });
             }
-            Place::Here(linked) => missing.another = !wanted.is_of(linked.instance),
-            Place::Nowhere(seen) => missing.seen = seen,
+            NodeLocation::Here(linked) => missing.another = !wanted.is_of(linked.instance),
+            NodeLocation::Nowhere(seen) => missing.seen = seen,
         }
         missing.moving = missing.seen.is_some_and(|seen| seen < MOVING);
         if let Some(others) = &self.others
@@ -139,14 +139,14 @@ impl Finder {
             && let Some(sender) = pod.up()
         {
             if wanted.suits(instance, &sender) {
-                return Ok(Way { sender, instance });
+                return Ok(Path { sender, instance });
             }
             missing.another |= !wanted.is_of(instance);
         }
         Err(missing)
     }
 
-    async fn search(&self, wanted: Wanted) -> Result<Yes, NotFound> {
+    async fn search(&self, wanted: NodeQuery) -> Result<NodeFound, NotFound> {
         let Some(others) = &self.others else { return Err(NotFound::default()) };
         let node = wanted.node.clone();
         let any = wanted.is_any();
@@ -170,17 +170,17 @@ impl Finder {
     /// # Errors
     ///
     /// None of those that could be asked is it. Names those that could not.
-    pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Way, NotFound> {
+    pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Path, NotFound> {
         let (Some(others), Some(wanted)) = (&self.others, instance) else { return Err(NotFound::default()) };
         match others.siblings.process(wanted).await {
-            Ok(sender) => Ok(Way { sender, instance }),
+            Ok(sender) => Ok(Path { sender, instance }),
             Err(trouble) => Err(NotFound { trouble, ..NotFound::default() }),
         }
     }
 
     /// Whether the node is known to be linked, and as another process than this one.
     pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
-        let wanted = Wanted::new(node, Some(instance), None);
+        let wanted = NodeQuery::new(node, Some(instance), None);
         self.at_hand(&wanted).is_err_and(|missing| missing.another)
     }
 
@@ -192,7 +192,7 @@ impl Finder {
     }
 
     /// A way has proved wrong: it is not believed again until somebody says so anew.
-    pub fn is_wrong(&self, node: &NodeName, way: &Way) {
+    pub fn is_wrong(&self, node: &NodeName, way: &Path) {
         if let Some(others) = &self.others {
             others.known.forget(node, &others.siblings.behind(&way.sender));
         }
@@ -238,7 +238,7 @@ impl Finder {
         let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
         let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
-            self.is_wrong(node, &Way { sender: link.clone(), instance: None });
+            self.is_wrong(node, &Path { sender: link.clone(), instance: None });
             table.release(link, |of| of == node);
             parked.extend(table.leave(link, |of, _| of == node));
         }

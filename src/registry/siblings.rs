@@ -22,22 +22,22 @@ use crate::names::NodeName;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
-use crate::protocol::link::grpc::Ground;
+use crate::protocol::link::grpc::LinkContext;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::{Found, Link, LinkSender};
 use crate::registry::Registry;
 
-use news::{News, UNASKED};
+use news::{Announcements, UNASKED};
 use pod::Which;
-pub use pod::{Answer, Pod, Yes};
-use reach::Means;
+pub use pod::{Answer, NodeFound, Pod};
+use reach::DialContext;
 pub use reach::Unreachable;
 use sibling::Sibling;
 
 /// Links to the other pods, made when needed, and those that they have made to us.
 #[derive(Debug)]
 pub struct Siblings {
-    means: Means,
+    means: DialContext,
     pods: Mutex<Pods>,
     /// Who waits for the answer to which question over which link.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
@@ -55,7 +55,7 @@ struct Pods {
 #[derive(Debug, Clone)]
 struct Incoming {
     sender: Arc<LinkSender>,
-    news: Arc<News>,
+    news: Arc<Announcements>,
 }
 
 impl Siblings {
@@ -66,12 +66,12 @@ impl Siblings {
         registry: Arc<Registry>,
         tls: Reload<Dialer>,
         pool: Pool,
-        ground: Ground,
+        ground: LinkContext,
     ) -> (Arc<Self>, mpsc::Receiver<Link>) {
         let (links, made) = mpsc::channel(MOST_MADE);
         let drain = ground.drain.clone();
         let siblings = Arc::new(Self {
-            means: Means { ground, registry, tls, pool, links, changed: watch::Sender::new(()) },
+            means: DialContext { ground, registry, tls, pool, links, changed: watch::Sender::new(()) },
             pods: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNASKED + 1),
@@ -182,7 +182,7 @@ impl Siblings {
         };
         let Found { here, heard, instance, .. } = found;
         let from = sender.instance;
-        Ok(Answer { pod: from, yes: here.then(|| Yes { pod: pod.clone(), sender, instance, heard }) })
+        Ok(Answer { pod: from, yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }) })
     }
 
     /// A pod has said something of a node. Whether nobody asked.

@@ -9,15 +9,15 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
 use crate::protocol::{LinkSender, Peer};
-use crate::registry::find::{NotFound, Way};
+use crate::registry::find::{NotFound, Path};
 
 use super::Chance;
-use super::ways::Ways;
+use super::ways::PathSource;
 
 /// What one session knows of its paths. It asks on one at a time.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
-    ways: &'a Ways,
+    ways: &'a PathSource,
     chance: Chance,
     node: &'a NodeName,
     /// Only this process will do.
@@ -27,7 +27,7 @@ pub(super) struct Search<'a> {
     /// How long it looks on for a node that nobody has, if it does not to the end.
     patience: Option<Duration>,
     /// Where it asks next, or has asked.
-    way: Option<Way>,
+    way: Option<Path>,
     /// Whether it has asked there, so that another is looked for.
     asked: bool,
     /// How long an answer is waited for before another path is looked for.
@@ -40,7 +40,7 @@ pub(super) struct Search<'a> {
 impl<'a> Search<'a> {
     /// Among `ways`, for one to `node`, and to that process of it if one is given.
     pub(super) fn new(
-        (ways, chance): (&'a Ways, Chance),
+        (ways, chance): (&'a PathSource, Chance),
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
@@ -65,7 +65,7 @@ impl<'a> Search<'a> {
         Self { patience: Some(patience), ..self }
     }
 
-    /// Ways were found so often before, and were of no use: it begins with a pause.
+    /// PathSource were found so often before, and were of no use: it begins with a pause.
     pub(super) async fn again(&mut self, times: u32) {
         if times > 0 {
             self.backoff = Backoff::after(times);
@@ -181,7 +181,7 @@ impl<'a> Search<'a> {
     }
 
     /// Another way than the one that was asked, once that was silent for too long and there is one.
-    async fn other(&self) -> Way {
+    async fn other(&self) -> Path {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {

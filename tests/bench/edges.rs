@@ -22,7 +22,7 @@ use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
-use tunnel::protocol::link::grpc::{self, Ground};
+use tunnel::protocol::link::grpc::{self, LinkContext};
 use tunnel::protocol::{Limits, Link, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
 
@@ -76,7 +76,7 @@ struct Edge {
     node: NodeName,
     tls: Arc<ClientConfig>,
     pool: Pool,
-    ground: Ground,
+    ground: LinkContext,
     counts: Arc<Counts>,
 }
 
@@ -100,7 +100,7 @@ impl Edges {
                 node: format!("edge{number}").parse().context("a node's name")?,
                 tls: Arc::new(own),
                 pool: pool.clone(),
-                ground: Ground { table, metrics, drain: drain.clone() },
+                ground: LinkContext { table, metrics, drain: drain.clone() },
                 counts: counts.clone(),
             };
             let begin = BETWEEN * u32::try_from(number - self.first)?;

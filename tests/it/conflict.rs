@@ -14,7 +14,7 @@ use tunnel::protocol::{Found, Peer};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get};
-use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
 use crate::support::{beside, hurry, peer, pods, soon, targets, wait_until};
 
 /// Waits until an edge's page of readiness has that status, and says that.
@@ -44,7 +44,7 @@ fn instance(number: u128) -> Option<Instance> {
 
 #[tokio::test]
 async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_four_say_so() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 2);
     let older = edge(&place, &pods[0], "node1").await;
     let keeps = pods[0].has("node1").await;
@@ -65,7 +65,7 @@ async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_
 
 #[tokio::test]
 async fn at_one_pod_both_edges_are_told_too() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let older = edge(&place, &pod, "node1").await;
     let younger = start_edge(&place.edge("node1", pod.pod.grpc, ""));
@@ -76,7 +76,7 @@ async fn at_one_pod_both_edges_are_told_too() {
 
 #[tokio::test]
 async fn an_older_link_that_does_not_answer_gives_way_at_another_pod_too() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let mut frozen = peer::link(&place, &pods[0], "node1", instance(1)).await;
     hurry();
@@ -90,7 +90,7 @@ async fn an_older_link_that_does_not_answer_gives_way_at_another_pod_too() {
 
 #[tokio::test]
 async fn the_same_process_at_two_pods_is_no_conflict() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let mut first = peer::link(&place, &pods[0], "node1", instance(1)).await;
     let mut second = peer::link(&place, &pods[1], "node1", instance(1)).await;
@@ -107,7 +107,7 @@ async fn the_same_process_at_two_pods_is_no_conflict() {
 }
 
 /// Another pod that is the test, linked to that one: of version 1, if it is old.
-async fn scripted(place: &Place, pod: &TestPod, number: u128, old: bool) -> Call {
+async fn scripted(place: &TestDir, pod: &TestPod, number: u128, old: bool) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
     let headers = if old { peer::old(headers) } else { headers };
@@ -150,7 +150,7 @@ async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
 
 /// An edge that answers its pings, until its link ends: then, with which status.
 async fn living(
-    place: &Place,
+    place: &TestDir,
     pod: &TestPod,
     number: u128,
 ) -> tokio::task::JoinHandle<Option<tonic::Status>> {
@@ -160,7 +160,7 @@ async fn living(
 
 #[tokio::test]
 async fn ages_decide_as_each_pod_has_measured_them() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     // Alone in its list: the other pod is the test, which links to it.
     let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
@@ -181,7 +181,7 @@ async fn ages_decide_as_each_pod_has_measured_them() {
 
 #[tokio::test]
 async fn of_two_pods_that_both_hold_theirs_for_the_older_one_gives_way() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
     let link = living(&place, &pod, 5).await;
@@ -197,7 +197,7 @@ async fn of_two_pods_that_both_hold_theirs_for_the_older_one_gives_way() {
 
 #[tokio::test]
 async fn with_a_pod_of_version_1_both_links_stay_and_this_side_says_so() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
     let link = living(&place, &pod, 5).await;

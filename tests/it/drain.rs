@@ -13,7 +13,7 @@ use tunnel::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
 use crate::support::peer::ScriptedPod;
-use crate::support::programs::{Place, TestPod, at, edge, edge_with, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_with, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
@@ -22,7 +22,7 @@ async fn is_closed(at: SocketAddr) {
 
 #[tokio::test]
 async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -51,7 +51,7 @@ async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish
 
 #[tokio::test]
 async fn a_pods_deadline_cuts_what_still_runs() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -71,7 +71,7 @@ async fn rest_or_reset(client: &mut TcpStream) -> std::io::Result<usize> {
 
 #[tokio::test]
 async fn a_second_signal_ends_a_pod_at_once() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -89,7 +89,7 @@ async fn a_second_signal_ends_a_pod_at_once() {
 
 #[tokio::test]
 async fn a_pod_that_stops_takes_no_new_links() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -105,7 +105,7 @@ async fn a_pod_that_stops_takes_no_new_links() {
 
 #[tokio::test]
 async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -135,7 +135,7 @@ async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
 
 #[tokio::test]
 async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -147,7 +147,7 @@ async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
 
 #[tokio::test]
 async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {
@@ -179,7 +179,7 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
 
 #[tokio::test]
 async fn programs_without_work_stop_at_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let begun = Instant::now();
@@ -190,7 +190,7 @@ async fn programs_without_work_stop_at_once() {
 
 #[tokio::test]
 async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
-    let (place, source) = (Place::new(), targets::source(50_000).await);
+    let (place, source) = (TestDir::new(), targets::source(50_000).await);
     let mut pod = ScriptedPod::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
@@ -213,7 +213,7 @@ async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
 
 #[tokio::test]
 async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {

@@ -14,7 +14,7 @@ use tunnel::protocol::wire::hello::Hello;
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
 use crate::support::line::Line;
-use crate::support::programs::{NAME, Place, TOKEN, TestPod, at, edge, start_edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, at, edge, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// What an edge that is not ready says of it.
@@ -51,7 +51,7 @@ const BETWEEN: Duration = Duration::from_millis(20);
 
 #[tokio::test]
 async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "wrong"));
     not_ready(&edge, "link: the cloud refused: invalid token (Unauthenticated): compare the token here")
@@ -62,7 +62,7 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
 
 #[tokio::test]
 async fn an_edge_believes_only_its_own_authority() {
-    let (place, other) = (Place::new(), tempfile::tempdir().unwrap());
+    let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let pod = TestPod::start(&place);
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
     let text = place.edge("node1", pod.pod.grpc, "");
@@ -73,7 +73,7 @@ async fn an_edge_believes_only_its_own_authority() {
 
 #[tokio::test]
 async fn an_edge_wants_the_name_that_it_was_told() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(NAME, "other.test"));
     not_ready(&edge, "TLS with the cloud as \"other.test\" failed").await;
@@ -82,7 +82,7 @@ async fn an_edge_wants_the_name_that_it_was_told() {
 
 #[tokio::test]
 async fn a_changed_token_file_counts_for_who_comes_next() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.file("token", "default:another");
     let pod = TestPod::start(&place);
     hurry();
@@ -96,7 +96,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     wait_refused(&place, &pod).await;
 }
 
-async fn wait_refused(place: &Place, pod: &TestPod) {
+async fn wait_refused(place: &TestDir, pod: &TestPod) {
     let refused = async {
         loop {
             match peer::try_link(place, pod.pod.grpc, "node2", Some(Instance::random())).await {
@@ -110,7 +110,7 @@ async fn wait_refused(place: &Place, pod: &TestPod) {
 
 #[tokio::test]
 async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
     let pod = TestPod::start(&place);
     let refused = peer::try_link(&place, pod.pod.grpc, "node1", None).await.err().unwrap();
@@ -123,7 +123,7 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
 
 #[tokio::test]
 async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_one() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let instance = Instance::random();
     let beside = || Hello::beside_request(&"node1".parse().unwrap(), TOKEN, instance);
@@ -153,7 +153,7 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
 
 #[tokio::test]
 async fn a_second_link_of_one_process_replaces_the_first_at_once() {
-    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let pod = TestPod::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let old = pod.has("node1").await;
@@ -167,7 +167,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
 
 #[tokio::test]
 async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let old = pod.has("node1").await;
@@ -185,7 +185,7 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
 
 #[tokio::test]
 async fn a_frozen_link_is_replaced_after_two_seconds() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let frozen = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let old = pod.has("node1").await;
@@ -201,7 +201,7 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
 
 #[tokio::test]
 async fn a_plain_link_gives_way_at_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut plain = peer::link(&place, &pod, "node1", None).await;
     let old = pod.has("node1").await;
@@ -216,7 +216,7 @@ async fn a_plain_link_gives_way_at_once() {
 
 #[tokio::test]
 async fn a_silent_link_is_pinged_and_given_up() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     hurry();
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
@@ -234,7 +234,7 @@ async fn a_silent_link_is_pinged_and_given_up() {
 
 #[tokio::test]
 async fn a_link_that_answers_its_pings_stays() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     hurry();
     let mut idle = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
@@ -247,7 +247,7 @@ async fn a_link_that_answers_its_pings_stays() {
 
 #[tokio::test]
 async fn an_edge_whose_line_is_cut_is_back_at_once() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));

@@ -12,18 +12,18 @@ use tunnel::protocol::{Code, Opener};
 
 use crate::support::call::Call;
 use crate::support::peer::{self, ScriptedPod};
-use crate::support::programs::{Place, TOKEN, TestPod, edge, start_edge};
+use crate::support::programs::{TOKEN, TestDir, TestPod, edge, start_edge};
 use crate::support::{pods, soon, targets};
 
 /// So many pods, through which edges reach one another and targets on loopback.
-fn start(place: &Place, count: u8) -> Vec<TestPod> {
+fn start(place: &TestDir, count: u8) -> Vec<TestPod> {
     let all = pods::addresses(count);
     let allow = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\"]\n";
     let text = |at: &SocketAddr| pods::config(place, *at, &format!("{}\n{allow}", pods::siblings(&all)));
     all.iter().map(|at| TestPod::from_text(&text(at))).collect()
 }
 
-async fn link(place: &Place, pod: &TestPod, node: &str, instance: u128) -> Call {
+async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: u128) -> Call {
     peer::link(place, pod, node, Some(Instance::from_bits(instance))).await
 }
 
@@ -76,7 +76,7 @@ async fn echoes(call: &mut Call, id: SessionId, text: &'static str) {
 
 #[tokio::test]
 async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = start(&place, 3);
     let _acceptor = edge(&place, &pods[1], "acceptor").await;
     let mut opener = link(&place, &pods[0], "opener", 1).await;
@@ -104,7 +104,7 @@ async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_pod() {
 
 #[tokio::test]
 async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = start(&place, 3);
     let mut acceptor = link(&place, &pods[1], "acceptor", 1).await;
     let itself = Some(Instance::from_bits(1));
@@ -131,7 +131,7 @@ async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
 
 #[tokio::test]
 async fn what_a_pod_dialled_for_one_edge_is_taken_over_by_no_other() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = start(&place, 2);
     let mut opener = link(&place, &pods[0], "opener", 1).await;
     let id = SessionId::random();
@@ -153,7 +153,7 @@ async fn what_a_pod_dialled_for_one_edge_is_taken_over_by_no_other() {
 
 #[tokio::test]
 async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut cloud = ScriptedPod::start(&place).await;
     let edge = start_edge(&place.edge("node1", cloud.at, ""));
     let mut call = cloud.call().await;
@@ -181,7 +181,7 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
 }
 
 /// A pod of version 1, linked to that one.
-async fn old_pod(place: &Place, pod: &TestPod, number: u128, node: &str) -> Call {
+async fn old_pod(place: &TestDir, pod: &TestPod, number: u128, node: &str) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = peer::old(Caller::pod_request(Instance::from_bits(number)));
     peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, node).await.unwrap()
@@ -189,7 +189,7 @@ async fn old_pod(place: &Place, pod: &TestPod, number: u128, node: &str) -> Call
 
 #[tokio::test]
 async fn sessions_come_from_old_pods_and_go_on_through_old_and_new_ones() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = start(&place, 1);
     let _edge = edge(&place, &pods[0], "node1").await;
     let (mut first, id) = (old_pod(&place, &pods[0], 7, "node1").await, SessionId::random());
@@ -212,7 +212,7 @@ async fn sessions_come_from_old_pods_and_go_on_through_old_and_new_ones() {
 
 #[tokio::test]
 async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut cloud = ScriptedPod::start(&place).await;
     let _edge = start_edge(&place.edge("node1", cloud.at, ""));
     let (id, mut acceptor) = (SessionId::random(), None);
@@ -232,7 +232,7 @@ async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
 
 #[tokio::test]
 async fn edges_of_version_1_open_accept_and_resume_at_a_new_pod() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = start(&place, 2);
     let old = async |pod: &TestPod, name: &str, instance| {
         let hello = Hello::edge_request(&name.parse().unwrap(), TOKEN, Instance::from_bits(instance));

@@ -10,12 +10,12 @@ use tunnel::protocol::wire::frame::SessionFrame;
 
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
-use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge_forgets_all, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
@@ -49,7 +49,7 @@ async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
 
 #[tokio::test]
 async fn a_session_outlives_a_line_that_falls_silent() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
@@ -76,7 +76,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
 
 #[tokio::test]
 async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let old = start_edge(&place.edge("node1", line.at, ""));
@@ -95,7 +95,7 @@ async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
 }
 
 /// Another process of the same node, once the pod has seen that the old one is dead.
-async fn edge_after(place: &Place, pod: &TestPod) -> tunnel::edge::Edge {
+async fn edge_after(place: &TestDir, pod: &TestPod) -> tunnel::edge::Edge {
     let old = pod.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", pod.pod.grpc, ""));
     wait_until("the new one is linked", || {
@@ -107,7 +107,7 @@ async fn edge_after(place: &Place, pod: &TestPod) -> tunnel::edge::Edge {
 
 #[tokio::test]
 async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
-    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let pod = TestPod::with(&place, "[mode.cloud.session]\ngrace = \"30s\"");
     let mut edge = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {
@@ -127,7 +127,7 @@ async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
 
 #[tokio::test]
 async fn a_scripted_edge_resumes_where_it_was() {
-    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let pod = TestPod::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {
@@ -166,7 +166,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
 
 #[tokio::test]
 async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
@@ -183,7 +183,7 @@ async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_ses
 
 #[tokio::test]
 async fn a_path_that_is_lost_again_and_again_is_sought_with_pauses() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let instance = Some(Instance::from_bits(1));
     let mut edge = peer::link(&place, &pod, "node1", instance).await;

@@ -10,7 +10,7 @@ use tunnel::drain::Drain;
 use tunnel::names::{Instance, SessionId};
 use tunnel::net::pool::Pool;
 use tunnel::net::tls::{Identity, Mutual};
-use tunnel::protocol::link::grpc::Ground;
+use tunnel::protocol::link::grpc::LinkContext;
 use tunnel::protocol::wire::codec::StreamMsg;
 use tunnel::protocol::wire::extension::{from_message, to_message};
 use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
@@ -22,7 +22,7 @@ use tunnel::telemetry::Metrics;
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
 use crate::support::pods::{self, Dns, Says};
-use crate::support::programs::{Place, TestPod, at, edge};
+use crate::support::programs::{TestDir, TestPod, at, edge};
 use crate::support::sibling::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_pod};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
@@ -33,7 +33,7 @@ fn links(pod: &TestPod) -> i64 {
 
 #[tokio::test]
 async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[1], "node1").await;
     // Each has tried the other at its start.
@@ -57,7 +57,7 @@ async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
 
 #[tokio::test]
 async fn a_pod_never_links_to_itself() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     for _ in 0..3 {
         let answer = pods[0].ask("node1:22").await;
@@ -69,7 +69,7 @@ async fn a_pod_never_links_to_itself() {
 
 #[tokio::test]
 async fn a_sibling_that_does_not_answer_costs_a_second_once() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let all = pods::addresses(2);
     let list = pods::siblings(&[all[0], all[1], silent.local_addr().unwrap()]);
@@ -91,7 +91,7 @@ async fn a_sibling_that_does_not_answer_costs_a_second_once() {
 
 #[tokio::test]
 async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
-    let place = Place::new();
+    let place = TestDir::new();
     let mut other = ScriptedPod::start(&place).await;
     let dns = Dns::start(Says::At([127, 0, 0, 1].into())).await;
     let at = pods::addresses(1)[0];
@@ -111,7 +111,7 @@ async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
 
 #[tokio::test]
 async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", pods::siblings(&all));
     let text: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &list)).collect();
@@ -141,7 +141,7 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
 
 #[tokio::test]
 async fn edges_reach_no_node_unless_the_settings_say_so() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut one = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
     let _two = peer::link(&place, &pod, "node2", Some(Instance::from_bits(2))).await;
@@ -153,7 +153,7 @@ async fn edges_reach_no_node_unless_the_settings_say_so() {
 
 #[tokio::test]
 async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut near = peer::link(&place, &pods[0], "node1", instance).await;
@@ -181,7 +181,7 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
 
 #[tokio::test]
 async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut far = peer::link(&place, &pods[1], "node1", instance).await;
@@ -197,7 +197,7 @@ async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
 
 #[tokio::test]
 async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 3);
     let linking = (0..200).map(|n| {
         let (place, pod) = (&place, &pods[1]);
@@ -221,7 +221,7 @@ async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod(
 
 #[tokio::test]
 async fn a_pod_stops_without_waiting_for_its_siblings() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[0], "node1").await;
     drop(pods[1].open(&at("node1", echo)).await);
@@ -239,7 +239,7 @@ async fn a_pod_stops_without_waiting_for_its_siblings() {
 
 #[tokio::test]
 async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut old = peer::link(&place, &pods[1], "node1", instance).await;
@@ -258,7 +258,7 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
 
 #[tokio::test]
 async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_asked() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut stale, mut fresher) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -275,7 +275,7 @@ async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_ask
 
 #[tokio::test]
 async fn a_pod_that_has_just_heard_the_node_is_not_compared_with_those_that_are_slow_to_answer() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut slow, mut fresh) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -291,7 +291,7 @@ async fn a_pod_that_has_just_heard_the_node_is_not_compared_with_those_that_are_
 
 #[tokio::test]
 async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut wrong, mut right) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -313,7 +313,7 @@ async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
 
 #[tokio::test]
 async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut impostor, mut right) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -346,7 +346,7 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
 
 #[tokio::test]
 async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_it() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut wrong, mut right) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -389,7 +389,7 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
 
 #[tokio::test]
 async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     // It does not answer pings, so that each announcement would wait for a second.
     let _silent = peer::link(&place, &pods[0], "node1", Some(Instance::from_bits(1))).await;
@@ -406,7 +406,7 @@ async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
 
 #[tokio::test]
 async fn a_pod_that_links_without_end_has_few_links() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let mut all = Vec::new();
     for _ in 0..30 {
@@ -421,14 +421,14 @@ async fn a_pod_that_links_without_end_has_few_links() {
 
 #[tokio::test]
 async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_takes_connections_does_not() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = pods::start(&place, 1).remove(0);
     let (at, port) = (pod.pod.grpc.ip(), pod.pod.grpc.port());
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
     let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // What looks like a pod and is a proxy that takes everything.
@@ -450,7 +450,7 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
 
 #[tokio::test]
 async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look() {
-    let place = Place::new();
+    let place = TestDir::new();
     let dns = Dns::start(Says::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
     let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
@@ -477,7 +477,7 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
 
 #[tokio::test]
 async fn a_pod_that_has_gone_is_not_named_as_one_that_does_not_answer() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = pods::start(&place, 1).remove(0);
     let mut gone = scripted_pod(&place, &pod, 7).await;
     says(&gone, 0, true, Duration::ZERO).await;

@@ -30,7 +30,7 @@ use crate::telemetry::Metrics;
 
 /// What every link of this process shares.
 #[derive(Debug, Clone)]
-pub struct Ground {
+pub struct LinkContext {
     /// The sessions.
     pub table: Arc<SessionTable>,
     /// The numbers.

@@ -142,7 +142,7 @@ impl LinkSender {
 
     /// Lets a session wait for its turn.
     pub(crate) fn enter(&self, session: &Arc<SessionCore>, intent: &SendIntent) {
-        self.wait(&FrameSource::Own(session.clone()), intent);
+        self.wait(&FrameSource::LocalAddresses(session.clone()), intent);
     }
 
     /// Lets what passes wait for its turn.

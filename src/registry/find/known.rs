@@ -12,7 +12,7 @@ use crate::registry::siblings::Pod;
 
 /// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct LocationCache {
     /// Bounded by [`MOST`].
     nodes: Mutex<HashMap<NodeName, At>>,
     /// Bounded by [`MOST_MISSED`].
@@ -28,7 +28,7 @@ struct At {
     lost: Option<Instant>,
 }
 
-impl Known {
+impl LocationCache {
     /// The pod that was last said to have the node, and the node's process.
     pub(super) fn of(&self, node: &NodeName) -> Option<(Pod, Option<Instance>)> {
         self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
@@ -109,9 +109,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_miss_is_remembered_for_a_second_or_until_the_node_comes_and_there_are_few() {
-        let (known, node) = (Known::default(), "node1".parse().unwrap());
+        let (known, node) = (LocationCache::default(), "node1".parse().unwrap());
         let said = NotFound { asked: 3, ..NotFound::default() };
-        for come in [|known: &Known, node: &NodeName| known.learn(node, pod(1), None), Known::forget_all] {
+        for come in [
+            |known: &LocationCache, node: &NodeName| known.learn(node, pod(1), None),
+            LocationCache::forget_all,
+        ] {
             known.miss(&node, &said);
             assert_eq!(known.missing(&node), Some(said.clone()));
             come(&known, &node);
@@ -129,7 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_remembered_is_bounded_and_forgotten_once_wrong() {
-        let (known, one, two) = (Known::default(), pod(1), pod(2));
+        let (known, one, two) = (LocationCache::default(), pod(1), pod(2));
         for n in 0..MOST + 10 {
             known.learn(&format!("node{n}").parse().unwrap(), one.clone(), None);
         }

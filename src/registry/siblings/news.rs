@@ -13,12 +13,12 @@ use crate::registry::Registry;
 
 /// Nodes that one other pod is to be told of.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct Announcements {
     nodes: Mutex<HashSet<NodeName>>,
     more: Notify,
 }
 
-impl News {
+impl Announcements {
     /// The node has come here. What does not fit is found when it is asked for.
     pub(super) fn add(&self, node: &NodeName) {
         let mut nodes = self.lock();

@@ -21,7 +21,7 @@ pub(super) enum Which {
 
 /// A pod has a node.
 #[derive(Debug, Clone)]
-pub struct Yes {
+pub struct NodeFound {
     /// Which pod.
     pub pod: Pod,
     /// The link to it.
@@ -38,7 +38,7 @@ pub struct Answer {
     /// Which process it is.
     pub pod: Option<Instance>,
     /// Where the node is, if it has it.
-    pub yes: Option<Yes>,
+    pub yes: Option<NodeFound>,
 }
 
 impl Pod {

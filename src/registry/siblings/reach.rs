@@ -18,7 +18,7 @@ use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::net::tls::Dialer;
 use crate::protocol::Link;
-use crate::protocol::link::grpc::{DialError, Ground, dial_pod};
+use crate::protocol::link::grpc::{DialError, LinkContext, dial_pod};
 use crate::registry::Registry;
 
 /// Why another pod could not be asked.
@@ -70,8 +70,8 @@ impl Unreachable {
 
 /// What every keeper needs.
 #[derive(Debug, Clone)]
-pub(super) struct Means {
-    pub(super) ground: Ground,
+pub(super) struct DialContext {
+    pub(super) ground: LinkContext,
     pub(super) registry: Arc<Registry>,
     pub(super) tls: Reload<Dialer>,
     pub(super) pool: Pool,
@@ -81,7 +81,7 @@ pub(super) struct Means {
     pub(super) changed: watch::Sender<()>,
 }
 
-impl Means {
+impl DialContext {
     /// A link to the pod at an address. Nothing is said there before TLS has proved that it is one of ours.
     pub(super) async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
         let made = timeout(CONNECT, self.try_connect(at)).await;

@@ -9,8 +9,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::news::News;
-use super::reach::{Means, Unreachable};
+use super::news::Announcements;
+use super::reach::{DialContext, Unreachable};
 use crate::names::NodeName;
 use crate::protocol::{Link, LinkSender};
 
@@ -22,7 +22,7 @@ pub(super) struct Sibling {
     /// Whether it is one of those that are asked for every node; else DNS named it once.
     pub(super) listed: AtomicBool,
     /// What it is to be told.
-    news: News,
+    news: Announcements,
     wanted: Notify,
     dismissed: CancellationToken,
     /// When its link was last of use.
@@ -51,7 +51,7 @@ impl Sibling {
         let sibling = Self {
             at,
             listed: AtomicBool::new(listed),
-            news: News::default(),
+            news: Announcements::default(),
             wanted: Notify::new(),
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
@@ -140,7 +140,7 @@ impl Sibling {
     }
 
     /// Makes links whenever one is wanted, until draining begins or it is dismissed; for one that DNS named, once.
-    pub(super) async fn keep(self: Arc<Self>, means: Means) {
+    pub(super) async fn keep(self: Arc<Self>, means: DialContext) {
         let drain = means.ground.drain.clone();
         loop {
             self.keep_linked(&means).await;
@@ -158,7 +158,7 @@ impl Sibling {
         }
     }
 
-    async fn keep_linked(&self, means: &Means) {
+    async fn keep_linked(&self, means: &DialContext) {
         let drain = means.ground.drain.clone();
         let mut failures = 0;
         loop {
@@ -203,7 +203,7 @@ impl Sibling {
     }
 
     /// A link is up: kept until it ends, or has had nothing to do for a minute.
-    async fn serve(&self, link: Link, means: &Means) {
+    async fn serve(&self, link: Link, means: &DialContext) {
         let (sender, own) = (link.sender.clone(), means.ground.table.instance());
         if means.links.send(link).await.is_err() {
             return;
@@ -239,7 +239,7 @@ impl Sibling {
     }
 
     /// Says so, and returns for how long nobody tries again.
-    fn failed(&self, failures: u32, why: Unreachable, means: &Means) -> Duration {
+    fn failed(&self, failures: u32, why: Unreachable, means: &DialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
         // Pods that start together find each other not there yet.
         if listed && (failures == LOUD_AFTER || failures == 1 && why.is_strange()) {
@@ -254,7 +254,7 @@ impl Sibling {
         pause
     }
 
-    fn note(&self, trouble: Option<Unreachable>, means: &Means) {
+    fn note(&self, trouble: Option<Unreachable>, means: &DialContext) {
         let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = *known != trouble;
         *known = trouble;

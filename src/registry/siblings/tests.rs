@@ -24,7 +24,7 @@ fn siblings(list: &[&str]) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mp
     let windows = Windows { start: 1000, max: 1000 };
     let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
-    let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (siblings, made) = Siblings::new(addresses, Registry::new(metrics), tls, Pool::new(), ground);
     (siblings, tell, made)

@@ -10,7 +10,7 @@ use tunnel::protocol::wire::hello::Caller;
 use tunnel::protocol::{Found, Peer};
 
 use super::call::Call;
-use super::programs::{Place, TestPod};
+use super::programs::{TestDir, TestPod};
 use super::{peer, soon};
 
 /// Says a word about a session with another node.
@@ -31,7 +31,7 @@ pub(crate) fn open_word(epoch: u64) -> SessionFrame {
 }
 
 /// Another pod that is the test, linked to that one.
-pub(crate) async fn scripted_pod(place: &Place, pod: &TestPod, number: u128) -> Call {
+pub(crate) async fn scripted_pod(place: &TestDir, pod: &TestPod, number: u128) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
     let mut call = peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap();

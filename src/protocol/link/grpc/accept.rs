@@ -17,7 +17,7 @@ use tonic::Status;
 use crate::net::door::Place;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
 };
 use crate::protocol::link::sender::Peer;
 use crate::protocol::link::{Far, Link};
@@ -35,7 +35,7 @@ pub struct Call {
     answer: oneshot::Sender<Response<CallBody>>,
     connection: CancellationToken,
     accepted: CancellationToken,
-    ground: Ground,
+    ground: LinkContext,
 }
 
 /// A connection that was not let in yet.
@@ -72,7 +72,7 @@ pub fn serve<IO>(
     io: IO,
     from: SocketAddr,
     calls: mpsc::Sender<Call>,
-    ground: Ground,
+    ground: LinkContext,
     waiting: Waiting,
 ) -> impl Future<Output = ()> + Send
 where
@@ -183,7 +183,7 @@ struct Host {
     from: SocketAddr,
     certified: bool,
     calls: mpsc::Sender<Call>,
-    ground: Ground,
+    ground: LinkContext,
     connection: CancellationToken,
     accepted: CancellationToken,
 }

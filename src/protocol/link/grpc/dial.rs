@@ -14,7 +14,7 @@ use tracing::Span;
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, Ground, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
 };
 use crate::protocol::link::sender::Peer;
 use crate::protocol::link::{Far, Link, Puller};
@@ -70,7 +70,7 @@ pub async fn dial<IO>(
     authority: &str,
     node: &NodeName,
     token: &str,
-    ground: &Ground,
+    ground: &LinkContext,
 ) -> Result<Link, DialError>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -82,7 +82,7 @@ where
 }
 
 /// Makes an encrypted connection to another pod a link. The connection has shown our certificate.
-pub async fn dial_pod<IO>(io: IO, authority: &str, ground: &Ground) -> Result<Link, DialError>
+pub async fn dial_pod<IO>(io: IO, authority: &str, ground: &LinkContext) -> Result<Link, DialError>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -119,7 +119,7 @@ impl Answered {
         Ok(())
     }
 
-    fn link(self, peer: Peer, ground: &Ground) -> Link {
+    fn link(self, peer: Peer, ground: &LinkContext) -> Link {
         let puller = puller(peer, self.instance, self.dialect, &ground.table);
         // Fails only if the body is gone with its connection; then the link's first read says so.
         let _ = self.agree.send(puller.clone());
@@ -136,7 +136,7 @@ async fn call<IO>(
     said: HeaderMap,
     node: &NodeName,
     window: u32,
-    ground: &Ground,
+    ground: &LinkContext,
 ) -> Result<Answered, DialError>
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,

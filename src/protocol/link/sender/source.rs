@@ -15,7 +15,7 @@ use crate::protocol::wire::frame::{Category, SessionFrame};
 #[derive(Debug, Clone)]
 pub(crate) enum FrameSource {
     /// An end of a session in this process.
-    Own(Arc<SessionCore>),
+    LocalAddresses(Arc<SessionCore>),
     /// One direction of a session that passes through.
     Passing(Arc<RelayQueue>),
 }
@@ -54,7 +54,7 @@ impl FrameSource {
     /// Which session, which front end asked for it, and at which node its acceptor is.
     pub(crate) fn about(&self) -> (SessionId, Category, &NodeName) {
         match self {
-            Self::Own(session) => (session.id, session.category, &session.node),
+            Self::LocalAddresses(session) => (session.id, session.category, &session.node),
             Self::Passing(lane) => (lane.id, lane.category, &lane.node),
         }
     }
@@ -62,7 +62,7 @@ impl FrameSource {
     /// Whether it will say nothing more here, for certain.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
-            Self::Own(_) => false,
+            Self::LocalAddresses(_) => false,
             Self::Passing(lane) => lane.is_closed(),
         }
     }
@@ -70,7 +70,7 @@ impl FrameSource {
     /// What it says before data, if anything, and whether it has more of that kind to say.
     pub(crate) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
         match self {
-            Self::Own(session) => (session.speak_control(link, now), false),
+            Self::LocalAddresses(session) => (session.speak_control(link, now), false),
             Self::Passing(lane) => lane.speak_control(),
         }
     }
@@ -85,7 +85,7 @@ impl FrameSource {
         now: Instant,
     ) -> Sent {
         match self {
-            Self::Own(session) => session.speak_turn(link, turn, longest, most, now),
+            Self::LocalAddresses(session) => session.speak_turn(link, turn, longest, most, now),
             Self::Passing(lane) => lane.speak_turn(turn, longest, most),
         }
     }
