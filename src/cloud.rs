@@ -255,7 +255,7 @@ fn acceptor(
         TlsVersion::V13 => "VersionTLS13",
     };
     let (offer, warnings) =
-        tls::Offer::parse(min_version, &tls.cipher_suites.join(",")).context("mode.cloud.tls")?;
+        tls::TlsParams::parse(min_version, &tls.cipher_suites.join(",")).context("mode.cloud.tls")?;
     for warning in warnings {
         warn!("{warning}");
     }

@@ -376,7 +376,7 @@ fn comments_texts_and_visibility_are_no_imports() {
 
 #[test]
 fn lower_rows_and_the_own_room_may_be_imported() {
-    let text = "use crate::tunnel::frame;\nuse crate::net::Duplex;\nuse crate::names::Target;";
+    let text = "use crate::tunnel::frame;\nuse crate::net::ByteStream;\nuse crate::names::Target;";
     assert_eq!(arrow_faults("protocol/link.rs", text), []);
     assert_eq!(arrow_faults("main.rs", "use crate::anything;"), []);
 }

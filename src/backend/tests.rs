@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::names::{Instance, Target};
-use crate::net::Duplex;
+use crate::net::ByteStream;
 use crate::net::resolver::Resolver;
 use crate::policy::targets::{Listening, Targets};
 use crate::protocol::link::sender::LinkSender;
@@ -97,14 +97,14 @@ fn pump(
 async fn give(session: &mut Session, text: &'static [u8]) {
     let mut bytes = Bytes::from_static(text);
     while !bytes.is_empty() {
-        poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+        poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
     }
 }
 
 async fn take_all(session: &mut Session) -> std::io::Result<Vec<u8>> {
     let mut all = Vec::new();
     loop {
-        match poll_fn(|cx| session.poll_take(cx)).await? {
+        match poll_fn(|cx| session.poll_read_chunk(cx)).await? {
             bytes if bytes.is_empty() => return Ok(all),
             bytes => all.extend_from_slice(&bytes),
         }

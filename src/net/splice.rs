@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 pub use linger::{DELIVERY, ENOUGH, PATIENCE, SILENCE, deliver, linger};
 
-use super::Duplex;
+use super::ByteStream;
 
 /// What a splice did, for the access log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub enum How {
 ///
 /// Gives way to other tasks every [`TURN`] bytes. Dropping the future leaves both streams usable, but bytes taken from
 /// one and not yet given to the other are lost.
-pub async fn splice<A: Duplex, B: Duplex>(a: &mut A, b: &mut B) -> Outcome {
+pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
     let mut to_b = Flow::new(Side::A);
     let mut to_a = Flow::new(Side::B);
     let mut log = Log::default();
@@ -142,7 +142,7 @@ impl Flow {
     }
 
     /// Moves bytes until the direction has to wait (`Continue`), `room` is used up, or the source cannot be read.
-    fn run<F: Duplex, T: Duplex>(
+    fn run<F: ByteStream, T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         from: &mut F,
@@ -165,7 +165,7 @@ impl Flow {
         }
     }
 
-    fn copy<F: Duplex, T: Duplex>(
+    fn copy<F: ByteStream, T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         from: &mut F,
@@ -177,7 +177,7 @@ impl Flow {
             if *room == 0 {
                 return Poll::Ready(ControlFlow::Break(Stop::Turn));
             }
-            match from.poll_take(cx) {
+            match from.poll_read_chunk(cx) {
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(log),
                 Poll::Ready(Ok(chunk)) => self.chunk = chunk,
                 Poll::Ready(Err(cause)) => return self.source_failed(&cause, log),
@@ -185,7 +185,7 @@ impl Flow {
             }
         }
         let before = self.chunk.len();
-        match ready!(to.poll_give(cx, &mut self.chunk)) {
+        match ready!(to.poll_write_chunk(cx, &mut self.chunk)) {
             Ok(()) => {
                 let given = before - self.chunk.len();
                 self.given += given as u64;
@@ -198,7 +198,7 @@ impl Flow {
     }
 
     /// There is nothing to give for now: what the destination holds back has to go out.
-    fn flush<T: Duplex>(
+    fn flush<T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         to: &mut T,
@@ -216,7 +216,7 @@ impl Flow {
         Poll::Pending
     }
 
-    fn finish<T: Duplex>(
+    fn finish<T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         to: &mut T,
@@ -229,7 +229,7 @@ impl Flow {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn discard<F: Duplex>(
+    fn discard<F: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         from: &mut F,
@@ -239,7 +239,7 @@ impl Flow {
         if *room == 0 {
             return Poll::Ready(ControlFlow::Break(Stop::Turn));
         }
-        match ready!(from.poll_take(cx)) {
+        match ready!(from.poll_read_chunk(cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
             Ok(chunk) => *room = room.saturating_sub(chunk.len()),
             Err(cause) => return self.source_failed(&cause, log),

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::net::Duplex as _;
+use tunnel::net::ByteStream as _;
 use tunnel::protocol::{Code, Session};
 
 use crate::support::line::Line;
@@ -21,7 +21,7 @@ async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
 
 /// Waits for the session's end, and gives its cause.
 async fn ends(session: &mut Session) -> Code {
-    while soon("the end", std::future::poll_fn(|cx| session.poll_take(cx))).await.is_ok() {}
+    while soon("the end", std::future::poll_fn(|cx| session.poll_read_chunk(cx))).await.is_ok() {}
     session.account().ended.unwrap().code
 }
 

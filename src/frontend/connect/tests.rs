@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use crate::names::{Instance, NodeName, Target};
-use crate::net::Duplex;
+use crate::net::ByteStream;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
@@ -152,7 +152,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
 }
 
 async fn take(session: &mut Session) -> std::io::Result<Bytes> {
-    poll_fn(|cx| session.poll_take(cx)).await
+    poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 
 async fn ended(metrics: &Metrics, result: &'static str) -> u64 {
@@ -174,7 +174,7 @@ async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
     }
     assert_eq!(all, b"early and late");
     let mut answer = Bytes::from_static(b"answer");
-    poll_fn(|cx| far.poll_give(cx, &mut answer)).await.unwrap();
+    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
     poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
     let mut text = String::new();
     client.read_to_string(&mut text).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use crate::net::Duplex;
+use crate::net::ByteStream;
 use crate::net::socket::Socket;
 use crate::net::unacknowledged::unacknowledged;
 
@@ -15,14 +15,14 @@ use crate::net::unacknowledged::unacknowledged;
 /// Finishes the sending direction, then reads and throws away until the peer finishes too: closing a socket while
 /// bytes from the peer are unread makes the kernel send RST, and that discards what the peer has not read. Gives up
 /// after [`SILENCE`] without a byte, [`PATIENCE`] in all, or [`ENOUGH`] bytes. Errors are of no interest any more.
-pub async fn linger<D: Duplex>(stream: &mut D) {
+pub async fn linger<D: ByteStream>(stream: &mut D) {
     let _ = timeout(PATIENCE, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
             return;
         }
         let mut discarded = 0;
         while discarded < ENOUGH {
-            match timeout(SILENCE, poll_fn(|cx| stream.poll_take(cx))).await {
+            match timeout(SILENCE, poll_fn(|cx| stream.poll_read_chunk(cx))).await {
                 Ok(Ok(bytes)) if !bytes.is_empty() => discarded += bytes.len(),
                 _ => return,
             }
@@ -50,7 +50,7 @@ pub async fn deliver(socket: &mut Socket<TcpStream>) {
         }
         let broken = async {
             while !ended {
-                match poll_fn(|cx| socket.poll_take(cx)).await {
+                match poll_fn(|cx| socket.poll_read_chunk(cx)).await {
                     Ok(bytes) => ended = bytes.is_empty(),
                     Err(_) => return,
                 }

@@ -71,15 +71,15 @@ async fn half_close_is_kept_on_real_sockets() {
 /// Says how much was taken from the stream inside.
 struct Counted(Socket<TcpStream>, watch::Sender<usize>);
 
-impl Duplex for Counted {
-    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        let taken = ready!(self.0.poll_take(cx))?;
+impl ByteStream for Counted {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let taken = ready!(self.0.poll_read_chunk(cx))?;
         self.1.send_modify(|all| *all += taken.len());
         Poll::Ready(Ok(taken))
     }
 
-    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        self.0.poll_give(cx, bytes)
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        self.0.poll_write_chunk(cx, bytes)
     }
 
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -165,15 +165,15 @@ impl Scripted {
     }
 }
 
-impl Duplex for Scripted {
-    fn poll_take(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+impl ByteStream for Scripted {
+    fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self.takes.is_empty() {
             true => Poll::Pending,
             false => Poll::Ready(self.takes.remove(0)),
         }
     }
 
-    fn poll_give(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write_chunk(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         match &mut self.gives {
             Ok(all) => all.extend_from_slice(&bytes.copy_to_bytes(bytes.len())),
             Err(kind) => return Poll::Ready(Err((*kind).into())),
@@ -216,13 +216,13 @@ async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
 /// Always has bytes, and counts how many were taken; what it is given it swallows.
 struct Endless(usize);
 
-impl Duplex for Endless {
-    fn poll_take(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+impl ByteStream for Endless {
+    fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         self.0 += 1;
         Poll::Ready(Ok(Bytes::from_static(&[0; 64 * 1024])))
     }
 
-    fn poll_give(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write_chunk(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         bytes.clear();
         Poll::Ready(Ok(()))
     }

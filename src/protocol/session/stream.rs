@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::names::SessionId;
-use crate::net::Duplex;
+use crate::net::ByteStream;
 use crate::protocol::session::handles::{ResetOnDrop, keep};
 use crate::protocol::session::state::{Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal};
@@ -66,8 +66,8 @@ impl Session {
     }
 }
 
-impl Duplex for Session {
-    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+impl ByteStream for Session {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
         let mut inner = shared.lock();
         let trip = inner.sender.as_ref().map_or(Duration::ZERO, |o| o.round_trip());
@@ -88,7 +88,7 @@ impl Duplex for Session {
         Poll::Pending
     }
 
-    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         let Some(shared) = &self.0.shared else { return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())) };
         let mut inner = shared.lock();
         if let Some(why) = over(&inner.end, io::ErrorKind::BrokenPipe) {

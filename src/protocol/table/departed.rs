@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
     use crate::names::Instance;
-    use crate::net::Duplex as _;
+    use crate::net::ByteStream as _;
     use crate::protocol::link::sender::{LinkSender, Peer};
     use crate::protocol::session::recv::Windows;
     use crate::protocol::session::state::LinkId;
@@ -110,7 +110,7 @@ mod tests {
         table.hear(link, "node1".parse().unwrap(), id, Category::Ssh, opened, Instant::now());
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);
-        poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+        poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
         session.break_off(Refusal::new(Code::GivenUp, "broken"));
         id
     }

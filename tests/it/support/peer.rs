@@ -14,7 +14,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tunnel::names::Instance;
-use tunnel::net::tls::{self, Clients, Identity, Offer, Trust};
+use tunnel::net::tls::{self, Clients, Identity, TlsParams, Trust};
 use tunnel::protocol::wire::hello::Hello;
 
 use super::call::{Call, said};
@@ -127,7 +127,7 @@ impl ScriptedPod {
     /// A pod with the certificate of `place`.
     pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-        let (offer, _) = Offer::parse("", "").unwrap();
+        let (offer, _) = TlsParams::parse("", "").unwrap();
         let server = tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
         let acceptor = TlsAcceptor::from(server.load().unwrap().load());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
