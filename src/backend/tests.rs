@@ -86,7 +86,8 @@ fn pump(
     drain.spawn(tracing::Span::none(), async move {
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
             let FrameKind::Session(id, category, word) = frame.body else { continue };
-            if let Some(Event::Offer(offer)) = to.hear(&back, frame.node, id, category, word, Instant::now())
+            if let Some(Event::Offer(offer)) =
+                to.on_frame(&back, frame.node, id, category, word, Instant::now())
             {
                 backend.as_ref().unwrap().take(offer);
             }

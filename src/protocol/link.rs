@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::protocol::link::alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
 pub use crate::protocol::link::ended::LinkEnded;
-pub use crate::protocol::link::puller::{Puller, Voice};
+pub use crate::protocol::link::puller::{Encoding, Puller};
 use crate::protocol::link::stall::Stall;
 
 use crate::names::SessionId;
@@ -34,7 +34,7 @@ use crate::protocol::wire::codec::inbound::next_piece;
 use crate::protocol::wire::codec::{Reader, StreamMsg};
 use crate::protocol::wire::extension::from_message;
 use crate::protocol::wire::frame::{Code, Frame, FrameKind, Refusal, SessionFrame};
-use crate::protocol::wire::plain::{Heard, Meaning};
+use crate::protocol::wire::plain::{Decoded, Received};
 use crate::telemetry::Metrics;
 
 /// One gRPC stream at work. Whoever drives it calls [`Self::next`] until it ends; dropping it ends the stream.
@@ -44,7 +44,7 @@ pub struct Link {
     pub sender: Arc<LinkSender>,
     table: Arc<SessionTable>,
     metrics: Metrics,
-    dialect: Voice,
+    dialect: Encoding,
     /// Whether the peer dialled us: then heartbeats are questions, else answers.
     answers: bool,
     incoming: Incoming,
@@ -75,9 +75,9 @@ impl Link {
     pub(super) fn new(puller: &Puller, far: Far, metrics: Metrics) -> Self {
         let now = Instant::now();
         let silence = match (&puller.dialect, far.answers) {
-            (Voice::Extended, _) => SILENT,
-            (Voice::Plain(_), true) => SILENT_PLAIN_EDGE,
-            (Voice::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
+            (Encoding::Extended, _) => SILENT,
+            (Encoding::Plain(_), true) => SILENT_PLAIN_EDGE,
+            (Encoding::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
         };
         Self {
             sender: puller.sender.clone(),
@@ -93,8 +93,8 @@ impl Link {
             stall: Stall::new(now),
             fed: None,
             more_ending: match &puller.dialect {
-                Voice::Plain(plain) => lock(plain).more_ending.clone(),
-                Voice::Extended => Arc::default(),
+                Encoding::Plain(plain) => lock(plain).more_ending.clone(),
+                Encoding::Extended => Arc::default(),
             },
             _connection: far.connection.drop_guard(),
         }
@@ -110,7 +110,7 @@ impl Link {
             self.keep_readers_ahead().await;
             if let Some(message) = self.reader.message()? {
                 self.since_rest += message.data.len() + REST_EACH;
-                self.hear(message);
+                self.on_message(message);
                 if self.since_rest >= REST_AFTER {
                     self.since_rest = 0;
                     self.check_read(Instant::now())?;
@@ -157,7 +157,7 @@ impl Link {
             return Err(LinkEnded::Silent);
         }
         self.check_read(now)?;
-        let Voice::Plain(plain) = &self.dialect else {
+        let Encoding::Plain(plain) = &self.dialect else {
             if silent >= PING_AFTER && unasked >= PING_AFTER {
                 self.alive.asked = now;
                 self.sender.ping();
@@ -171,8 +171,8 @@ impl Link {
             self.alive.asked = now;
             self.sender.ping();
         }
-        for heard in ended {
-            self.deliver(heard, now);
+        for decoded in ended {
+            self.deliver(decoded, now);
         }
         self.sender.rouse();
         Ok(())
@@ -181,7 +181,7 @@ impl Link {
     /// When to look at the link's life next, and at targets that have ended.
     fn next_look(&self) -> Instant {
         let next = self.alive.next();
-        let Voice::Plain(plain) = &self.dialect else { return next };
+        let Encoding::Plain(plain) = &self.dialect else { return next };
         lock(plain).next_end().map_or(next, |end| end.min(next))
     }
 
@@ -192,26 +192,26 @@ impl Link {
         if unread { Err(LinkEnded::Unread) } else { Ok(()) }
     }
 
-    fn hear(&mut self, message: StreamMsg) {
+    fn on_message(&mut self, message: StreamMsg) {
         let now = Instant::now();
-        let Voice::Plain(plain) = &self.dialect else {
+        let Encoding::Plain(plain) = &self.dialect else {
             match from_message(message, &self.sender.peer) {
-                Ok(frame) => self.hear_frame(frame, now),
+                Ok(frame) => self.on_frame(frame, now),
                 Err(bad) => self.metrics.frames_dropped.count(bad.cause()),
             }
             return;
         };
-        let meaning = lock(plain).hear(message, now);
+        let meaning = lock(plain).on_message(message, now);
         match meaning {
-            Meaning::Session(heard) => self.deliver(heard, now),
-            Meaning::Heartbeat if self.answers => self.sender.pong(None),
-            Meaning::Heartbeat => {}
-            Meaning::Answered => self.sender.rouse(),
-            Meaning::Unknown(cause) => self.metrics.frames_dropped.count(cause),
+            Received::Session(decoded) => self.deliver(decoded, now),
+            Received::Heartbeat if self.answers => self.sender.pong(None),
+            Received::Heartbeat => {}
+            Received::Answered => self.sender.rouse(),
+            Received::Unknown(cause) => self.metrics.frames_dropped.count(cause),
         }
     }
 
-    fn hear_frame(&mut self, frame: Frame, now: Instant) {
+    fn on_frame(&mut self, frame: Frame, now: Instant) {
         let node = frame.node;
         match frame.body {
             FrameKind::Ping(None) if !self.answers => {}
@@ -222,7 +222,7 @@ impl Link {
             }
             FrameKind::Pong(None) => {}
             FrameKind::Session(id, category, word) => {
-                self.events.extend(self.table.hear(&self.sender, node, id, category, word, now));
+                self.events.extend(self.table.on_frame(&self.sender, node, id, category, word, now));
             }
             FrameKind::Find(question) => self.events.push_back(Event::Find(node, question)),
             FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
@@ -231,17 +231,17 @@ impl Link {
         }
     }
 
-    fn deliver(&mut self, heard: Heard, now: Instant) {
+    fn deliver(&mut self, decoded: Decoded, now: Instant) {
         let Some(node) = self.sender.peer.node().cloned() else { return };
-        for word in heard.words {
+        for word in decoded.frames {
             if matches!(word, SessionFrame::Data(_)) {
-                self.fed = Some(heard.id);
+                self.fed = Some(decoded.id);
             }
-            self.events.extend(self.table.hear(
+            self.events.extend(self.table.on_frame(
                 &self.sender,
                 node.clone(),
-                heard.id,
-                heard.category,
+                decoded.id,
+                decoded.category,
                 word,
                 now,
             ));

@@ -41,7 +41,7 @@ pub struct SessionCore {
 
 #[derive(Debug)]
 struct Inner {
-    end: SessionState,
+    state: SessionState,
     sender: Option<Arc<LinkSender>>,
     /// The link it ran on before, which still counts it as a member.
     left: Option<Arc<LinkSender>>,
@@ -70,7 +70,7 @@ impl SessionCore {
         category: Category,
         node: NodeName,
         table: Weak<SessionTable>,
-        end: SessionState,
+        state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -80,7 +80,7 @@ impl SessionCore {
             table,
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
-                end,
+                state,
                 sender,
                 left: None,
                 in_control: None,
@@ -98,17 +98,22 @@ impl SessionCore {
     }
 
     /// One frame of this session from the link of `sender`. False if it did not count.
-    pub(super) fn hear(self: &Arc<Self>, sender: &Arc<LinkSender>, word: SessionFrame, now: Instant) -> bool {
-        let moves = matches!(word, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+    pub(super) fn on_frame(
+        self: &Arc<Self>,
+        sender: &Arc<LinkSender>,
+        frame: SessionFrame,
+        now: Instant,
+    ) -> bool {
+        let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         if moves {
             sender.join(self);
         }
         let (mut dropped, mut here) = (false, true);
         self.act(|inner| {
             inner.heard = now;
-            let effects = inner.end.hear(sender.id, word, now);
+            let effects = inner.state.on_frame(sender.id, frame, now);
             dropped = effects.dropped;
-            here = inner.end.path() == Some(sender.id);
+            here = inner.state.path() == Some(sender.id);
             if here {
                 inner.move_to(sender);
             }
@@ -133,24 +138,24 @@ impl SessionCore {
 
     /// The process that holds its other end, once that is known.
     pub(super) fn instance(&self) -> Option<Instance> {
-        self.lock().end.instance()
+        self.lock().state.instance()
     }
 
     /// Resets the session from our side; what was not delivered is forgotten.
     pub(super) fn reset(self: &Arc<Self>, why: Refusal) {
-        self.act(|inner| inner.end.abandon(why, Instant::now()));
+        self.act(|inner| inner.state.abandon(why, Instant::now()));
         self.depart();
     }
 
     /// Resets the session behind all that was written.
     fn break_off(self: &Arc<Self>, why: Refusal) {
-        self.act(|inner| inner.end.break_off(why, Instant::now()));
+        self.act(|inner| inner.state.break_off(why, Instant::now()));
         self.depart();
     }
 
     /// Its owner has left; the table sees that it does not stay for ever.
     fn depart(self: &Arc<Self>) {
-        let stays = self.lock().end.departed_since().is_some();
+        let stays = self.lock().state.departed_since().is_some();
         if stays && let Some(table) = self.table.upgrade() {
             table.departed(self.id);
         }
@@ -160,7 +165,7 @@ impl SessionCore {
     pub(super) fn give_way(self: &Arc<Self>) -> bool {
         let mut gave_way = false;
         self.act(|inner| {
-            let (given, effects) = inner.end.give_way();
+            let (given, effects) = inner.state.give_way();
             gave_way = given;
             effects
         });
@@ -170,9 +175,9 @@ impl SessionCore {
     /// Resets the session at once and drops what was not read: nobody can wait for its reader, or its memory.
     pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
         self.act(|inner| {
-            inner.end.recv.discard();
-            let effects = inner.end.abandon(why, Instant::now());
-            let (gone, at_once) = inner.end.give_way();
+            inner.state.recv.discard();
+            let effects = inner.state.abandon(why, Instant::now());
+            let (gone, at_once) = inner.state.give_way();
             if gone { at_once } else { effects }
         });
     }
@@ -184,17 +189,17 @@ impl SessionCore {
 
     /// Whether it is open, with or without a path: then its far end may wait for what this one has to say.
     pub(super) fn owes(&self) -> bool {
-        matches!(self.lock().end.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
+        matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
     }
 
     /// Bytes that have arrived and were not read.
     pub(super) fn queued(&self) -> usize {
-        self.lock().end.recv.queued()
+        self.lock().state.recv.queued()
     }
 
     /// Of these, those that nobody was promised: a plain peer's.
     pub(super) fn unpromised(&self) -> usize {
-        self.lock().end.recv.unpromised()
+        self.lock().state.recv.unpromised()
     }
 
     /// Runs `step` under the lock and does what its effects ask for.
@@ -209,10 +214,10 @@ impl SessionCore {
         let reader = if effects.read { inner.reader.take() } else { None };
         let writer = if effects.write { inner.writer.take() } else { None };
         let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
-        let sender = if inner.end.path().is_none() { inner.sender.take() } else { None };
+        let sender = if inner.state.path().is_none() { inner.sender.take() } else { None };
         let left = [inner.left.take(), sender];
         let intent = inner.intent();
-        let ended = inner.end.ended().map(|why| why.code);
+        let ended = inner.state.ended().map(|why| why.code);
         drop(inner);
         for waker in [reader, writer, watcher].into_iter().flatten() {
             waker.wake();
@@ -233,7 +238,7 @@ impl SessionCore {
     /// Is no member of a link any more; unless another thread has just brought it back there.
     fn part(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         sender.part(self.id);
-        let back = self.lock().end.path() == Some(sender.id);
+        let back = self.lock().state.path() == Some(sender.id);
         if back && !sender.join(self) {
             self.link_ended(sender.id, None, Instant::now());
         }
@@ -257,8 +262,8 @@ impl Inner {
     fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
         let sender = self.sender.as_ref()?;
         let link = Some(sender.id);
-        let control = self.end.control().filter(|_| self.in_control != link);
-        let data = if self.in_turns == link { None } else { self.end.backlog() };
+        let control = self.state.control().filter(|_| self.in_control != link);
+        let data = if self.in_turns == link { None } else { self.state.backlog() };
         if control.is_none() && data.is_none() {
             return None;
         }

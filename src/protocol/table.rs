@@ -59,7 +59,7 @@ pub struct SessionTable {
     clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
-    pub(super) middle: RelayTable,
+    pub(super) relays: RelayTable,
 }
 
 /// What a frame, or the end of a link, asks the wiring to do.
@@ -91,7 +91,7 @@ impl SessionTable {
     pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
         let most = MOST_PASSING.min(limits.memory).max(largest);
-        let middle = RelayTable::new(most, limits.memory.max(most));
+        let relays = RelayTable::new(most, limits.memory.max(most));
         let table = Arc::new(Self {
             instance,
             metrics,
@@ -104,7 +104,7 @@ impl SessionTable {
             ended: Mutex::default(),
             clients: Mutex::default(),
             departed: Mutex::default(),
-            middle,
+            relays,
         });
         table.show_memory();
         table
@@ -159,7 +159,7 @@ impl SessionTable {
 
     /// Sessions that only pass through, or seek their way to a node, and the bytes that wait for them.
     pub fn passing(&self) -> (usize, usize) {
-        (self.middle.len(), self.middle.queued())
+        (self.relays.len(), self.relays.queued())
     }
 
     /// Resets every session, with a reason for all far ends.

@@ -26,7 +26,7 @@ impl World {
                 FrameKind::Pong(None) => self.ledger.fault("a pong without a number"),
                 FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();
-                    let event = table.hear(&sender, frame.node, id, category, word, now);
+                    let event = table.on_frame(&sender, frame.node, id, category, word, now);
                     self.event(event, at);
                 }
                 other => self.ledger.fault(format!("nobody says {other:?} here")),

@@ -118,7 +118,7 @@ async fn session(drain: &Drain) -> (Session, Session) {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
                 let FrameKind::Session(id, category, word) = frame.body else { continue };
                 if let Some(Event::Offer(offer)) =
-                    to.hear(&back, frame.node, id, category, word, Instant::now())
+                    to.on_frame(&back, frame.node, id, category, word, Instant::now())
                 {
                     offers.try_send(offer).unwrap();
                 }

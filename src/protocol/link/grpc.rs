@@ -21,7 +21,7 @@ pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
 use crate::drain::Drain;
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::sender::{LinkSender, Peer};
-use crate::protocol::link::{Puller, Voice};
+use crate::protocol::link::{Encoding, Puller};
 use crate::protocol::session::state::LinkId;
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::hello::Dialect;
@@ -44,9 +44,9 @@ fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<
     let voice = match dialect {
         Dialect::Plain => {
             let node = peer.node().cloned().unwrap_or_else(NodeName::none);
-            Voice::Plain(Arc::new(Mutex::new(Plain::new(node))))
+            Encoding::Plain(Arc::new(Mutex::new(Plain::new(node))))
         }
-        Dialect::Extended(_) => Voice::Extended,
+        Dialect::Extended(_) => Encoding::Extended,
     };
     let sender = LinkSender::new(id, peer, instance, dialect);
     Puller { sender, table: table.clone(), dialect: voice }

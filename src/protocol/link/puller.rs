@@ -15,7 +15,7 @@ use crate::protocol::wire::plain::Plain;
 
 /// How frames become messages on one link.
 #[derive(Debug, Clone)]
-pub enum Voice {
+pub enum Encoding {
     /// With our words.
     Extended,
     /// In SuperEdge's words, through the end that stands for the peer.
@@ -27,13 +27,13 @@ pub enum Voice {
 pub struct Puller {
     pub(crate) sender: Arc<LinkSender>,
     pub(crate) table: Arc<SessionTable>,
-    pub(crate) dialect: Voice,
+    pub(crate) dialect: Encoding,
 }
 
 impl Puller {
     /// The next message to send; none once the link is closed.
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
-        let Voice::Plain(plain) = &self.dialect else {
+        let Encoding::Plain(plain) = &self.dialect else {
             return self
                 .sender
                 .poll_pull(cx, Instant::now())
@@ -43,7 +43,7 @@ impl Puller {
             let now = Instant::now();
             let pulled = match self.sender.poll_pull(cx, now) {
                 Poll::Ready(Some(frame)) => {
-                    self.say(plain, frame, now);
+                    self.encode(plain, frame, now);
                     Poll::Ready(())
                 }
                 Poll::Ready(None) => return Poll::Ready(None),
@@ -57,12 +57,12 @@ impl Puller {
         }
     }
 
-    fn say(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
-        let heard = lock(plain).say(frame, now);
-        let Some((heard, node)) = heard.zip(self.sender.peer.node()) else { return };
-        for word in heard.words {
+    fn encode(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
+        let decoded = lock(plain).send_frame(frame, now);
+        let Some((decoded, node)) = decoded.zip(self.sender.peer.node()) else { return };
+        for word in decoded.frames {
             // What a session hears of its own words never asks the wiring for anything.
-            let _ = self.table.hear(&self.sender, node.clone(), heard.id, heard.category, word, now);
+            let _ = self.table.on_frame(&self.sender, node.clone(), decoded.id, decoded.category, word, now);
         }
     }
 }

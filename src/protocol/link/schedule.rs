@@ -56,7 +56,7 @@ impl<K> Schedule<K> {
     }
 
     /// Moves the clock to where the frame that was just said ends.
-    pub fn said(&mut self, account: u64) {
+    pub fn sent(&mut self, account: u64) {
         self.clock = self.clock.max(account);
     }
 
@@ -141,7 +141,7 @@ mod tests {
     const LONGEST: usize = 16 * 1024;
 
     /// Says everything that `backlogs` hold, frame by frame; returns (who, bytes) in order.
-    fn say_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
+    fn send_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
         let mut schedule = Schedule::new();
         let mut order: Vec<u32> = backlogs.keys().copied().collect();
         order.sort_unstable();
@@ -155,7 +155,7 @@ mod tests {
             *left -= len;
             said.push((turn.key, len));
             let account = turn.account_after(len);
-            schedule.said(account);
+            schedule.sent(account);
             if *left > 0 {
                 schedule.enter(turn.key, account, *left, LONGEST);
             }
@@ -169,7 +169,7 @@ mod tests {
         fn the_busy_share_alike(sizes in prop::collection::vec(1usize..400_000, 2..8)) {
             let all: HashMap<u32, usize> = (0u32..).zip(sizes.iter().copied()).collect();
             let (mut spoken, mut left) = (HashMap::<u32, usize>::new(), all.clone());
-            for (who, len) in say_all(all.clone()) {
+            for (who, len) in send_all(all.clone()) {
                 *spoken.entry(who).or_default() += len;
                 *left.get_mut(&who).unwrap() -= len;
                 let busy: Vec<usize> = left.iter().filter(|(_, l)| **l > LONGEST).map(|(w, _)| spoken.get(w).copied().unwrap_or(0)).collect();
@@ -190,7 +190,7 @@ mod tests {
         for _ in 0..100 {
             let turn = schedule.next(false).unwrap();
             let account = turn.account_after(LONGEST);
-            schedule.said(account);
+            schedule.sent(account);
             schedule.enter(turn.key, account, 1 << 20, LONGEST);
         }
         schedule.enter(99, 0, 40, LONGEST);
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_keystroke_is_next_even_beside_sessions_that_wake_together_with_it() {
         let mut schedule = Schedule::new();
-        schedule.said(1 << 30);
+        schedule.sent(1 << 30);
         for who in 0..20 {
             schedule.enter(who, 0, 1 << 20, LONGEST);
         }
@@ -218,7 +218,7 @@ mod tests {
             let turn = schedule.next(false).unwrap();
             let len = if turn.key == "sly" { 4000 } else { LONGEST };
             let after = turn.account_after(len);
-            schedule.said(after);
+            schedule.sent(after);
             if turn.key == "sly" {
                 sly += len;
                 schedule.enter("sly", after, 4000, LONGEST);

@@ -123,7 +123,7 @@ impl LinkSender {
                 }
                 Some(Next::Reply(frame)) => return Poll::Ready(Some(frame)),
                 Some(Next::Control(source)) => {
-                    let (word, again) = source.speak_control(self.id, now);
+                    let (word, again) = source.next_control(self.id, now);
                     if again {
                         self.lock().credits.push_back(source.clone());
                     }
@@ -146,8 +146,8 @@ impl LinkSender {
     }
 
     /// Lets what passes wait for its turn.
-    pub(crate) fn enter_lane(&self, lane: &Arc<RelayQueue>, intent: &SendIntent) {
-        self.wait(&FrameSource::Passing(lane.clone()), intent);
+    pub(crate) fn enter_relay(&self, queue: &Arc<RelayQueue>, intent: &SendIntent) {
+        self.wait(&FrameSource::Passing(queue.clone()), intent);
     }
 
     fn wait(&self, source: &FrameSource, intent: &SendIntent) {
@@ -280,18 +280,18 @@ impl LinkSender {
         now: Instant,
     ) -> Option<SessionFrame> {
         let most = if small_only { SMALL } else { usize::MAX };
-        let spoken = turn.key.speak_turn(self.id, &turn, longest, most, now);
+        let sent = turn.key.next_turn(self.id, &turn, longest, most, now);
         let mut waiting = self.lock();
-        if spoken.bytes > 0 {
-            waiting.turns.said(spoken.account);
+        if sent.bytes > 0 {
+            waiting.turns.sent(sent.account);
             if let Some(pace) = &mut waiting.pace {
-                pace.pulled(spoken.bytes);
+                pace.pulled(sent.bytes);
             }
         }
-        if let Some(backlog) = spoken.backlog {
-            waiting.turns.enter(turn.key, spoken.account, backlog, longest);
+        if let Some(backlog) = sent.backlog {
+            waiting.turns.enter(turn.key, sent.account, backlog, longest);
         }
-        spoken.word
+        sent.frame
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {

@@ -78,38 +78,38 @@ impl RelayQueue {
     }
 
     /// One more word for the link. What comes behind a last word is dropped.
-    pub(crate) fn push(&self, word: SessionFrame) -> Result<SendIntent, Full> {
+    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendIntent, Full> {
         let mut queue = lock(&self.queue);
         if queue.sealed {
             return Ok(SendIntent::default());
         }
-        match word {
+        match frame {
             SessionFrame::Open { .. }
             | SessionFrame::Opened { .. }
             | SessionFrame::Resume { .. }
             | SessionFrame::Resumed { .. } => {
                 queue.empty();
-                queue.answer = Some(word);
+                queue.answer = Some(frame);
             }
             SessionFrame::Refused { .. } => {
                 queue.empty();
                 queue.sealed = true;
-                queue.answer = Some(word);
+                queue.answer = Some(frame);
             }
-            SessionFrame::Credit { .. } => queue.credit = Some(word),
+            SessionFrame::Credit { .. } => queue.credit = Some(frame),
             SessionFrame::Data(bytes) => queue.data(bytes)?,
-            SessionFrame::Finish { .. } | SessionFrame::Broken { .. } => queue.finish(word)?,
+            SessionFrame::Finish { .. } | SessionFrame::Broken { .. } => queue.finish(frame)?,
             SessionFrame::Reset { .. } | SessionFrame::Lost { .. } => {
                 queue.credit = None;
                 queue.sealed = true;
-                queue.ordered.push_back(word);
+                queue.ordered.push_back(frame);
             }
         }
         Ok(queue.intent())
     }
 
     /// Instead of all that waits, this last word is said.
-    pub(crate) fn cut(&self, word: SessionFrame) -> SendIntent {
+    pub(crate) fn cut(&self, frame: SessionFrame) -> SendIntent {
         let mut queue = lock(&self.queue);
         if queue.sealed {
             return SendIntent::default();
@@ -118,7 +118,7 @@ impl RelayQueue {
         queue.empty();
         queue.answer = answer;
         queue.sealed = true;
-        queue.ordered.push_back(word);
+        queue.ordered.push_back(frame);
         queue.intent()
     }
 
@@ -158,24 +158,24 @@ impl RelayQueue {
     }
 
     /// What it says before data, if anything, and whether it has more to say before data.
-    pub(crate) fn speak_control(&self) -> (Option<SessionFrame>, bool) {
+    pub(crate) fn next_control(&self) -> (Option<SessionFrame>, bool) {
         let mut queue = lock(&self.queue);
-        let word = queue.answer.take().or_else(|| queue.credit.take());
+        let frame = queue.answer.take().or_else(|| queue.credit.take());
         queue.in_control = queue.credit.is_some();
-        (word, queue.in_control)
+        (frame, queue.in_control)
     }
 
     /// What it says in its turn: at most `longest` bytes, nothing if more than `most` wait.
-    pub(crate) fn speak_turn<K>(&self, turn: &Turn<K>, longest: usize, most: usize) -> Sent {
+    pub(crate) fn next_turn<K>(&self, turn: &Turn<K>, longest: usize, most: usize) -> Sent {
         let mut queue = lock(&self.queue);
         let held = queue.bytes > most;
-        let word = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
-        let bytes = if let Some(SessionFrame::Data(data)) = &word { data.len() } else { 0 };
+        let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
         let account = if held { turn.starts() } else { turn.account_after(bytes) };
         queue.account = account;
         let backlog = queue.backlog();
         queue.in_turns = backlog.is_some();
-        Sent { word, bytes, account, backlog }
+        Sent { frame, bytes, account, backlog }
     }
 }
 
@@ -188,9 +188,9 @@ impl Queue {
         self.give_back(usize::MAX);
     }
 
-    fn finish(&mut self, word: SessionFrame) -> Result<(), Full> {
+    fn finish(&mut self, frame: SessionFrame) -> Result<(), Full> {
         self.grow(OVERHEAD)?;
-        self.ordered.push_back(word);
+        self.ordered.push_back(frame);
         Ok(())
     }
 
@@ -225,12 +225,12 @@ impl Queue {
     }
 
     fn take(&mut self, longest: usize) -> Option<SessionFrame> {
-        let word = self.ordered.pop_front()?;
-        let SessionFrame::Data(mut bytes) = word else {
-            if let SessionFrame::Finish { .. } | SessionFrame::Broken { .. } = word {
+        let frame = self.ordered.pop_front()?;
+        let SessionFrame::Data(mut bytes) = frame else {
+            if let SessionFrame::Finish { .. } | SessionFrame::Broken { .. } = frame {
                 self.give_back(OVERHEAD);
             }
-            return Some(word);
+            return Some(frame);
         };
         let rest = bytes.split_off(longest.min(bytes.len()));
         self.bytes -= bytes.len();

@@ -18,12 +18,12 @@ pub struct RelayRequest {
     table: Arc<SessionTable>,
     attempt: Attempt,
     /// The Open or Resume itself, until it is passed on.
-    word: Option<SessionFrame>,
+    frame: Option<SessionFrame>,
 }
 
 impl RelayRequest {
-    pub(crate) fn new(table: Arc<SessionTable>, attempt: Attempt, word: SessionFrame) -> Self {
-        Self { table, attempt, word: Some(word) }
+    pub(crate) fn new(table: Arc<SessionTable>, attempt: Attempt, frame: SessionFrame) -> Self {
+        Self { table, attempt, frame: Some(frame) }
     }
 
     /// Which node.
@@ -38,7 +38,7 @@ impl RelayRequest {
 
     /// The process that holds the session's other end, if this is to resume it: no other may be asked.
     pub fn instance(&self) -> Option<Instance> {
-        match &self.word {
+        match &self.frame {
             Some(SessionFrame::Resume { instance, .. }) => *instance,
             _ => None,
         }
@@ -46,7 +46,7 @@ impl RelayRequest {
 
     /// What is to be dialled there, if this is to open a session.
     pub fn target(&self) -> Option<&Target> {
-        match &self.word {
+        match &self.frame {
             Some(SessionFrame::Open { target, .. }) => Some(target),
             _ => None,
         }
@@ -61,11 +61,11 @@ impl RelayRequest {
     /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends hear that
     /// the path is lost.
     pub fn try_way(&self, to: &Arc<LinkSender>) {
-        match (self.table.middle.stand(&self.attempt), &self.word) {
-            (Stand::Sought, Some(word)) if self.leads(to) => {
-                self.table.middle.pass(&self.attempt, to, word.clone(), true);
+        match (self.table.relays.stand(&self.attempt), &self.frame) {
+            (Stand::Sought, Some(frame)) if self.leads(to) => {
+                self.table.relays.pass(&self.attempt, to, frame.clone(), true);
             }
-            (Stand::RelayRequest, _) => self.table.middle.lose(self.attempt.id, Some(self.attempt.epoch)),
+            (Stand::RelayRequest, _) => self.table.relays.lose(self.attempt.id, Some(self.attempt.epoch)),
             _ => {}
         }
     }
@@ -79,7 +79,7 @@ impl RelayRequest {
     async fn stands(&self, is: impl Fn(Stand) -> bool) -> Stand {
         loop {
             let changed = self.attempt.changed.notified();
-            let stand = self.table.middle.stand(&self.attempt);
+            let stand = self.table.relays.stand(&self.attempt);
             if is(stand) {
                 return stand;
             }
@@ -100,8 +100,8 @@ impl RelayRequest {
         if !self.leads(to) {
             return self.refuse(Refusal::new(Code::NotHere, "the node is not linked to this pod"));
         }
-        if let Some(word) = self.word.take() {
-            self.table.middle.pass(&self.attempt, to, word, false);
+        if let Some(frame) = self.frame.take() {
+            self.table.relays.pass(&self.attempt, to, frame, false);
         }
     }
 
@@ -114,15 +114,15 @@ impl RelayRequest {
     /// be too many.
     pub fn offer(mut self) -> Option<Offer> {
         let Attempt { id, category, node, epoch, from, .. } = self.attempt.clone();
-        let word = self.word.take();
-        if self.table.middle.stand(&self.attempt) != Stand::Sought {
+        let frame = self.frame.take();
+        if self.table.relays.stand(&self.attempt) != Stand::Sought {
             return None;
         }
-        let Some(SessionFrame::Open { target, limit, client, opener, .. }) = word else {
-            self.table.middle.end(&self.attempt, Some(unknown(epoch)));
+        let Some(SessionFrame::Open { target, limit, client, opener, .. }) = frame else {
+            self.table.relays.end(&self.attempt, Some(unknown(epoch)));
             return None;
         };
-        self.table.middle.end(&self.attempt, None);
+        self.table.relays.end(&self.attempt, None);
         match self.table.offered(&from, (id, category, node), (target, client, opener), (limit, epoch))? {
             Event::Offer(offer) => Some(offer),
             _ => None,
@@ -130,8 +130,8 @@ impl RelayRequest {
     }
 
     fn answer(&mut self, refusal: Refusal) {
-        if let Some(word) = self.word.take() {
-            self.table.middle.end(&self.attempt, Some(refused(&word, refusal)));
+        if let Some(frame) = self.frame.take() {
+            self.table.relays.end(&self.attempt, Some(refused(&frame, refusal)));
         }
     }
 }
@@ -143,9 +143,9 @@ impl Drop for RelayRequest {
 }
 
 /// The answer that refuses an Open or a Resume.
-pub(crate) fn refused(word: &SessionFrame, refusal: Refusal) -> SessionFrame {
-    let epoch = word.epoch().unwrap_or(0);
-    match word {
+pub(crate) fn refused(frame: &SessionFrame, refusal: Refusal) -> SessionFrame {
+    let epoch = frame.epoch().unwrap_or(0);
+    match frame {
         SessionFrame::Open { .. } => SessionFrame::Refused { epoch, refusal },
         _ => SessionFrame::Reset { epoch, refusal },
     }

@@ -104,7 +104,7 @@ impl RelayTable {
 
     /// Binds the session to the link behind which its acceptor is, and says the word there. If its way is `sought` on,
     /// *not here* comes back to the seeker, else to the opener.
-    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, word: SessionFrame, sought: bool) {
+    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
         let bind = |binding: &mut Binding| {
             binding.acceptor = Some(acceptor.clone());
@@ -113,12 +113,12 @@ impl RelayTable {
         let bound = self.with(attempt, bind);
         if bound.is_some() && self.admit(attempt, &acceptor) {
             // Never too much: it empties what waits.
-            let _ = acceptor.push(word);
+            let _ = acceptor.push(frame);
         }
     }
 
-    /// Nobody seeks its way any more. If it has none, the session goes no further: its opener hears `word`, if any.
-    pub(crate) fn end(&self, attempt: &Attempt, word: Option<SessionFrame>) {
+    /// Nobody seeks its way any more. If it has none, the session goes no further: its opener hears `frame`, if any.
+    pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
         let mut bindings = lock(&self.bindings);
         let Some(known) = bindings.get_mut(&attempt.id).filter(|binding| binding.is_of(attempt)) else {
             return;
@@ -130,8 +130,8 @@ impl RelayTable {
         let Some(binding) = binding else { return };
         // Nothing waits in its lane yet, so the answer need not go through it.
         binding.opener.close();
-        if let Some(word) = word {
-            attempt.from.reply(attempt.id, attempt.category, &attempt.node, word);
+        if let Some(frame) = frame {
+            attempt.from.reply(attempt.id, attempt.category, &attempt.node, frame);
         }
     }
 
@@ -145,7 +145,7 @@ impl RelayTable {
     }
 
     /// A word from the link of `from` goes to the other side. False if it counts for nothing.
-    pub(crate) fn hear(&self, from: &LinkSender, id: SessionId, word: SessionFrame) -> bool {
+    pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = lock(&self.bindings);
         let Some(binding) = bindings.get_mut(&id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
@@ -157,27 +157,27 @@ impl RelayTable {
             return false;
         };
         if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
-            word
+            frame
             && of_opener
         {
             return false;
         }
         let epoch = binding.epoch;
         // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
-        let unheard = matches!(word, SessionFrame::Broken { .. })
+        let unheard = matches!(frame, SessionFrame::Broken { .. })
             && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
         let last = unheard
             || matches!(
-                word,
+                frame,
                 SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. }
             );
         // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
         // Resume was never said, for its opener thought better of it; it left this one before.
-        if last && word.epoch().is_some_and(|of| of < epoch) {
+        if last && frame.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
         // Who seeks the way seeks on: nobody there has heard of this attempt.
-        if is_not_here(&word) && !of_opener && binding.seeker.is_some() {
+        if is_not_here(&frame) && !of_opener && binding.seeker.is_some() {
             binding.acceptor = None;
             let changed = binding.seeker.as_ref().map(|seeker| seeker.0.clone());
             drop(bindings);
@@ -185,25 +185,25 @@ impl RelayTable {
             changed.inspect(|changed| changed.notify_one());
             return true;
         }
-        let answered = matches!(word, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
+        let answered = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
         let seeker = if answered { binding.seeker.take() } else { None };
         let removed = if last { bindings.remove(&id) } else { None };
         drop(bindings);
         drop((seeker, removed));
-        let word = match word {
+        let frame = match frame {
             SessionFrame::Broken { refusal, .. } if unheard => {
                 back.cut(SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
                 SessionFrame::Reset { epoch, refusal }
             }
-            word => {
+            frame => {
                 if last {
                     back.close();
                 }
-                word
+                frame
             }
         };
         let Some(to) = to else { return last };
-        if to.push(word).is_err() {
+        if to.push(frame).is_err() {
             self.lose(id, Some(epoch));
         }
         true
@@ -240,27 +240,27 @@ impl RelayTable {
         self.cut(id, None, |epoch| SessionFrame::Reset { epoch, refusal: why.clone() });
     }
 
-    fn cut(&self, id: SessionId, epoch: Option<u64>, word: impl Fn(u64) -> SessionFrame) {
+    fn cut(&self, id: SessionId, epoch: Option<u64>, frame: impl Fn(u64) -> SessionFrame) {
         let mut bindings = lock(&self.bindings);
         let meant = bindings.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
         let binding = if meant { bindings.remove(&id) } else { None };
         drop(bindings);
         let Some(binding) = binding else { return };
         for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
-            hop.cut(word(binding.epoch));
+            hop.cut(frame(binding.epoch));
         }
     }
 
     fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
         let Attempt { id, category, node, .. } = attempt.clone();
-        let budgets = (self.queued.share(), link.room_for_lanes(self.most_on_link));
-        let lane = RelayQueue::new(id, category, node, self.most, budgets);
-        RelayLeg { link: link.clone(), lane }
+        let budgets = (self.queued.share(), link.room_for_relays(self.most_on_link));
+        let queue = RelayQueue::new(id, category, node, self.most, budgets);
+        RelayLeg { link: link.clone(), queue }
     }
 
     /// Makes the hop's link know the session; false if that link has ended, of which the other side then hears.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
-        let alive = hop.link.pass(&hop.lane, attempt.epoch);
+        let alive = hop.link.pass(&hop.queue, attempt.epoch);
         if !alive {
             self.link_ended(hop.link.id, [attempt.id]);
         }

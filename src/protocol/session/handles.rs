@@ -135,7 +135,7 @@ impl Offer {
 
     /// Tells the opener that the target answered, and hands over the byte stream.
     pub fn accept(mut self) -> Session {
-        self.owned.with(|shared| shared.act(|inner| inner.end.accept(Instant::now())));
+        self.owned.with(|shared| shared.act(|inner| inner.state.accept(Instant::now())));
         Session(ResetOnDrop { shared: self.owned.shared.take() })
     }
 
@@ -176,7 +176,7 @@ impl Parked {
     pub fn seeks(&self) -> bool {
         let mut inner = self.shared.lock();
         let mine = inner.seeker == Some(self.seeker);
-        let seeks = mine && inner.end.needs_path();
+        let seeks = mine && inner.state.needs_path();
         if mine && !seeks {
             inner.seeker = None;
         }
@@ -195,7 +195,7 @@ impl Parked {
 
     /// Nobody knows a path: the session is over.
     pub fn give_up(self, why: Refusal) {
-        self.shared.act(|inner| inner.end.give_up(why));
+        self.shared.act(|inner| inner.state.give_up(why));
     }
 }
 
@@ -241,7 +241,7 @@ fn watch<T>(
     ready: impl FnOnce(&SessionState) -> Option<T>,
 ) -> Poll<T> {
     let mut inner = shared.lock();
-    match ready(&inner.end) {
+    match ready(&inner.state) {
         Some(ready) => Poll::Ready(ready),
         None => {
             keep(&mut inner.watcher, cx);

@@ -14,20 +14,20 @@ use crate::protocol::wire::opener::Opener;
 
 impl SessionCore {
     /// What it says before data, if anything.
-    pub(crate) fn speak_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<SessionFrame> {
+    pub(crate) fn next_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<SessionFrame> {
         let mut inner = self.lock();
         if inner.in_control == Some(link) {
             inner.in_control = None;
         }
-        let (word, effects) = inner.end.speak(link, 0);
-        inner.time(word.as_ref(), now);
-        let word = word.map(|word| self.complete(word, &inner));
+        let (frame, effects) = inner.state.next_frame(link, 0);
+        inner.time(frame.as_ref(), now);
+        let frame = frame.map(|frame| self.complete(frame, &inner));
         self.settle(inner, effects);
-        word
+        frame
     }
 
     /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
-    pub(crate) fn speak_turn<K>(
+    pub(crate) fn next_turn<K>(
         self: &Arc<Self>,
         link: LinkId,
         turn: &Turn<K>,
@@ -36,36 +36,36 @@ impl SessionCore {
         now: Instant,
     ) -> Sent {
         let mut inner = self.lock();
-        let held = inner.end.backlog().is_some_and(|backlog| backlog > most);
-        let (mut word, mut effects) =
-            if held { (None, Effects::default()) } else { inner.end.speak(link, longest) };
-        if let Some(SessionFrame::Broken { refusal, .. }) = &word
+        let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
+        let (mut frame, mut effects) =
+            if held { (None, Effects::default()) } else { inner.state.next_frame(link, longest) };
+        if let Some(SessionFrame::Broken { refusal, .. }) = &frame
             && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.has(Dialect::BREAKS))
         {
-            let (reset, over) = inner.end.reset_instead(refusal.clone());
-            (word, effects) = (Some(reset), over);
+            let (reset, over) = inner.state.reset_instead(refusal.clone());
+            (frame, effects) = (Some(reset), over);
         }
-        inner.time(word.as_ref(), now);
-        let word = word.map(|word| self.complete(word, &inner));
-        let bytes = if let Some(SessionFrame::Data(data)) = &word { data.len() } else { 0 };
+        inner.time(frame.as_ref(), now);
+        let frame = frame.map(|frame| self.complete(frame, &inner));
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
         let account = if held { turn.starts() } else { turn.account_after(bytes) };
         let mut backlog = None;
-        if inner.end.path() == Some(link) && inner.in_turns == Some(link) {
+        if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
             inner.account = account;
-            backlog = inner.end.backlog();
+            backlog = inner.state.backlog();
         }
         if inner.in_turns == Some(link) && backlog.is_none() {
             inner.in_turns = None;
         }
         self.settle(inner, effects);
-        Sent { word, bytes, account, backlog }
+        Sent { frame, bytes, account, backlog }
     }
 
     /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
     /// the pod there does.
-    fn complete(&self, mut word: SessionFrame, inner: &Inner) -> SessionFrame {
+    fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
         let process = || self.table.upgrade().map(|table| table.instance());
-        match &mut word {
+        match &mut frame {
             SessionFrame::Opened { instance, .. } => *instance = process(),
             SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
                 if !inner.speaks_to_cloud() =>
@@ -74,7 +74,7 @@ impl SessionCore {
             }
             _ => {}
         }
-        word
+        frame
     }
 }
 
@@ -84,10 +84,10 @@ impl Inner {
     }
 
     /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
-    fn time(&mut self, word: Option<&SessionFrame>, now: Instant) {
-        match word {
-            Some(SessionFrame::Credit { .. }) => self.end.recv.credit_said(now),
-            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => self.end.recv.moved(),
+    fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
+        match frame {
+            Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),
+            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => self.state.recv.moved(),
             _ => {}
         }
     }

@@ -19,21 +19,21 @@ impl SessionCore {
         let mut here = false;
         let mut left = None;
         self.act(|inner| {
-            let before = inner.end.path().filter(|path| *path != sender.id).and(inner.sender.clone());
-            let epoch = inner.end.epoch();
-            let meant = again == inner.end.needs_path();
-            let effects = if meant { inner.end.ask(sender.id) } else { Effects::default() };
+            let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
+            let epoch = inner.state.epoch();
+            let meant = again == inner.state.needs_path();
+            let effects = if meant { inner.state.ask(sender.id) } else { Effects::default() };
             match room {
                 _ if !meant => {}
-                Some((in_all, of_link)) => inner.end.recv.lift_limit(in_all, of_link),
-                None => inner.end.recv.restore_limit(),
+                Some((in_all, of_link)) => inner.state.recv.lift_limit(in_all, of_link),
+                None => inner.state.recv.restore_limit(),
             }
-            here = inner.end.path() == Some(sender.id);
+            here = inner.state.path() == Some(sender.id);
             if here {
                 left = before.map(|old| (old, epoch));
                 inner.move_to(sender);
             }
-            if alive { effects } else { inner.end.link_ended(sender.id, None, Instant::now()) }
+            if alive { effects } else { inner.state.link_ended(sender.id, None, Instant::now()) }
         });
         if let Some((old, epoch)) = left {
             old.lost(self, epoch);
@@ -48,11 +48,11 @@ impl SessionCore {
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         let mut left = None;
         self.act(|inner| {
-            if !inner.end.is_opener() || inner.end.path() != Some(sender.id) {
+            if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
                 return Effects::default();
             }
-            left = Some(inner.end.epoch());
-            inner.end.link_ended(sender.id, None, Instant::now())
+            left = Some(inner.state.epoch());
+            inner.state.link_ended(sender.id, None, Instant::now())
         });
         if let Some(epoch) = left {
             sender.lost(self, epoch);
@@ -61,19 +61,19 @@ impl SessionCore {
 
     /// The link has ended; `why` is given if its peer cannot resume.
     pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<Refusal>, now: Instant) {
-        self.act(|inner| inner.end.link_ended(link, why, now));
+        self.act(|inner| inner.state.link_ended(link, why, now));
     }
 
     /// The right to look for a path, if it needs one and nobody has that right.
     pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
         let mut inner = self.lock();
-        if inner.seeker.is_some() || !inner.end.is_opener() || !inner.end.needs_path() {
+        if inner.seeker.is_some() || !inner.state.is_opener() || !inner.state.needs_path() {
             return None;
         }
         inner.seekers += 1;
         let seeker = inner.seekers;
         inner.seeker = Some(seeker);
-        let (now, moved) = (Instant::now(), inner.end.moved());
+        let (now, moved) = (Instant::now(), inner.state.moved());
         let again = |&(_, at, before): &(u32, Instant, u64)| now - at < LATELY && before == moved;
         let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
         inner.lost = Some((times, now, moved));
@@ -86,12 +86,12 @@ impl SessionCore {
         let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
         let mut undelivered = false;
         self.act(|inner| {
-            if long(inner.end.departed_since()) {
-                let (given, effects) = inner.end.give_way();
+            if long(inner.state.departed_since()) {
+                let (given, effects) = inner.state.give_way();
                 undelivered = given;
                 effects
-            } else if long(inner.end.parked_since()) && !inner.end.is_opener() {
-                inner.end.give_up(why.clone())
+            } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
+                inner.state.give_up(why.clone())
             } else {
                 Effects::default()
             }
@@ -104,9 +104,9 @@ impl SessionCore {
     pub(crate) fn yields(self: &Arc<Self>) -> bool {
         let mut yields = false;
         self.act(|inner| {
-            yields = !inner.end.is_opener();
+            yields = !inner.state.is_opener();
             let why = Refusal::new(Code::Unknown, "its opener went to another process");
-            if yields { inner.end.give_up(why) } else { Effects::default() }
+            if yields { inner.state.give_up(why) } else { Effects::default() }
         });
         yields
     }

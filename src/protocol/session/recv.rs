@@ -189,7 +189,7 @@ impl RecvHalf {
     }
 
     /// What [`Self::credit`] returned is said now, on the path on which the bytes come.
-    pub fn credit_said(&mut self, now: Instant) {
+    pub fn credit_sent(&mut self, now: Instant) {
         if self.limit > self.old_limit {
             self.trips.credit(self.old_limit, self.received, now);
         }
@@ -388,7 +388,7 @@ mod tests {
             while half.take(now, ping).is_some() {}
             assert!(half.credit_due());
             limit = half.credit().1;
-            half.credit_said(now);
+            half.credit_sent(now);
             now += way;
         }
         // Elsewhere the way may be short.

@@ -1,7 +1,7 @@
 //! One end of a session: its states and what each frame, lost path or wish of its owner does to them.
 //!
 //! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
-//! [`Effects`], and what the end wants to say is fetched by [`SessionState::speak`] when the link has room for it.
+//! [`Effects`], and what the end wants to say is fetched by [`SessionState::next_frame`] when the link has room for it.
 
 mod depart;
 mod on_frame;
@@ -194,12 +194,12 @@ impl SessionState {
     }
 
     /// What it says next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
-    pub fn speak(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
+    pub fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
         if self.path != Some(link) {
             return (None, Effects::default());
         }
         if let Some(answer) = self.answer.take() {
-            return self.say(answer);
+            return self.send_answer(answer);
         }
         if self.phase != Phase::Open {
             return (None, Effects::default());
@@ -211,15 +211,15 @@ impl SessionState {
         if max == 0 {
             return (None, Effects::default());
         }
-        let word = self.send.take(max).map(SessionFrame::Data);
-        let word = word.or_else(|| self.send.take_finish().map(|total| SessionFrame::Finish { total }));
-        let word = word.or_else(|| self.take_break());
-        (word, Effects { write: self.send.has_room(), ..Effects::default() })
+        let frame = self.send.take(max).map(SessionFrame::Data);
+        let frame = frame.or_else(|| self.send.take_finish().map(|total| SessionFrame::Finish { total }));
+        let frame = frame.or_else(|| self.take_break());
+        (frame, Effects { write: self.send.has_room(), ..Effects::default() })
     }
 
-    fn say(&mut self, answer: Answer) -> (Option<SessionFrame>, Effects) {
+    fn send_answer(&mut self, answer: Answer) -> (Option<SessionFrame>, Effects) {
         let epoch = self.epoch;
-        let word = match (answer, &self.role) {
+        let frame = match (answer, &self.role) {
             (Answer::Open, Role::Opener { target, client }) => {
                 let (target, client) = (target.clone(), client.clone());
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
@@ -240,9 +240,9 @@ impl SessionState {
         if self.phase == Phase::Leaving {
             self.phase = Phase::Gone;
             self.path = None;
-            return (Some(word), Effects { forget: true, ..Effects::default() });
+            return (Some(frame), Effects { forget: true, ..Effects::default() });
         }
-        (Some(word), self.settle(Effects::default()))
+        (Some(frame), self.settle(Effects::default()))
     }
 }
 

@@ -48,10 +48,10 @@ impl Session {
         self.0.with(|shared| {
             let inner = shared.lock();
             account = Account {
-                sent: inner.end.send.written(),
-                received: inner.end.recv.taken(),
-                resumed: inner.end.resumed(),
-                ended: inner.end.ended().cloned(),
+                sent: inner.state.send.written(),
+                received: inner.state.recv.taken(),
+                resumed: inner.state.resumed(),
+                ended: inner.state.ended().cloned(),
             };
         });
         account
@@ -71,17 +71,17 @@ impl ByteStream for Session {
         let Some(shared) = &self.0.shared else { return Poll::Ready(Ok(Bytes::new())) };
         let mut inner = shared.lock();
         let trip = inner.sender.as_ref().map_or(Duration::ZERO, |o| o.round_trip());
-        if let Some(bytes) = inner.end.recv.take(Instant::now(), trip) {
+        if let Some(bytes) = inner.state.recv.take(Instant::now(), trip) {
             if let Some(sender) = inner.sender.as_ref().filter(|o| !o.resumes) {
                 sender.read.notify_one();
             }
             shared.settle(inner, Effects::default());
             return Poll::Ready(Ok(bytes));
         }
-        if inner.end.recv.is_ended() {
+        if inner.state.recv.is_ended() {
             return Poll::Ready(Ok(Bytes::new()));
         }
-        if let Some(why) = over(&inner.end, io::ErrorKind::ConnectionReset) {
+        if let Some(why) = over(&inner.state, io::ErrorKind::ConnectionReset) {
             return Poll::Ready(Err(why));
         }
         keep(&mut inner.reader, cx);
@@ -91,14 +91,14 @@ impl ByteStream for Session {
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         let Some(shared) = &self.0.shared else { return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())) };
         let mut inner = shared.lock();
-        if let Some(why) = over(&inner.end, io::ErrorKind::BrokenPipe) {
+        if let Some(why) = over(&inner.state, io::ErrorKind::BrokenPipe) {
             return Poll::Ready(Err(why));
         }
-        if !inner.end.send.has_room() {
+        if !inner.state.send.has_room() {
             keep(&mut inner.writer, cx);
             return Poll::Pending;
         }
-        inner.end.send.write(std::mem::take(bytes));
+        inner.state.send.write(std::mem::take(bytes));
         shared.settle(inner, Effects::default());
         Poll::Ready(Ok(()))
     }
@@ -106,7 +106,7 @@ impl ByteStream for Session {
     fn poll_finish(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.with(|shared| {
             shared.act(|inner| {
-                inner.end.send.finish();
+                inner.state.send.finish();
                 Effects::default()
             });
         });

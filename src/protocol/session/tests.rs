@@ -34,7 +34,7 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
 }
 
 fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
-    let again = session.lock().end.needs_path();
+    let again = session.lock().state.needs_path();
     session.ask(link, again);
 }
 
@@ -46,12 +46,13 @@ async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open()
     let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
     let now = tokio::time::Instant::now();
     assert!(
-        session.hear(&links[0], opened, now) && session.hear(&links[0], SessionFrame::Lost { epoch: 1 }, now)
+        session.on_frame(&links[0], opened, now)
+            && session.on_frame(&links[0], SessionFrame::Lost { epoch: 1 }, now)
     );
     session.ask(&links[1], false);
-    assert!(session.lock().end.path().is_none());
+    assert!(session.lock().state.path().is_none());
     session.ask(&links[1], true);
-    assert_eq!(session.lock().end.path(), Some(links[1].id));
+    assert_eq!(session.lock().state.path(), Some(links[1].id));
 }
 
 #[tokio::test]
@@ -80,14 +81,14 @@ async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
     let (table, links, now) = (table(), [link(1), link(2), link(3)], tokio::time::Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.hear(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
     first.resume(&links[1]);
     assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
     assert!(first.seeks());
     first.resume(&links[2]);
-    assert!(session.hear(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
+    assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
     assert!(!first.seeks());
     assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
     assert!(!first.seeks(), "and leaves the rest to the second");
@@ -98,7 +99,7 @@ async fn a_session_whose_seeker_was_lost_gets_another() {
     let (table, links, now) = (table(), [link(1), link(2)], tokio::time::Instant::now());
     let session = opener(&table);
     ask(&session, &links[0]);
-    assert!(session.hear(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
     let gone = Refusal::new(Code::GivenUp, "gone");
     drop(table.link_ended(&links[0], &gone, now));
     ask(&session, &links[1]);
@@ -118,8 +119,8 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let mut limits = Vec::new();
     for link in [&plain, &link] {
         session.ask(link, false);
-        let word = session.speak_control(link.id, tokio::time::Instant::now());
-        let Some(SessionFrame::Open { limit, .. }) = word else { panic!("{word:?}") };
+        let frame = session.next_control(link.id, tokio::time::Instant::now());
+        let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{word:?}") };
         limits.push(limit);
     }
     assert_eq!(limits, [u64::MAX, WINDOWS.start]);
@@ -133,7 +134,7 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
         (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
     let node: crate::names::NodeName = "node1".parse().unwrap();
     let link = LinkSender::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
-    let hear = |id, word| table.hear(&link, node.clone(), id, Category::Ssh, word, now);
+    let on_frame = |id, frame| table.on_frame(&link, node.clone(), id, Category::Ssh, frame, now);
     let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),
         limit: 1,
@@ -144,16 +145,16 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     let mut sessions = Vec::new();
     for _ in 0..1001 {
-        let Some(Event::Offer(offer)) = hear(SessionId::random(), open()) else { panic!("refused") };
+        let Some(Event::Offer(offer)) = on_frame(SessionId::random(), open()) else { panic!("refused") };
         sessions.push(offer.accept());
         while link.poll_pull(&mut cx, now).is_ready() {}
     }
     // Each has an end of stream to acknowledge, and the link takes nothing any more.
     for session in &sessions {
-        let _ = hear(session.id(), SessionFrame::Finish { total: 1 });
+        let _ = on_frame(session.id(), SessionFrame::Finish { total: 1 });
     }
     assert!(link.waiting() > 1000);
-    let offered = hear(SessionId::random(), open());
+    let offered = on_frame(SessionId::random(), open());
     assert!(matches!(offered, Some(Event::Offer(_))), "{offered:?}");
 }
 

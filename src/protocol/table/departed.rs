@@ -107,7 +107,7 @@ mod tests {
         let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
         opening.ask(link);
         let (id, opened) = (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None });
-        table.hear(link, "node1".parse().unwrap(), id, Category::Ssh, opened, Instant::now());
+        table.on_frame(link, "node1".parse().unwrap(), id, Category::Ssh, opened, Instant::now());
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);
         poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();

@@ -21,7 +21,7 @@ impl SessionTable {
             shared.link_ended(sender.id, why.clone(), now);
             parked.extend(shared.parked());
         }
-        self.middle.link_ended(sender.id, passing);
+        self.relays.link_ended(sender.id, passing);
         parked
     }
 
@@ -45,8 +45,8 @@ impl SessionTable {
 
     /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
     pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
-        for lane in sender.passing().into_iter().filter(|lane| meant(&lane.node)) {
-            self.middle.lose(lane.id, None);
+        for queue in sender.passing().into_iter().filter(|queue| meant(&queue.node)) {
+            self.relays.lose(queue.id, None);
         }
     }
 
@@ -55,8 +55,8 @@ impl SessionTable {
         for session in sender.own() {
             session.reset(why.clone());
         }
-        for lane in sender.passing() {
-            self.middle.reset(lane.id, why);
+        for queue in sender.passing() {
+            self.relays.reset(queue.id, why);
         }
     }
 }

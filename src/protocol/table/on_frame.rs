@@ -21,33 +21,33 @@ use crate::protocol::wire::opener::Opener;
 
 impl SessionTable {
     /// One frame about a session, from the link of `sender`. `node` is where its acceptor is, if the word asks.
-    pub fn hear(
+    pub fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
         node: NodeName,
         id: SessionId,
         category: Category,
-        mut word: SessionFrame,
+        mut frame: SessionFrame,
         now: Instant,
     ) -> Option<Event> {
-        let opener = word.opener().and_then(|said| {
+        let opener = frame.opener().and_then(|said| {
             *said = Opener::vouched(said.take(), sender);
             said.clone()
         });
         let mut known = self.shard(id).get(&id).cloned();
         if known.as_ref().is_some_and(|shared| !shared.is_of(opener.as_ref())) {
-            self.foreign(sender, (id, category, &node), &word);
+            self.foreign(sender, (id, category, &node), &frame);
             return None;
         }
-        if let SessionFrame::Resume { instance: Some(meant), .. } = &word
+        if let SessionFrame::Resume { instance: Some(meant), .. } = &frame
             && *meant != self.instance
         {
             known = known.filter(|shared| !shared.yields());
         }
-        let Some(shared) = known else { return self.hear_other(sender, node, id, category, word) };
-        let parks = matches!(word, SessionFrame::Lost { .. });
-        let resumes = matches!(word, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
-        if !shared.hear(sender, word, now) {
+        let Some(shared) = known else { return self.on_foreign_frame(sender, node, id, category, frame) };
+        let parks = matches!(frame, SessionFrame::Lost { .. });
+        let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
+        if !shared.on_frame(sender, frame, now) {
             self.metrics.frames_dropped.count("out_of_place");
             return None;
         }
@@ -61,13 +61,13 @@ impl SessionTable {
     }
 
     /// A frame about a session that has no end here, or none yet.
-    fn hear_other(
+    fn on_foreign_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
         node: NodeName,
         id: SessionId,
         category: Category,
-        mut word: SessionFrame,
+        mut frame: SessionFrame,
     ) -> Option<Event> {
         let edge = match &sender.peer {
             Peer::Edge(edge) => Some(edge),
@@ -75,7 +75,7 @@ impl SessionTable {
         };
         // What the cloud asks of an edge is meant for that edge; a link to it carries nothing else.
         let elsewhere = !matches!(sender.peer, Peer::Cloud(_));
-        match &mut word {
+        match &mut frame {
             SessionFrame::Open { epoch, client, opener, .. } if elsewhere => {
                 let mut category = category;
                 // An edge must never borrow another front end's rights, nor another's name.
@@ -83,16 +83,16 @@ impl SessionTable {
                     (category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
                 let attempt = Attempt::new(sender, (id, category, node), (*epoch, opener.clone()));
-                self.asked(attempt, word)
+                self.asked(attempt, frame)
             }
             SessionFrame::Resume { epoch, instance: Some(instance), opener, .. }
                 if elsewhere && *instance != self.instance =>
             {
                 let attempt = Attempt::new(sender, (id, category, node), (*epoch, opener.clone()));
-                self.asked(attempt, word)
+                self.asked(attempt, frame)
             }
             SessionFrame::Open { .. } => {
-                let SessionFrame::Open { target, limit, epoch, client, opener } = word else { return None };
+                let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
                 self.offered(sender, (id, category, node), (target, client, opener), (limit, epoch))
             }
             SessionFrame::Resume { epoch, .. } => {
@@ -100,7 +100,7 @@ impl SessionTable {
                 None
             }
             _ => {
-                if !self.middle.hear(sender, id, word) {
+                if !self.relays.on_frame(sender, id, frame) {
                     self.metrics.frames_dropped.count("unknown_session");
                 }
                 None
@@ -108,27 +108,27 @@ impl SessionTable {
         }
     }
 
-    fn asked(self: &Arc<Self>, attempt: Attempt, word: SessionFrame) -> Option<Event> {
+    fn asked(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
         let from = &attempt.from;
         let most = self.limits.sessions;
         let too_many = if from.is_behind() || from.sessions() >= most {
             Some("too many sessions on this link at once")
-        } else if self.middle.len() >= most && !self.middle.knows(attempt.id) {
+        } else if self.relays.len() >= most && !self.relays.knows(attempt.id) {
             Some("too many sessions through this pod at once")
         } else {
             None
         };
         if let Some(why) = too_many {
             let refusal = Refusal::new(Code::Busy, why);
-            from.reply(attempt.id, attempt.category, &attempt.node, refused(&word, refusal));
+            from.reply(attempt.id, attempt.category, &attempt.node, refused(&frame, refusal));
             return None;
         }
-        match self.middle.asked(&attempt) {
+        match self.relays.asked(&attempt) {
             Claim::Newest => {
-                return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, word)));
+                return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }
             Claim::Old => self.metrics.frames_dropped.count("out_of_place"),
-            Claim::Foreign => self.foreign(from, (attempt.id, attempt.category, &attempt.node), &word),
+            Claim::Foreign => self.foreign(from, (attempt.id, attempt.category, &attempt.node), &frame),
         }
         None
     }
@@ -138,10 +138,10 @@ impl SessionTable {
         &self,
         from: &LinkSender,
         (id, category, node): (SessionId, Category, &NodeName),
-        word: &SessionFrame,
+        frame: &SessionFrame,
     ) {
         self.metrics.frames_dropped.count("not_the_opener");
-        from.reply(id, category, node, refused(word, Refusal::new(Code::Unknown, UNKNOWN)));
+        from.reply(id, category, node, refused(frame, Refusal::new(Code::Unknown, UNKNOWN)));
     }
 
     pub(crate) fn offered(

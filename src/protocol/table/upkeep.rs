@@ -15,7 +15,7 @@ use crate::protocol::wire::frame::{Code, Refusal};
 impl SessionTable {
     /// Gives up what waited for a path, or to be delivered, longer than the grace time. To be called every few seconds.
     pub fn tick(&self, now: Instant) {
-        self.metrics.passing.set(i64::try_from(self.middle.len()).unwrap_or(i64::MAX));
+        self.metrics.passing.set(i64::try_from(self.relays.len()).unwrap_or(i64::MAX));
         self.show_memory();
         if let Some(long_ago) = now.checked_sub(self.limits.grace.max(LATEST_OPEN)) {
             lock(&self.ended).forget_before(long_ago);
@@ -52,7 +52,7 @@ impl SessionTable {
         let budgets: [(_, &Budget); 4] = [
             ("promised", &self.promised),
             ("kept", &self.kept),
-            ("passing", self.middle.budget()),
+            ("passing", self.relays.budget()),
             ("unpromised", &self.unpromised),
         ];
         for (name, budget) in budgets {

@@ -26,7 +26,7 @@ use crate::protocol::wire::frame::{Category, Code, Frame, FrameKind, Refusal, Se
 pub struct Plain {
     node: NodeName,
     by_topic: HashMap<String, SessionId>,
-    sessions: HashMap<SessionId, Plainly>,
+    sessions: HashMap<SessionId, PlainSession>,
     /// What is to be sent; bounded by [`MOST_WAITING`].
     waiting: VecDeque<StreamMsg>,
     /// Sessions whose target has ended, and when that is looked at: in this order.
@@ -37,7 +37,7 @@ pub struct Plain {
 
 /// One session as the plain peer sees it.
 #[derive(Debug)]
-struct Plainly {
+struct PlainSession {
     topic: String,
     category: Category,
     epoch: u64,
@@ -56,20 +56,20 @@ struct Plainly {
 
 /// Words for one of our sessions.
 #[derive(Debug, PartialEq)]
-pub struct Heard {
+pub struct Decoded {
     /// Which session.
     pub id: SessionId,
     /// Its front end.
     pub category: Category,
     /// What is said, in order.
-    pub words: Vec<SessionFrame>,
+    pub frames: Vec<SessionFrame>,
 }
 
 /// What a message of the peer becomes.
 #[derive(Debug, PartialEq)]
-pub enum Meaning {
+pub enum Received {
     /// Words for one session.
-    Session(Heard),
+    Session(Decoded),
     /// A sign of life; a pod answers with the same message.
     Heartbeat,
     /// It was answered: [`Plain::next_message`] has the message.
@@ -92,13 +92,13 @@ impl Plain {
     }
 
     /// Says one of our frames. Returns what our session hears at once, as no answer will come.
-    pub fn say(&mut self, frame: Frame, now: Instant) -> Option<Heard> {
+    pub fn send_frame(&mut self, frame: Frame, now: Instant) -> Option<Decoded> {
         match frame.body {
             FrameKind::Ping(_) | FrameKind::Pong(_) => {
                 self.waiting.push_back(heartbeat(&self.node));
                 None
             }
-            FrameKind::Session(id, category, word) => self.say_word(id, category, word, now),
+            FrameKind::Session(id, category, word) => self.send_session_frame(id, category, word, now),
             // Never said on a plain link: its outbox takes no signals.
             FrameKind::Find(_) | FrameKind::Found(_) | FrameKind::Drain | FrameKind::Conflict(_) => None,
         }
@@ -110,8 +110,8 @@ impl Plain {
     }
 
     /// Sends the ends of stream that waited long enough for the peer's.
-    pub fn tick(&mut self, now: Instant) -> Vec<Heard> {
-        let late = |s: &Plainly| s.finished && now - s.last >= HALF_OPEN;
+    pub fn tick(&mut self, now: Instant) -> Vec<Decoded> {
+        let late = |s: &PlainSession| s.finished && now - s.last >= HALF_OPEN;
         let ids: Vec<SessionId> = self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect();
         ids.into_iter().filter_map(|id| self.close(id)).collect()
     }
@@ -134,17 +134,17 @@ impl Plain {
     }
 
     /// Ends a session in both directions. Returns what ours hears.
-    pub fn close(&mut self, id: SessionId) -> Option<Heard> {
+    pub fn close(&mut self, id: SessionId) -> Option<Decoded> {
         self.end(id, "EOF").map(|session| over(id, &session))
     }
 
-    fn say_word(
+    fn send_session_frame(
         &mut self,
         id: SessionId,
         category: Category,
         word: SessionFrame,
         now: Instant,
-    ) -> Option<Heard> {
+    ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = word {
             self.open(id, category, &target, epoch, now);
             return None;
@@ -187,7 +187,7 @@ impl Plain {
             }
             _ => return None,
         };
-        Some(Heard { id, category, words: vec![SessionFrame::Credit { received, limit: u64::MAX }] })
+        Some(Decoded { id, category, frames: vec![SessionFrame::Credit { received, limit: u64::MAX }] })
     }
 
     fn open(&mut self, id: SessionId, category: Category, target: &Target, epoch: u64, now: Instant) {
@@ -195,7 +195,7 @@ impl Plain {
         let addr = self.address(target);
         self.enter(
             id,
-            Plainly {
+            PlainSession {
                 topic: topic.clone(),
                 category,
                 epoch,
@@ -222,18 +222,18 @@ impl Plain {
         }
     }
 
-    fn end(&mut self, id: SessionId, text: &str) -> Option<Plainly> {
+    fn end(&mut self, id: SessionId, text: &str) -> Option<PlainSession> {
         let session = self.drop_session(id)?;
         self.send(session.category, "closed", session.topic.clone(), Bytes::copy_from_slice(text.as_bytes()));
         Some(session)
     }
 
-    fn enter(&mut self, id: SessionId, session: Plainly) {
+    fn enter(&mut self, id: SessionId, session: PlainSession) {
         self.by_topic.insert(session.topic.clone(), id);
         self.sessions.insert(id, session);
     }
 
-    fn drop_session(&mut self, id: SessionId) -> Option<Plainly> {
+    fn drop_session(&mut self, id: SessionId) -> Option<PlainSession> {
         let session = self.sessions.remove(&id)?;
         self.by_topic.remove(&session.topic);
         Some(session)
@@ -269,15 +269,15 @@ pub fn heartbeat(node: &NodeName) -> StreamMsg {
 }
 
 /// The peer has closed both directions.
-fn over(id: SessionId, session: &Plainly) -> Heard {
-    let words = vec![
+fn over(id: SessionId, session: &PlainSession) -> Decoded {
+    let frames = vec![
         SessionFrame::Finish { total: session.received + 1 },
         SessionFrame::Reset {
             epoch: session.epoch,
             refusal: Refusal::new(Code::Over, "closed by the far end"),
         },
     ];
-    Heard { id, category: session.category, words }
+    Decoded { id, category: session.category, frames }
 }
 
 /// How long a finished direction waits for the other after the last byte, as `closed` ends both.

@@ -116,7 +116,7 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, word| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
-        let crate::protocol::wire::plain::Meaning::Session(heard) = plain.hear(message, now) else {
+        let crate::protocol::wire::plain::Received::Session(heard) = plain.on_frame(message, now) else {
             panic!("an Open")
         };
         let body = FrameKind::Session(heard.id, Category::Ssh, word);

@@ -45,30 +45,30 @@ impl LinkSender {
 
     /// Makes the lane known as one that leads through here, for attempt `epoch`; an older one of its session says no
     /// more, unless it is that a newer attempt was lost. False if the link has ended.
-    pub(crate) fn pass(&self, lane: &Arc<RelayQueue>, epoch: u64) -> bool {
+    pub(crate) fn pass(&self, queue: &Arc<RelayQueue>, epoch: u64) -> bool {
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
-        if known.passing.get(&lane.id).is_some_and(|(.., newer)| *newer > epoch) {
+        if known.passing.get(&queue.id).is_some_and(|(.., newer)| *newer > epoch) {
             // This attempt comes late: a newer one has passed here meanwhile.
             drop(members);
-            lane.close();
+            queue.close();
             return true;
         }
         known.came += 1;
-        let older = known.passing.insert(lane.id, (known.came, lane.clone(), epoch));
+        let older = known.passing.insert(queue.id, (known.came, queue.clone(), epoch));
         drop(members);
         if let Some((_, older, _)) = older {
             older.retire(epoch);
         }
         // It may have said its last word, or was closed, before it was known here; nobody else takes it off then.
-        if lane.is_over() {
-            self.leave_lane(lane);
+        if queue.is_over() {
+            self.leave_relay(queue);
         }
         true
     }
 
     /// An empty share of what may wait here for all sessions that pass through: `most` bytes.
-    pub(crate) fn room_for_lanes(&self, most: usize) -> Share {
+    pub(crate) fn room_for_relays(&self, most: usize) -> Share {
         self.room.get_or_init(|| Budget::new(most)).share()
     }
 
@@ -85,19 +85,19 @@ impl LinkSender {
     }
 
     /// The lane leads through here no more.
-    pub(crate) fn leave_lane(&self, lane: &Arc<RelayQueue>) {
+    pub(crate) fn leave_relay(&self, queue: &Arc<RelayQueue>) {
         if let Some(members) = lock(&self.members).as_mut()
-            && members.passing.get(&lane.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, lane))
+            && members.passing.get(&queue.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, queue))
         {
-            members.passing.remove(&lane.id);
+            members.passing.remove(&queue.id);
         }
     }
 
     pub(super) fn forget_if_over(&self, source: &FrameSource) {
-        if let FrameSource::Passing(lane) = source
-            && lane.is_over()
+        if let FrameSource::Passing(queue) = source
+            && queue.is_over()
         {
-            self.leave_lane(lane);
+            self.leave_relay(queue);
         }
     }
 
@@ -108,7 +108,7 @@ impl LinkSender {
             members
                 .iter()
                 .flat_map(|members| members.passing.values())
-                .map(|(came, lane, _)| (*came, lane.clone())),
+                .map(|(came, queue, _)| (*came, queue.clone())),
         )
     }
 

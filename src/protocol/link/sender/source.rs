@@ -41,8 +41,8 @@ pub(crate) enum Control {
 /// What was said in a turn.
 #[derive(Debug)]
 pub(crate) struct Sent {
-    pub(crate) word: Option<SessionFrame>,
-    /// Bytes of data in `word`.
+    pub(crate) frame: Option<SessionFrame>,
+    /// Bytes of data in `frame`.
     pub(crate) bytes: usize,
     /// Where the speaker's account stands now.
     pub(crate) account: u64,
@@ -55,7 +55,7 @@ impl FrameSource {
     pub(crate) fn about(&self) -> (SessionId, Category, &NodeName) {
         match self {
             Self::LocalAddresses(session) => (session.id, session.category, &session.node),
-            Self::Passing(lane) => (lane.id, lane.category, &lane.node),
+            Self::Passing(queue) => (queue.id, queue.category, &queue.node),
         }
     }
 
@@ -63,20 +63,20 @@ impl FrameSource {
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             Self::LocalAddresses(_) => false,
-            Self::Passing(lane) => lane.is_closed(),
+            Self::Passing(queue) => queue.is_closed(),
         }
     }
 
     /// What it says before data, if anything, and whether it has more of that kind to say.
-    pub(crate) fn speak_control(&self, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
+    pub(crate) fn next_control(&self, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
         match self {
-            Self::LocalAddresses(session) => (session.speak_control(link, now), false),
-            Self::Passing(lane) => lane.speak_control(),
+            Self::LocalAddresses(session) => (session.next_control(link, now), false),
+            Self::Passing(queue) => queue.next_control(),
         }
     }
 
     /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
-    pub(crate) fn speak_turn(
+    pub(crate) fn next_turn(
         &self,
         link: LinkId,
         turn: &Turn<Self>,
@@ -85,8 +85,8 @@ impl FrameSource {
         now: Instant,
     ) -> Sent {
         match self {
-            Self::LocalAddresses(session) => session.speak_turn(link, turn, longest, most, now),
-            Self::Passing(lane) => lane.speak_turn(turn, longest, most),
+            Self::LocalAddresses(session) => session.next_turn(link, turn, longest, most, now),
+            Self::Passing(queue) => queue.next_turn(turn, longest, most),
         }
     }
 }

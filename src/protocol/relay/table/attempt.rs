@@ -66,6 +66,6 @@ impl Drop for Seeker {
 }
 
 /// Whether it says that the acceptor is not there.
-pub(super) fn is_not_here(word: &SessionFrame) -> bool {
-    matches!(word, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == Code::NotHere)
+pub(super) fn is_not_here(frame: &SessionFrame) -> bool {
+    matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == Code::NotHere)
 }

@@ -10,23 +10,23 @@ use crate::protocol::wire::frame::SessionFrame;
 #[derive(Debug, Clone)]
 pub(super) struct RelayLeg {
     pub(super) link: Arc<LinkSender>,
-    pub(super) lane: Arc<RelayQueue>,
+    pub(super) queue: Arc<RelayQueue>,
 }
 
 impl RelayLeg {
-    pub(super) fn push(&self, word: SessionFrame) -> Result<(), Full> {
-        let intent = self.lane.push(word)?;
-        self.link.enter_lane(&self.lane, &intent);
+    pub(super) fn push(&self, frame: SessionFrame) -> Result<(), Full> {
+        let intent = self.queue.push(frame)?;
+        self.link.enter_relay(&self.queue, &intent);
         Ok(())
     }
 
-    pub(super) fn cut(&self, word: SessionFrame) {
-        let intent = self.lane.cut(word);
-        self.link.enter_lane(&self.lane, &intent);
+    pub(super) fn cut(&self, frame: SessionFrame) {
+        let intent = self.queue.cut(frame);
+        self.link.enter_relay(&self.queue, &intent);
     }
 
     pub(super) fn close(&self) {
-        self.lane.close();
-        self.link.leave_lane(&self.lane);
+        self.queue.close();
+        self.link.leave_relay(&self.queue);
     }
 }

@@ -56,12 +56,12 @@ impl Place {
         place
     }
 
-    fn hear(&self, from: &Arc<LinkSender>, word: SessionFrame) -> Option<Event> {
-        self.table.hear(from, node(), id(), Category::Ssh, word, Instant::now())
+    fn on_frame(&self, from: &Arc<LinkSender>, frame: SessionFrame) -> Option<Event> {
+        self.table.on_frame(from, node(), id(), Category::Ssh, frame, Instant::now())
     }
 
-    fn ask(&self, from: &Arc<LinkSender>, word: SessionFrame) -> Option<crate::protocol::RelayRequest> {
-        match self.hear(from, word)? {
+    fn ask(&self, from: &Arc<LinkSender>, frame: SessionFrame) -> Option<crate::protocol::RelayRequest> {
+        match self.on_frame(from, frame)? {
             Event::RelayRequest(asked) => Some(asked),
             other => panic!("{other:?}"),
         }
@@ -81,7 +81,7 @@ fn next(link: &LinkSender) -> Option<SessionFrame> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
         match frame.body {
-            FrameKind::Session(_, _, word) => return Some(word),
+            FrameKind::Session(_, _, frame) => return Some(frame),
             FrameKind::Ping(number) => drop(link.ponged(number.unwrap(), Instant::now())),
             other => panic!("{other:?}"),
         }
@@ -140,9 +140,9 @@ fn is_unknown(said: &[SessionFrame], epoch: u64) -> bool {
     }
 }
 
-fn opened_by(mut word: SessionFrame, who: &str) -> SessionFrame {
-    *word.opener().unwrap() = Some(who.parse().unwrap());
-    word
+fn opened_by(mut frame: SessionFrame, who: &str) -> SessionFrame {
+    *frame.opener().unwrap() = Some(who.parse().unwrap());
+    frame
 }
 
 #[tokio::test]
@@ -153,13 +153,13 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     place.ask(&opener, open(1)).unwrap().pass(&place.edge);
     // Whatever an edge says, its pod says who it is.
     let mut passed = said(&place.edge);
-    assert_eq!(passed.pop().and_then(|mut word| word.opener()?.take()), "node/opener".parse().ok());
+    assert_eq!(passed.pop().and_then(|mut frame| frame.opener()?.take()), "node/opener".parse().ok());
     let goes_on = |opener: &Arc<LinkSender>| {
-        place.hear(opener, data("up"));
-        place.hear(&place.edge, data("down"));
+        place.on_frame(opener, data("up"));
+        place.on_frame(&place.edge, data("down"));
         assert_eq!((said(&place.edge), said(opener)), (vec![data("up")], vec![data("down")]));
     };
-    for (from, word) in [
+    for (from, frame) in [
         (&stranger, resume(7)),
         (&stranger, opened_by(resume(7), "node/opener")),
         (&stranger, open(7)),
@@ -167,18 +167,18 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         (&pod, opened_by(resume(7), "node/stranger")),
         (&pod, opened_by(resume(7), "pod/00000000000000000000000000000003")),
     ] {
-        assert!(place.ask(from, word.clone()).is_none());
+        assert!(place.ask(from, frame.clone()).is_none());
         let answer = said(from);
         assert!(is_unknown(&answer, 7), "{word:?} from {:?}: {answer:?}", from.peer);
         goes_on(&opener);
     }
     // Itself may, over another link or through another pod, be that as old as it likes.
-    for (from, word) in [
+    for (from, frame) in [
         (link(6, Peer::Edge("opener".parse().unwrap())), resume(8)),
         (pod.clone(), opened_by(resume(9), "node/opener")),
         (pod, resume(10)),
     ] {
-        place.ask(&from, word).unwrap().pass(&place.edge);
+        place.ask(&from, frame).unwrap().pass(&place.edge);
         assert!(matches!(&said(&place.edge)[..], [SessionFrame::Resume { .. }]));
         opener = from;
         goes_on(&opener);
@@ -194,18 +194,18 @@ async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
     let place = Place::bound();
     assert!(place.ask(&place.edge, resume(2)).is_none());
     assert!(is_unknown(&said(&place.edge), 2));
-    place.hear(&place.client, data("up"));
+    place.on_frame(&place.client, data("up"));
     assert_eq!((said(&place.edge), said(&place.client)), (vec![data("up")], vec![]));
 }
 
 #[tokio::test]
 async fn frames_pass_between_the_two_links_and_from_no_third() {
     let place = Place::bound();
-    place.hear(&place.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None });
-    place.hear(&place.edge, data("from the edge"));
-    place.hear(&place.client, data("from the client"));
-    place.hear(&link(3, Peer::Pod), data("from a stranger"));
-    place.hear(&place.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
+    place.on_frame(&place.edge, SessionFrame::Opened { limit: 5, epoch: 1, instance: None });
+    place.on_frame(&place.edge, data("from the edge"));
+    place.on_frame(&place.client, data("from the client"));
+    place.on_frame(&link(3, Peer::Pod), data("from a stranger"));
+    place.on_frame(&place.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
     assert_eq!(said(&place.edge), [data("from the client")]);
     let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None };
     assert_eq!(said(&place.client), [opened, data("from the edge")]);
@@ -215,13 +215,13 @@ async fn frames_pass_between_the_two_links_and_from_no_third() {
 async fn the_words_that_open_and_resume_empty_what_waits_credits_too() {
     for answer in [resumed(2), SessionFrame::Opened { limit: 5, epoch: 2, instance: None }] {
         let place = Place::bound();
-        place.hear(&place.edge, data("old"));
-        place.hear(&place.edge, SessionFrame::Credit { received: 1, limit: 2 });
+        place.on_frame(&place.edge, data("old"));
+        place.on_frame(&place.edge, SessionFrame::Credit { received: 1, limit: 2 });
         place.ask(&place.client, resume(2)).unwrap().pass(&place.edge);
-        place.hear(&place.edge, data("old still"));
-        place.hear(&place.edge, SessionFrame::Credit { received: 2, limit: 3 });
-        place.hear(&place.edge, answer.clone());
-        place.hear(&place.edge, data("new"));
+        place.on_frame(&place.edge, data("old still"));
+        place.on_frame(&place.edge, SessionFrame::Credit { received: 2, limit: 3 });
+        place.on_frame(&place.edge, answer.clone());
+        place.on_frame(&place.edge, data("new"));
         assert_eq!(said(&place.client), [answer, data("new")]);
     }
 }
@@ -229,14 +229,14 @@ async fn the_words_that_open_and_resume_empty_what_waits_credits_too() {
 #[tokio::test]
 async fn lost_stays_behind_the_data_and_the_reset_before_it() {
     let place = Place::bound();
-    place.hear(&place.edge, data("tail"));
+    place.on_frame(&place.edge, data("tail"));
     place.end(&place.edge);
-    place.hear(&place.edge, data("late"));
+    place.on_frame(&place.edge, data("late"));
     assert_eq!(said(&place.client), [data("tail"), lost(1)]);
     assert!(place.is_empty());
     let place = Place::bound();
-    place.hear(&place.edge, data("tail"));
-    place.hear(&place.edge, reset(1));
+    place.on_frame(&place.edge, data("tail"));
+    place.on_frame(&place.edge, reset(1));
     place.end(&place.edge);
     assert_eq!(said(&place.client), [data("tail"), reset(1)]);
     assert!(place.is_empty());
@@ -247,16 +247,16 @@ async fn only_a_higher_epoch_binds_anew_and_what_the_old_link_says_is_dropped() 
     let place = Place::bound();
     let other = link(3, Peer::Pod);
     assert!(place.ask(&other, resume(1)).is_none(), "not higher");
-    place.hear(&place.edge, data("for the old link"));
+    place.on_frame(&place.edge, data("for the old link"));
     place.ask(&other, resume(3)).unwrap().pass(&place.edge);
     assert!(place.ask(&place.client, resume(2)).is_none(), "late");
-    place.hear(&place.client, data("late"));
-    place.hear(&place.edge, resumed(3));
+    place.on_frame(&place.client, data("late"));
+    place.on_frame(&place.edge, resumed(3));
     assert_eq!(said(&place.edge), [resume(3)]);
     assert_eq!((said(&place.client), said(&other)), (vec![], vec![resumed(3)]));
-    place.hear(&place.edge, reset(1));
+    place.on_frame(&place.edge, reset(1));
     assert_eq!(place.table.passing().0, 1, "the end of an older attempt takes nothing along");
-    place.hear(&place.edge, reset(3));
+    place.on_frame(&place.edge, reset(3));
     assert_eq!(said(&other), [reset(3)]);
     assert!(place.is_empty() && other.sessions() == 0);
 }
@@ -264,28 +264,28 @@ async fn only_a_higher_epoch_binds_anew_and_what_the_old_link_says_is_dropped() 
 #[tokio::test]
 async fn what_is_left_of_an_old_binding_is_not_said_behind_a_new_answer() {
     let place = Place::bound();
-    place.hear(&place.edge, data("old"));
+    place.on_frame(&place.edge, data("old"));
     place.end(&place.edge);
     // The opener has not heard of it yet, and comes by itself.
     let edge = link(4, Peer::Edge(node()));
     place.ask(&place.client, resume(2)).unwrap().pass(&edge);
-    place.hear(&edge, resumed(2));
+    place.on_frame(&edge, resumed(2));
     assert_eq!(said(&place.client), [resumed(2)]);
 }
 
 #[tokio::test]
 async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
-    for word in [reset(1), lost(1)] {
+    for frame in [reset(1), lost(1)] {
         for of_client in [true, false] {
             let place = Place::bound();
             let (from, to) =
                 if of_client { (&place.client, &place.edge) } else { (&place.edge, &place.client) };
             let (from, to) = (from.clone(), to.clone());
-            place.hear(&to, data("to who leaves"));
-            place.hear(&from, data("last"));
-            place.hear(&from, word.clone());
-            place.hear(&from, data("late"));
-            assert_eq!(said(&to), [data("last"), word.clone()]);
+            place.on_frame(&to, data("to who leaves"));
+            place.on_frame(&from, data("last"));
+            place.on_frame(&from, frame.clone());
+            place.on_frame(&from, data("late"));
+            assert_eq!(said(&to), [data("last"), frame.clone()]);
             assert_eq!(said(&from), []);
             assert!(place.is_empty());
         }
@@ -303,11 +303,11 @@ fn over(epoch: u64) -> SessionFrame {
 #[tokio::test]
 async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
     let place = Place::bound();
-    place.hear(&place.edge, data("last"));
-    place.hear(&place.edge, broken());
+    place.on_frame(&place.edge, data("last"));
+    place.on_frame(&place.edge, broken());
     assert_eq!(said(&place.client), [data("last"), broken()]);
     assert!(!place.is_empty(), "the answer has to come back");
-    place.hear(&place.client, over(1));
+    place.on_frame(&place.client, over(1));
     assert_eq!(said(&place.edge), [over(1)]);
     assert!(place.is_empty());
 }
@@ -318,9 +318,9 @@ async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_
     place.client = LinkSender::new(LinkId(1), Peer::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
     place.ask(&place.client, open(1)).unwrap().pass(&place.edge);
     assert_eq!(said(&place.edge), [open(1)]);
-    place.hear(&place.client, data("of no use"));
-    place.hear(&place.edge, data("last"));
-    place.hear(&place.edge, broken());
+    place.on_frame(&place.client, data("of no use"));
+    place.on_frame(&place.edge, data("last"));
+    place.on_frame(&place.edge, broken());
     assert_eq!(said(&place.client), [data("last"), reset(1)]);
     assert_eq!(said(&place.edge), [over(1)]);
     assert!(place.is_empty());
@@ -351,7 +351,7 @@ async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
         "{words:?}"
     );
     let asked = place.ask(&place.client, open(3)).unwrap();
-    place.hear(&place.client, reset(3));
+    place.on_frame(&place.client, reset(3));
     assert!(asked.unwanted().now_or_never().is_some());
     asked.pass(&place.edge);
     assert_eq!((said(&place.client), said(&place.edge)), (vec![], vec![]));
@@ -373,8 +373,8 @@ async fn too_much_for_one_session_costs_both_ends_a_resume_and_no_more() {
     let place = Place::bound();
     let piece = || SessionFrame::Data(vec![1; 64 * 1024].into());
     for _ in 0..8 * 16 {
-        place.hear(&place.client, data("x"));
-        place.hear(&place.client, piece());
+        place.on_frame(&place.client, data("x"));
+        place.on_frame(&place.client, piece());
     }
     assert_eq!((said(&place.client), said(&place.edge)), (vec![lost(1)], vec![lost(1)]));
     assert!(place.is_empty());
@@ -394,10 +394,10 @@ async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
 
 #[tokio::test]
 async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_one_before() {
-    for word in [lost(2), reset(2)] {
+    for frame in [lost(2), reset(2)] {
         let place = Place::bound();
-        place.hear(&place.client, word.clone());
-        assert_eq!(said(&place.edge), [word]);
+        place.on_frame(&place.client, frame.clone());
+        assert_eq!(said(&place.edge), [frame]);
         assert!(place.is_empty());
     }
 }
@@ -406,8 +406,8 @@ async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_on
 async fn a_credit_stays_behind_the_answer_before_it() {
     let place = Place::bound();
     let credit = SessionFrame::Credit { received: 1, limit: 9 };
-    place.hear(&place.edge, resumed(1));
-    place.hear(&place.edge, credit.clone());
+    place.on_frame(&place.edge, resumed(1));
+    place.on_frame(&place.edge, credit.clone());
     assert_eq!(said(&place.client), [resumed(1), credit]);
 }
 
@@ -419,7 +419,7 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
     let edge = link(4, Peer::Edge(node()));
     place.ask(&edge, open(2)).unwrap().pass(&pod);
     assert!(matches!(&said(&pod)[..], [SessionFrame::Open { epoch: 2, .. }]));
-    place.hear(&edge, lost(2));
+    place.on_frame(&edge, lost(2));
     let asked = place.ask(&pod, open(1)).unwrap();
     assert_eq!(said(&pod), [lost(2)]);
     drop(asked);
@@ -428,10 +428,10 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
-    let lane = RelayQueue::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
-    lane.push(lost(1)).unwrap();
-    lane.push(data("late")).unwrap();
-    lane.cut(reset(1));
+    let queue = RelayQueue::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
+    queue.push(lost(1)).unwrap();
+    queue.push(data("late")).unwrap();
+    queue.cut(reset(1));
     assert_eq!(budget.used(), 0);
 }
 
@@ -449,13 +449,13 @@ async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_proc
 async fn ends_of_stream_without_end_cost_room_as_data_does() {
     let place = Place::bound();
     for _ in 0..20_000 {
-        place.hear(&place.client, SessionFrame::Finish { total: 1 });
+        place.on_frame(&place.client, SessionFrame::Finish { total: 1 });
     }
     assert_eq!((said(&place.client), said(&place.edge)), (vec![lost(1)], vec![lost(1)]));
     assert!(place.is_empty());
     let place = Place::bound();
-    place.hear(&place.client, data("tail"));
-    place.hear(&place.client, SessionFrame::Finish { total: 5 });
+    place.on_frame(&place.client, data("tail"));
+    place.on_frame(&place.client, SessionFrame::Finish { total: 5 });
     assert_eq!(said(&place.edge), [data("tail"), SessionFrame::Finish { total: 5 }]);
     assert_eq!(place.table.passing(), (1, 0), "nothing waits");
 }
@@ -465,7 +465,7 @@ async fn attempts_without_end_leave_nothing_on_a_link_that_takes_nothing() {
     let place = Place::bound();
     for epoch in 2..20_000 {
         place.ask(&place.client, resume(epoch)).unwrap().pass(&place.edge);
-        place.hear(&place.client, data("x"));
+        place.on_frame(&place.client, data("x"));
         assert_eq!(said(&place.client), []);
     }
     assert!(place.edge.waiting() <= 2500, "{}", place.edge.waiting());
@@ -475,22 +475,22 @@ async fn attempts_without_end_leave_nothing_on_a_link_that_takes_nothing() {
 #[tokio::test]
 async fn a_link_that_takes_nothing_leaves_room_for_others() {
     let place = Place::with(64 << 20);
-    let (bad, hear) = (link(3, Peer::Edge("bad".parse().unwrap())), |id: u128, word| {
+    let (bad, on_frame) = (link(3, Peer::Edge("bad".parse().unwrap())), |id: u128, frame| {
         let id = SessionId::from_bits(id);
-        place.table.hear(&place.client, node(), id, Category::Ssh, word, Instant::now())
+        place.table.on_frame(&place.client, node(), id, Category::Ssh, frame, Instant::now())
     });
-    let pass = |id, to| match hear(id, open(1)) {
+    let pass = |id, to| match on_frame(id, open(1)) {
         Some(Event::RelayRequest(asked)) => asked.pass(to),
         other => panic!("{other:?}"),
     };
     // A thousand sessions, each with as much as its link takes.
     for id in 100..1100 {
         pass(id, &bad);
-        let _ = hear(id, SessionFrame::Data(vec![1; 70 * 1024].into()));
+        let _ = on_frame(id, SessionFrame::Data(vec![1; 70 * 1024].into()));
     }
     pass(ID, &place.edge);
     for _ in 0..64 {
-        let _ = hear(ID, SessionFrame::Data(vec![1; 64 * 1024].into()));
+        let _ = on_frame(ID, SessionFrame::Data(vec![1; 64 * 1024].into()));
     }
     let arrived = said(&place.edge)
         .iter()
@@ -504,9 +504,9 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
 #[tokio::test]
 async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask() {
     let place = Place::new();
-    let ask = |from: &Arc<LinkSender>, id: u128, word: SessionFrame| {
+    let ask = |from: &Arc<LinkSender>, id: u128, frame: SessionFrame| {
         let id = SessionId::from_bits(id);
-        place.table.hear(from, node(), id, Category::Ssh, word, Instant::now())
+        place.table.on_frame(from, node(), id, Category::Ssh, frame, Instant::now())
     };
     let others = [link(5, Peer::Pod), link(6, Peer::Pod)];
     let mut first = None;
@@ -532,22 +532,22 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 #[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Peer::Edge(node()));
-    let lane = RelayQueue::new(
+    let queue = RelayQueue::new(
         id(),
         Category::Ssh,
         node(),
         1000,
         (Budget::new(1000).share(), Budget::new(1000).share()),
     );
-    lane.close();
-    assert!(edge.pass(&lane, 1));
+    queue.close();
+    assert!(edge.pass(&queue, 1));
     assert_eq!(edge.sessions(), 0);
 }
 
 #[tokio::test]
 async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     let edge = link(2, Peer::Edge(node()));
-    let lane = || {
+    let queue = || {
         RelayQueue::new(
             id(),
             Category::Ssh,
@@ -556,12 +556,12 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
             (Budget::new(1000).share(), Budget::new(1000).share()),
         )
     };
-    let (newer, late) = (lane(), lane());
+    let (newer, late) = (queue(), queue());
     assert!(edge.pass(&newer, 2));
     assert!(edge.pass(&late, 1));
     assert!(late.is_closed() && !newer.is_closed());
     assert!(newer.push(resume(2)).is_ok_and(|intent| intent.control.is_some()), "it still speaks");
-    edge.leave_lane(&late);
+    edge.leave_relay(&late);
     assert_eq!(edge.sessions(), 1);
 }
 
@@ -573,7 +573,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     let asked = place.ask(&asker, open(1)).unwrap();
     asked.try_way(&wrong);
     assert!(asked.tried().now_or_never().is_none());
-    place.hear(&wrong, not_here());
+    place.on_frame(&wrong, not_here());
     assert_eq!(asked.tried().now_or_never(), Some(true));
     assert_eq!(
         (said(&asker), said(&wrong)),
@@ -582,17 +582,17 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     );
     asked.try_way(&place.edge);
     assert!(matches!(said(&place.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
-    place.hear(&place.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None });
+    place.on_frame(&place.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None });
     assert_eq!(asked.tried().now_or_never(), Some(false));
     assert!(matches!(said(&asker)[..], [SessionFrame::Opened { epoch: 1, .. }]));
     drop(asked);
-    place.hear(&place.edge, SessionFrame::Data("hello".into()));
+    place.on_frame(&place.edge, SessionFrame::Data("hello".into()));
     assert_eq!(said(&asker).len(), 1, "it stays bound");
     // Once nobody seeks any more, its opener hears.
     let asked = place.ask(&asker, resume(2)).unwrap();
     asked.try_way(&wrong);
     drop(asked);
-    place.hear(
+    place.on_frame(
         &wrong,
         SessionFrame::Reset { epoch: 2, refusal: Refusal::new(Code::NotHere, "not here either") },
     );
@@ -625,13 +625,13 @@ proptest! {
             for (piece, pull) in pieces.iter().zip(pulls) {
                 let bytes: Vec<u8> = (0..*piece).map(|_| { count = count.wrapping_add(1); count }).collect();
                 sent.extend_from_slice(&bytes);
-                place.hear(&place.client, SessionFrame::Data(bytes.into()));
+                place.on_frame(&place.client, SessionFrame::Data(bytes.into()));
                 if pull && let Some(SessionFrame::Data(bytes)) = next(&place.edge) {
                     got.extend_from_slice(&bytes);
                 }
             }
-            for word in said(&place.edge) {
-                if let SessionFrame::Data(bytes) = word { got.extend_from_slice(&bytes); }
+            for frame in said(&place.edge) {
+                if let SessionFrame::Data(bytes) = frame { got.extend_from_slice(&bytes); }
             }
             assert_eq!(got.len(), sent.len());
             assert!(got == sent);

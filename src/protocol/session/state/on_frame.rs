@@ -8,8 +8,8 @@ use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl SessionState {
     /// One frame from `from`.
-    pub fn hear(&mut self, from: LinkId, word: SessionFrame, now: Instant) -> Effects {
-        match word {
+    pub fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
+        match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
             SessionFrame::Resume { received, limit, epoch, .. } => {
                 self.asked_again(from, epoch, Some(received), limit)

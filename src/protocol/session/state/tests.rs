@@ -34,23 +34,23 @@ fn opener(phase: Phase) -> SessionState {
     let (send, recv) = halves();
     let mut end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
     let _ = end.ask(A);
-    assert!(matches!(end.speak(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
+    assert!(matches!(end.next_frame(A, 0).0, Some(SessionFrame::Open { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Asking {
         return end;
     }
-    let _ = end.hear(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let _ = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
     if phase == Phase::Leaving {
         end.send.finish();
-        assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
-        let _ = end.hear(A, SessionFrame::Finish { total: 1 }, now());
-        let _ = end.hear(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
+        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
+        let _ = end.on_frame(A, SessionFrame::Finish { total: 1 }, now());
+        let _ = end.on_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
     }
     if matches!(phase, Phase::Parked | Phase::Resuming) {
         let _ = end.link_ended(A, None, now());
     }
     if phase == Phase::Resuming {
         let _ = end.ask(B);
-        assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Resume { epoch: 2, received: 0, .. })));
+        assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Resume { epoch: 2, received: 0, .. })));
     }
     assert_eq!(end.phase(), phase);
     end
@@ -64,16 +64,16 @@ fn acceptor(phase: Phase) -> SessionState {
         return end;
     }
     let _ = end.accept(now());
-    assert!(matches!(end.speak(A, 0).0, Some(SessionFrame::Opened { epoch: 1, limit: 1000, .. })));
+    assert!(matches!(end.next_frame(A, 0).0, Some(SessionFrame::Opened { epoch: 1, limit: 1000, .. })));
     if phase == Phase::Parked {
-        let _ = end.hear(A, SessionFrame::Lost { epoch: 1 }, now());
+        let _ = end.on_frame(A, SessionFrame::Lost { epoch: 1 }, now());
     }
     if phase == Phase::Said {
         end.send.finish();
-        assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
-        let _ = end.hear(A, SessionFrame::Finish { total: 1 }, now());
-        assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Credit { received: 1, .. })));
-        let _ = end.hear(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
+        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
+        let _ = end.on_frame(A, SessionFrame::Finish { total: 1 }, now());
+        assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Credit { received: 1, .. })));
+        let _ = end.on_frame(A, SessionFrame::Credit { received: 1, limit: 500 }, now());
     }
     assert_eq!(end.phase(), phase);
     end
@@ -111,17 +111,17 @@ fn reset(epoch: u64, code: Code) -> SessionFrame {
 
 /// Hears a word on `link` and expects it to be dropped without a trace.
 #[expect(clippy::needless_pass_by_value, reason = "most words are made for this one call")]
-fn dropped(mut end: SessionState, link: LinkId, word: SessionFrame) {
+fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
     let phase = end.phase();
     let path = end.path();
-    assert!(end.hear(link, word.clone(), now()).dropped, "{word:?} in {phase:?}");
+    assert!(end.on_frame(link, frame.clone(), now()).dropped, "{word:?} in {phase:?}");
     assert_eq!((end.phase(), end.path()), (phase, path), "{word:?} in {phase:?}");
 }
 
 #[tokio::test]
 async fn opener_asking() {
     let mut end = opener(Phase::Asking);
-    let effects = end.hear(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
+    let effects = end.on_frame(A, SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() }, now());
     assert!(effects.state && effects.write);
     assert_eq!(end.phase(), Phase::Open);
     for epoch in [0, 2] {
@@ -133,28 +133,30 @@ async fn opener_asking() {
         );
     }
     let mut end = opener(Phase::Asking);
-    assert!(end.hear(A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::NotHere) }, now()).state);
+    assert!(
+        end.on_frame(A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::NotHere) }, now()).state
+    );
     assert_eq!((end.phase(), end.path()), (Phase::Asking, None));
     let mut end = opener(Phase::Asking);
     assert!(
-        end.hear(A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::NotAllowed) }, now()).forget
+        end.on_frame(A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::NotAllowed) }, now()).forget
     );
     assert_eq!(end.ended(), Some(&refusal(Code::NotAllowed)));
-    for word in [data(1), credit(), finish(), SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 }] {
-        dropped(opener(Phase::Asking), A, word);
+    for frame in [data(1), credit(), finish(), SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 }] {
+        dropped(opener(Phase::Asking), A, frame);
     }
     dropped(opener(Phase::Asking), A, SessionFrame::Lost { epoch: 0 });
     let mut end = opener(Phase::Asking);
-    assert!(end.hear(A, SessionFrame::Lost { epoch: 1 }, now()).state);
+    assert!(end.on_frame(A, SessionFrame::Lost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Asking, None));
     let _ = end.ask(B);
-    assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
+    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
     let mut end = opener(Phase::Asking);
-    assert!(end.hear(A, reset(1, Code::Internal), now()).forget);
+    assert!(end.on_frame(A, reset(1, Code::Internal), now()).forget);
     let mut end = opener(Phase::Asking);
     let _ = end.abandon(refusal(Code::GivenUp), now());
-    let (word, effects) = end.speak(A, 0);
-    assert!(matches!(word, Some(SessionFrame::Reset { epoch: 1, .. })) && effects.forget);
+    let (frame, effects) = end.next_frame(A, 0);
+    assert!(matches!(frame, Some(SessionFrame::Reset { epoch: 1, .. })) && effects.forget);
 }
 
 #[tokio::test]
@@ -162,31 +164,31 @@ async fn opener_open() {
     dropped(opener(Phase::Open), A, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
     dropped(opener(Phase::Open), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
     dropped(opener(Phase::Open), A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::Busy) });
-    for word in [data(1), credit(), finish(), reset(1, Code::Internal), SessionFrame::Lost { epoch: 1 }] {
-        dropped(opener(Phase::Open), B, word);
+    for frame in [data(1), credit(), finish(), reset(1, Code::Internal), SessionFrame::Lost { epoch: 1 }] {
+        dropped(opener(Phase::Open), B, frame);
     }
     let mut end = opener(Phase::Open);
-    assert!(end.hear(A, data(10), now()).read && end.hear(A, credit(), now()).write);
-    assert!(end.hear(A, SessionFrame::Finish { total: 11 }, now()).read);
+    assert!(end.on_frame(A, data(10), now()).read && end.on_frame(A, credit(), now()).write);
+    assert!(end.on_frame(A, SessionFrame::Finish { total: 11 }, now()).read);
     assert!(end.control().is_some());
     let mut end = opener(Phase::Open);
-    assert!(end.hear(A, SessionFrame::Lost { epoch: 1 }, now()).state);
+    assert!(end.on_frame(A, SessionFrame::Lost { epoch: 1 }, now()).state);
     assert_eq!((end.phase(), end.path()), (Phase::Parked, None));
     let mut end = opener(Phase::Open);
-    let _ = end.hear(A, data(10), now());
-    assert!(end.hear(A, reset(1, Code::TargetUnreachable), now()).forget);
+    let _ = end.on_frame(A, data(10), now());
+    assert!(end.on_frame(A, reset(1, Code::TargetUnreachable), now()).forget);
     assert_eq!(end.ended().unwrap().code, Code::TargetUnreachable);
     assert!(end.recv.take(now(), Default::default()).is_some());
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"unsent"));
     let _ = end.abandon(refusal(Code::GivenUp), now());
     assert_eq!(said(&mut end, A), [broken(0)]);
-    assert!(end.hear(A, reset(1, Code::Over), now()).forget);
+    assert!(end.on_frame(A, reset(1, Code::Over), now()).forget);
 }
 
 #[tokio::test]
 async fn opener_parked() {
-    for word in [
+    for frame in [
         SessionFrame::Opened { limit: 9, epoch: 1, instance: None },
         SessionFrame::Refused { epoch: 1, refusal: refusal(Code::Busy) },
         data(1),
@@ -195,82 +197,82 @@ async fn opener_parked() {
         SessionFrame::Lost { epoch: 1 },
         reset(1, Code::Internal),
     ] {
-        dropped(opener(Phase::Parked), A, word);
+        dropped(opener(Phase::Parked), A, frame);
     }
     let mut end = opener(Phase::Parked);
-    assert!(end.speak(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
+    assert!(end.next_frame(A, 99).0.is_none() && end.backlog().is_none() && end.control().is_none());
     end.send.write(Bytes::from_static(b"forgotten"));
     assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the acceptor does not know yet");
     assert!(end.needs_path() && end.send.unsent() == 0);
     let _ = end.ask(B);
-    assert!(matches!(end.speak(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
-    let _ = end.hear(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
-    assert_eq!(end.speak(B, 99).0, Some(broken(0)));
-    assert!(end.hear(B, reset(2, Code::Over), now()).forget);
+    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resume { epoch: 2, .. })));
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.next_frame(B, 99).0, Some(broken(0)));
+    assert!(end.on_frame(B, reset(2, Code::Over), now()).forget);
 }
 
 #[tokio::test]
 async fn opener_resuming() {
-    for word in [data(1), credit(), finish(), reset(1, Code::Unknown), SessionFrame::Lost { epoch: 1 }] {
-        dropped(opener(Phase::Resuming), B, word);
+    for frame in [data(1), credit(), finish(), reset(1, Code::Unknown), SessionFrame::Lost { epoch: 1 }] {
+        dropped(opener(Phase::Resuming), B, frame);
     }
     dropped(opener(Phase::Resuming), B, SessionFrame::Resumed { received: 0, limit: 0, epoch: 1 });
     dropped(opener(Phase::Resuming), A, SessionFrame::Resumed { received: 0, limit: 0, epoch: 2 });
     let mut end = opener(Phase::Resuming);
-    assert!(end.hear(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now()).write);
+    assert!(end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now()).write);
     assert_eq!((end.phase(), end.resumed()), (Phase::Open, 1));
     let mut end = opener(Phase::Resuming);
-    assert!(end.hear(B, SessionFrame::Lost { epoch: 2 }, now()).state);
+    assert!(end.on_frame(B, SessionFrame::Lost { epoch: 2 }, now()).state);
     assert_eq!(end.phase(), Phase::Parked);
     let mut end = opener(Phase::Resuming);
-    assert!(end.hear(B, reset(2, Code::Unknown), now()).forget);
+    assert!(end.on_frame(B, reset(2, Code::Unknown), now()).forget);
     let mut end = opener(Phase::Resuming);
-    let _ = end.hear(B, SessionFrame::Resumed { received: 1, limit: 900, epoch: 2 }, now());
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 1, limit: 900, epoch: 2 }, now());
     assert_eq!(end.ended().unwrap().code, Code::Violation, "an offset that was never sent");
     let mut end = opener(Phase::Resuming);
     let _ = end.abandon(refusal(Code::GivenUp), now());
-    assert_eq!(end.speak(B, 0).0, None, "the Resume may not have reached the acceptor");
-    let _ = end.hear(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
-    assert_eq!(end.speak(B, 9).0, Some(broken(0)));
-    assert!(end.hear(B, reset(2, Code::Over), now()).forget);
+    assert_eq!(end.next_frame(B, 0).0, None, "the Resume may not have reached the acceptor");
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 0, limit: 900, epoch: 2 }, now());
+    assert_eq!(end.next_frame(B, 9).0, Some(broken(0)));
+    assert!(end.on_frame(B, reset(2, Code::Over), now()).forget);
 }
 
 #[tokio::test]
 async fn opener_over_says_so_and_forgets() {
     let mut end = opener(Phase::Leaving);
-    let (word, effects) = end.speak(A, 99);
-    let Some(SessionFrame::Reset { refusal, .. }) = word else { panic!("{word:?}") };
+    let (frame, effects) = end.next_frame(A, 99);
+    let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{word:?}") };
     assert!(refusal.code == Code::Over && effects.forget && end.ended().is_none());
     assert!(opener(Phase::Leaving).link_ended(A, None, now()).forget);
-    assert!(opener(Phase::Leaving).hear(A, SessionFrame::Lost { epoch: 1 }, now()).forget);
-    assert!(opener(Phase::Leaving).hear(A, reset(1, Code::Over), now()).forget);
+    assert!(opener(Phase::Leaving).on_frame(A, SessionFrame::Lost { epoch: 1 }, now()).forget);
+    assert!(opener(Phase::Leaving).on_frame(A, reset(1, Code::Over), now()).forget);
     assert_eq!(opener(Phase::Leaving).abandon(refusal, now()), Effects::default());
 }
 
 #[tokio::test]
 async fn acceptor_dialling() {
-    for word in [data(1), credit(), finish(), open(1), resume(1)] {
-        dropped(acceptor(Phase::Dialling), A, word);
+    for frame in [data(1), credit(), finish(), open(1), resume(1)] {
+        dropped(acceptor(Phase::Dialling), A, frame);
     }
-    for word in [open(2), resume(2)] {
+    for frame in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Dialling);
-        let _ = end.hear(B, word, now());
-        assert_eq!((end.path(), end.speak(B, 99).0), (Some(B), None), "silent while it still dials");
+        let _ = end.on_frame(B, frame, now());
+        assert_eq!((end.path(), end.next_frame(B, 99).0), (Some(B), None), "silent while it still dials");
         let _ = end.accept(now());
-        assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+        assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     }
     let mut end = acceptor(Phase::Dialling);
     let _ = end.link_ended(A, None, now());
     assert_eq!((end.phase(), end.path()), (Phase::Dialling, None));
     let _ = end.accept(now());
     assert_eq!(end.phase(), Phase::Parked);
-    let _ = end.hear(B, open(2), now());
-    assert!(matches!(end.speak(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
-    assert!(acceptor(Phase::Dialling).hear(A, reset(1, Code::GivenUp), now()).forget);
+    let _ = end.on_frame(B, open(2), now());
+    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    assert!(acceptor(Phase::Dialling).on_frame(A, reset(1, Code::GivenUp), now()).forget);
     let mut end = acceptor(Phase::Dialling);
     let _ = end.abandon(refusal(Code::TargetRefused), now());
     assert!(matches!(
-        end.speak(A, 0),
+        end.next_frame(A, 0),
         (Some(SessionFrame::Refused { epoch: 1, .. }), Effects { forget: true, .. })
     ));
 }
@@ -279,45 +281,45 @@ async fn acceptor_dialling() {
 async fn acceptor_open() {
     dropped(acceptor(Phase::Open), A, open(1));
     dropped(acceptor(Phase::Open), B, resume(1));
-    for word in [data(1), credit(), finish(), reset(1, Code::GivenUp), SessionFrame::Lost { epoch: 1 }] {
-        dropped(acceptor(Phase::Open), B, word);
+    for frame in [data(1), credit(), finish(), reset(1, Code::GivenUp), SessionFrame::Lost { epoch: 1 }] {
+        dropped(acceptor(Phase::Open), B, frame);
     }
     let mut end = acceptor(Phase::Open);
     end.send.write(Bytes::from_static(b"hello"));
-    assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Data(_))));
-    let _ = end.hear(B, open(2), now());
-    assert!(matches!(end.speak(B, 99).0, Some(SessionFrame::Opened { epoch: 2, .. })));
+    assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Data(_))));
+    let _ = end.on_frame(B, open(2), now());
+    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     assert_eq!(
-        end.speak(B, 99).0,
+        end.next_frame(B, 99).0,
         Some(SessionFrame::Data(Bytes::from_static(b"hello"))),
         "its direction starts at 0 again"
     );
     let mut end = acceptor(Phase::Open);
-    let _ = end.hear(A, data(1), now());
+    let _ = end.on_frame(A, data(1), now());
     dropped(end, B, open(2));
     let mut end = acceptor(Phase::Open);
     end.send.write(Bytes::from_static(b"hello"));
-    let _ = end.speak(A, 99);
-    let _ = end.hear(A, data(5), now());
-    let _ = end.hear(
+    let _ = end.next_frame(A, 99);
+    let _ = end.on_frame(A, data(5), now());
+    let _ = end.on_frame(
         B,
         SessionFrame::Resume { received: 2, limit: 700, epoch: 2, instance: None, opener: None },
         now(),
     );
-    assert!(matches!(end.speak(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
-    assert_eq!(end.speak(B, 99).0, Some(SessionFrame::Data(Bytes::from_static(b"llo"))));
-    assert!(end.hear(A, data(1), now()).dropped, "the old link does not count any more");
-    assert!(acceptor(Phase::Open).hear(A, reset(1, Code::GivenUp), now()).forget);
+    assert!(matches!(end.next_frame(B, 99).0, Some(SessionFrame::Resumed { received: 5, epoch: 2, .. })));
+    assert_eq!(end.next_frame(B, 99).0, Some(SessionFrame::Data(Bytes::from_static(b"llo"))));
+    assert!(end.on_frame(A, data(1), now()).dropped, "the old link does not count any more");
+    assert!(acceptor(Phase::Open).on_frame(A, reset(1, Code::GivenUp), now()).forget);
     let mut end = acceptor(Phase::Open);
-    let _ = end.hear(A, data(1001), now());
+    let _ = end.on_frame(A, data(1001), now());
     assert!(
-        matches!(end.speak(A, 0).0, Some(SessionFrame::Reset { refusal, .. }) if refusal.code == Code::Violation)
+        matches!(end.next_frame(A, 0).0, Some(SessionFrame::Reset { refusal, .. }) if refusal.code == Code::Violation)
     );
 }
 
 #[tokio::test]
 async fn acceptor_parked() {
-    for word in [
+    for frame in [
         data(1),
         credit(),
         finish(),
@@ -326,20 +328,20 @@ async fn acceptor_parked() {
         open(1),
         resume(1),
     ] {
-        dropped(acceptor(Phase::Parked), A, word);
+        dropped(acceptor(Phase::Parked), A, frame);
     }
     assert!(acceptor(Phase::Parked).parked_since().is_some());
-    for word in [open(2), resume(2)] {
+    for frame in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Parked);
-        let _ = end.hear(B, word, now());
+        let _ = end.on_frame(B, frame, now());
         assert_eq!((end.phase(), end.parked_since()), (Phase::Open, None));
-        assert!(end.speak(B, 0).0.is_some());
+        assert!(end.next_frame(B, 0).0.is_some());
     }
     for asked in [open(2), resume(2)] {
         let mut end = acceptor(Phase::Parked);
         end.send.write(Bytes::from_static(b"forgotten"));
         assert!(!end.abandon(refusal(Code::GivenUp), now()).forget, "the opener does not know yet");
-        let _ = end.hear(B, asked, now());
+        let _ = end.on_frame(B, asked, now());
         let words = said(&mut end, B);
         assert!(matches!(
             words[..],
@@ -348,29 +350,29 @@ async fn acceptor_parked() {
                 SessionFrame::Broken { total: 0, .. }
             ]
         ));
-        assert!(end.hear(B, reset(2, Code::Over), now()).forget);
+        assert!(end.on_frame(B, reset(2, Code::Over), now()).forget);
     }
     assert!(acceptor(Phase::Parked).give_up(refusal(Code::GivenUp)).forget);
 }
 
 #[tokio::test]
 async fn acceptor_that_has_said_and_heard_all() {
-    for word in [data(1), credit(), finish(), open(2), resume(1)] {
-        dropped(acceptor(Phase::Said), A, word);
+    for frame in [data(1), credit(), finish(), open(2), resume(1)] {
+        dropped(acceptor(Phase::Said), A, frame);
     }
     let mut end = acceptor(Phase::Said);
-    let _ = end.hear(
+    let _ = end.on_frame(
         B,
         SessionFrame::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None },
         now(),
     );
-    assert!(matches!(end.speak(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
+    assert!(matches!(end.next_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
     assert_eq!(end.phase(), Phase::Said);
     let mut end = acceptor(Phase::Said);
     let _ = end.link_ended(A, None, now());
     assert!(end.phase() == Phase::Said && end.parked_since().is_some());
     let mut end = acceptor(Phase::Said);
-    assert!(end.hear(A, reset(1, Code::Over), now()).forget);
+    assert!(end.on_frame(A, reset(1, Code::Over), now()).forget);
     assert!(end.ended().is_none());
     assert_eq!(acceptor(Phase::Said).abandon(refusal(Code::GivenUp), now()), Effects::default());
 }
@@ -380,9 +382,9 @@ async fn an_owner_who_drops_after_both_ends_of_stream_lets_the_rest_be_delivered
     let mut end = opener(Phase::Open);
     end.send.write(Bytes::from_static(b"tail"));
     end.send.finish();
-    let _ = end.hear(A, finish(), now());
+    let _ = end.on_frame(A, finish(), now());
     assert_eq!(end.abandon(refusal(Code::GivenUp), now()), Effects::default());
-    let said: Vec<SessionFrame> = std::iter::from_fn(|| end.speak(A, 99).0).collect();
+    let said: Vec<SessionFrame> = std::iter::from_fn(|| end.next_frame(A, 99).0).collect();
     assert!(
         matches!(
             said[..],
@@ -402,15 +404,15 @@ async fn a_link_that_ends_touches_only_what_runs_on_it() {
 
 #[tokio::test]
 async fn only_acceptors_take_open_and_resume_and_only_openers_their_answers() {
-    for word in [open(9), resume(9)] {
-        dropped(opener(Phase::Open), A, word);
+    for frame in [open(9), resume(9)] {
+        dropped(opener(Phase::Open), A, frame);
     }
-    for word in [
+    for frame in [
         SessionFrame::Opened { limit: 1, epoch: 1, instance: None },
         SessionFrame::Resumed { received: 0, limit: 1, epoch: 1 },
         SessionFrame::Refused { epoch: 1, refusal: refusal(Code::Busy) },
     ] {
-        dropped(acceptor(Phase::Open), A, word);
+        dropped(acceptor(Phase::Open), A, frame);
     }
 }
 
@@ -419,7 +421,7 @@ async fn an_opener_that_gives_up_while_it_resumes_says_so() {
     let mut end = opener(Phase::Resuming);
     let _ = end.give_up(refusal(Code::GivenUp));
     assert!(matches!(
-        end.speak(B, 0),
+        end.next_frame(B, 0),
         (Some(SessionFrame::Reset { epoch: 2, .. }), Effects { forget: true, .. })
     ));
     let mut end = opener(Phase::Parked);
@@ -434,16 +436,16 @@ async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
     for (phase, asked) in [(Phase::Dialling, open(2)), (Phase::Open, resume(2))] {
         let mut end = acceptor(phase);
         if phase == Phase::Open {
-            let _ = end.hear(A, broken(1), now());
+            let _ = end.on_frame(A, broken(1), now());
         } else {
             let _ = end.abandon(refusal(Code::TargetRefused), now());
         }
-        assert!(!end.hear(B, asked, now()).dropped);
-        assert!(end.speak(A, 0).0.is_none());
-        let (word, effects) = end.speak(B, 0);
+        assert!(!end.on_frame(B, asked, now()).dropped);
+        assert!(end.next_frame(A, 0).0.is_none());
+        let (frame, effects) = end.next_frame(B, 0);
         assert!(
             matches!(
-                word,
+                frame,
                 Some(SessionFrame::Refused { epoch: 2, .. } | SessionFrame::Reset { epoch: 2, .. })
             ),
             "{word:?}"
@@ -456,7 +458,7 @@ async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
 async fn a_resume_that_a_pod_on_the_way_sends_back_is_tried_on_elsewhere() {
     for code in [Code::NotHere, Code::Busy] {
         let mut end = opener(Phase::Resuming);
-        assert!(end.hear(B, reset(2, code), now()).state);
+        assert!(end.on_frame(B, reset(2, code), now()).state);
         assert_eq!((end.phase(), end.path(), end.ended()), (Phase::Parked, None, None));
         assert!(end.ask(A).state);
         assert_eq!(end.phase(), Phase::Resuming);
@@ -469,21 +471,21 @@ fn broken(total: u64) -> SessionFrame {
 
 /// All that an end says on a link.
 fn said(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
-    std::iter::from_fn(|| end.speak(link, 5).0).collect()
+    std::iter::from_fn(|| end.next_frame(link, 5).0).collect()
 }
 
 #[tokio::test]
 async fn what_an_owner_wrote_before_its_connection_broke_off_is_said_before_that() {
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
-        let _ = end.hear(A, data(10), now());
+        let _ = end.on_frame(A, data(10), now());
         end.send.write(Bytes::from_static(b"last words"));
         assert!(!end.break_off(refusal(Code::GivenUp), now()).forget);
         let words = said(&mut end, A);
         let data = [&b"last "[..], b"words"].map(|part| SessionFrame::Data(Bytes::from_static(part)));
         assert_eq!(words, [data[0].clone(), data[1].clone(), broken(11)]);
         assert!(end.phase() == Phase::Open && end.backlog().is_none(), "kept until the peer has it");
-        assert!(!end.hear(A, self::data(5), now()).read && end.recv.queued() == 0, "nobody reads");
-        assert!(end.hear(A, reset(1, Code::Over), now()).forget);
+        assert!(!end.on_frame(A, self::data(5), now()).read && end.recv.queued() == 0, "nobody reads");
+        assert!(end.on_frame(A, reset(1, Code::Over), now()).forget);
         assert_eq!(end.ended(), Some(&refusal(Code::GivenUp)));
     }
 }
@@ -494,7 +496,7 @@ async fn what_waits_for_credit_when_the_connection_breaks_off_waits_on() {
     end.send.write(vec![0; 502].into());
     let _ = end.break_off(refusal(Code::GivenUp), now());
     assert_eq!(said(&mut end, A).len(), 100);
-    let _ = end.hear(A, SessionFrame::Credit { received: 500, limit: 600 }, now());
+    let _ = end.on_frame(A, SessionFrame::Credit { received: 500, limit: 600 }, now());
     assert_eq!(said(&mut end, A), [data(2), broken(503)]);
 }
 
@@ -505,10 +507,11 @@ async fn the_end_of_a_direction_stays_one_although_the_connection_breaks_off() {
     let _ = end.break_off(refusal(Code::GivenUp), now());
     assert_eq!(said(&mut end, A), [finish(), broken(1)]);
     let mut peer = opener(Phase::Open);
-    let _ = peer.hear(A, finish(), now());
-    let _ = peer.hear(A, broken(1), now());
+    let _ = peer.on_frame(A, finish(), now());
+    let _ = peer.on_frame(A, broken(1), now());
     assert!(
-        peer.recv.is_ended() && peer.speak(A, 0).0 == Some(SessionFrame::Reset { epoch: 1, refusal: over() })
+        peer.recv.is_ended()
+            && peer.next_frame(A, 0).0 == Some(SessionFrame::Reset { epoch: 1, refusal: over() })
     );
 }
 
@@ -526,14 +529,14 @@ async fn a_break_that_was_said_is_said_again_on_the_next_path() {
     assert!(end.needs_path());
     let _ = end.ask(B);
     assert!(matches!(said(&mut end, B)[..], [SessionFrame::Resume { epoch: 2, .. }]));
-    let _ = end.hear(B, SessionFrame::Resumed { received: 3, limit: 900, epoch: 2 }, now());
+    let _ = end.on_frame(B, SessionFrame::Resumed { received: 3, limit: 900, epoch: 2 }, now());
     assert_eq!(said(&mut end, B), [SessionFrame::Data(Bytes::from_static(b"lo")), broken(6)]);
 
     let mut end = acceptor(Phase::Parked);
     end.send.write(Bytes::from_static(b"hello"));
     let _ = end.break_off(refusal(Code::GivenUp), now());
     for epoch in [2, 3] {
-        let _ = end.hear(B, resume(epoch), now());
+        let _ = end.on_frame(B, resume(epoch), now());
         let words = said(&mut end, B);
         assert!(
             matches!(
@@ -547,22 +550,24 @@ async fn a_break_that_was_said_is_said_again_on_the_next_path() {
 
 #[tokio::test]
 async fn whoever_hears_that_its_peer_broke_off_reads_what_came_before_and_says_that_it_has_it() {
-    assert!(opener(Phase::Open).hear(A, broken(0), now()).read, "the rest is forgotten");
+    assert!(opener(Phase::Open).on_frame(A, broken(0), now()).read, "the rest is forgotten");
     for mut end in [opener(Phase::Open), acceptor(Phase::Open)] {
         end.send.write(Bytes::from_static(b"of no use any more"));
-        let _ = end.hear(A, data(10), now());
-        assert!(end.hear(A, broken(11), now()).read);
+        let _ = end.on_frame(A, data(10), now());
+        assert!(end.on_frame(A, broken(11), now()).read);
         assert_eq!(end.ended(), Some(&refusal(Code::GivenUp)));
         assert!(!end.recv.is_ended() && end.recv.take(now(), Default::default()).is_some());
         assert!(
-            matches!(end.speak(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Effects { forget: true, .. }) if refusal == over())
+            matches!(end.next_frame(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Effects { forget: true, .. }) if refusal == over())
         );
     }
     let mut end = acceptor(Phase::Said);
-    let _ = end.hear(A, broken(1), now());
-    assert!(matches!(end.speak(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == over()));
+    let _ = end.on_frame(A, broken(1), now());
+    assert!(
+        matches!(end.next_frame(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == over())
+    );
     let mut end = opener(Phase::Open);
-    let _ = end.hear(A, broken(2), now());
+    let _ = end.on_frame(A, broken(2), now());
     assert_eq!(end.ended().unwrap().code, Code::Violation, "a byte is missing");
     dropped(opener(Phase::Asking), A, broken(1));
     dropped(opener(Phase::Parked), A, broken(1));

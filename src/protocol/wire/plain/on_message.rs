@@ -7,36 +7,36 @@ use crate::names::{SessionId, Target};
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::extension::{HEARTBEAT, STREAM};
 use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
-use crate::protocol::wire::plain::{Heard, Meaning, Plain, Plainly, over};
+use crate::protocol::wire::plain::{Decoded, Plain, PlainSession, Received, over};
 
 impl Plain {
     /// What a message of the peer means.
-    pub fn hear(&mut self, message: StreamMsg, now: Instant) -> Meaning {
+    pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> Received {
         if message.category == STREAM {
             return if message.r#type == HEARTBEAT {
-                Meaning::Heartbeat
+                Received::Heartbeat
             } else {
-                Meaning::Unknown("unknown_type")
+                Received::Unknown("unknown_type")
             };
         }
         let Some(category) = Category::from_name(&message.category) else {
-            return Meaning::Unknown("unknown_type");
+            return Received::Unknown("unknown_type");
         };
         if !message.node.eq_ignore_ascii_case(self.node.as_str()) {
-            return Meaning::Unknown("wrong_node");
+            return Received::Unknown("wrong_node");
         }
         let known = self.by_topic.get(&message.topic).copied();
         match (known, message.r#type.as_str()) {
             (None, "connecting") => self.asked(category, message, now),
-            (None, "closed") => Meaning::Unknown("unknown_session"),
+            (None, "closed") => Received::Unknown("unknown_session"),
             // Repeated, a thousand of them would take gigabytes.
-            (None, _) if message.topic.len() > LONGEST_TOPIC => Meaning::Unknown("bad_session_id"),
+            (None, _) if message.topic.len() > LONGEST_TOPIC => Received::Unknown("bad_session_id"),
             (None, _) => self.answer("closed", category, message.topic, GONE.into()),
-            (Some(id), _) => self.hear_known(id, message, now),
+            (Some(id), _) => self.on_session_message(id, message, now),
         }
     }
 
-    fn asked(&mut self, category: Category, message: StreamMsg, now: Instant) -> Meaning {
+    fn asked(&mut self, category: Category, message: StreamMsg, now: Instant) -> Received {
         let target: Result<Target, _> = message.addr.parse();
         let fits = message.topic.len() <= LONGEST_TOPIC && self.sessions.len() < MOST_SESSIONS;
         let (Ok(target), true) = (target, fits) else {
@@ -48,7 +48,7 @@ impl Plain {
         let topic = message.topic;
         self.enter(
             id,
-            Plainly {
+            PlainSession {
                 topic,
                 category,
                 epoch: 1,
@@ -67,14 +67,14 @@ impl Plain {
             client: "a plain peer".into(),
             opener: None,
         };
-        Meaning::Session(Heard { id, category, words: vec![open] })
+        Received::Session(Decoded { id, category, frames: vec![open] })
     }
 
-    fn hear_known(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> Meaning {
-        let Some(session) = self.sessions.get_mut(&id) else { return Meaning::Unknown("unknown_session") };
+    fn on_session_message(&mut self, id: SessionId, message: StreamMsg, now: Instant) -> Received {
+        let Some(session) = self.sessions.get_mut(&id) else { return Received::Unknown("unknown_session") };
         session.last = now;
         let (category, epoch) = (session.category, session.epoch);
-        let words = match message.r#type.as_str() {
+        let frames = match message.r#type.as_str() {
             "connected" => vec![SessionFrame::Opened { limit: u64::MAX, epoch, instance: None }],
             "connect-failed" => {
                 self.drop_session(id);
@@ -86,21 +86,21 @@ impl Plain {
                 vec![SessionFrame::Data(message.data)]
             }
             "closed" => {
-                let heard = over(id, session);
+                let decoded = over(id, session);
                 self.drop_session(id);
-                heard.words
+                decoded.frames
             }
-            _ => return Meaning::Unknown("unknown_type"),
+            _ => return Received::Unknown("unknown_type"),
         };
-        Meaning::Session(Heard { id, category, words })
+        Received::Session(Decoded { id, category, frames })
     }
 
     /// Answers a message about no session of ours; a peer that floods us with them gets none.
-    fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> Meaning {
+    fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> Received {
         if self.waiting.len() < MOST_WAITING {
             self.send(category, kind, topic, data);
         }
-        Meaning::Answered
+        Received::Answered
     }
 }
 
