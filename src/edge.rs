@@ -160,7 +160,7 @@ impl Edge {
         let why = Refusal::new(Code::Busy, "the edge is stopping");
         let farewell = async {
             self.table.reset_all(&why);
-            sleep(LAST_WORDS).await;
+            sleep(FLUSH_TIMEOUT).await;
         };
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), farewell).await;
         if let Drained::Cut(left) = drained {
@@ -174,10 +174,10 @@ impl Edge {
         }
         self.table.reset_all(&why);
         self.links.begin();
-        sleep(LAST_WORDS).await;
+        sleep(FLUSH_TIMEOUT).await;
         self.uplinks.close_all();
-        self.links.finish(GOODBYE, std::future::pending()).await;
-        self.admin.finish(GOODBYE, std::future::pending()).await;
+        self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained
     }
 }
@@ -225,6 +225,6 @@ const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
 /// For sessions to end by themselves once they are told why, and for the last resets to leave before the link is closed.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
-const GOODBYE: Duration = Duration::from_secs(3);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -165,7 +165,7 @@ impl Registry {
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
-        if old.sender.answers_within(ALIVE_WITHIN).await {
+        if old.sender.answers_within(PONG_TIMEOUT).await {
             return Err(self.keeps(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
@@ -255,6 +255,6 @@ impl Registry {
 }
 
 /// How long an old link has to show that its process is alive, when another one comes with its name.
-const ALIVE_WITHIN: Duration = Duration::from_secs(2);
+const PONG_TIMEOUT: Duration = Duration::from_secs(2);
 /// Nodes of which we remember when they were here.
 const MOST_GONE: usize = 20_000;

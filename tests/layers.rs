@@ -376,7 +376,7 @@ fn comments_texts_and_visibility_are_no_imports() {
 
 #[test]
 fn lower_rows_and_the_own_room_may_be_imported() {
-    let text = "use crate::tunnel::frame;\nuse crate::net::ByteStream;\nuse crate::names::Target;";
+    let text = "use crate::protocol::wire::frame;\nuse crate::net::ByteStream;\nuse crate::names::Target;";
     assert_eq!(arrow_faults("protocol/link.rs", text), []);
     assert_eq!(arrow_faults("main.rs", "use crate::anything;"), []);
 }
@@ -391,7 +391,7 @@ fn a_module_without_a_row_is_found() {
 
 #[test]
 fn grpc_is_known_to_the_codec_and_the_grpc_ends_only() {
-    let text = "use tonic::client::Grpc;\nuse prost::Message;\nuse crate::tunnel::proto::StreamMsg;";
+    let text = "use tonic::client::Grpc;\nuse prost::Message;\nuse crate::protocol::proto::StreamMsg;";
     for file in [
         "protocol/wire/codec.rs",
         "protocol/wire/codec/tests.rs",

@@ -22,7 +22,7 @@ use crate::config::Secret;
 use crate::config::edge::Client;
 use crate::drain::Drain;
 use crate::names::{Host, Target};
-use crate::net::backoff::{Backoff, LONGEST};
+use crate::net::backoff::{Backoff, MAX_PAUSE};
 use crate::net::dial::dial;
 use crate::net::listen::tune_link;
 use crate::net::pool::Pool;
@@ -89,7 +89,7 @@ impl Keeper {
                         self.readiness.set(LINK, Err(text.clone()));
                     }
                     if said != text {
-                        warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {LONGEST:?}");
+                        warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {MAX_PAUSE:?}");
                         said = text;
                     }
                     if why.downcast_ref().is_some_and(DialError::is_name_taken) {
@@ -184,7 +184,7 @@ impl Keeper {
     async fn hand_over(&self, mut link: Link) {
         let sender = link.sender.clone();
         let mut moved = false;
-        let mut look = tokio::time::interval(LOOK_EVERY);
+        let mut look = tokio::time::interval(POLL_INTERVAL);
         let why = loop {
             tokio::select! {
                 event = link.next() => match event {
@@ -253,7 +253,7 @@ impl Keeper {
 }
 
 /// How often a link that is no longer wanted is looked at: it goes when no session runs on it.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// For each step of connecting to the cloud.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long to wait when another machine of our name is alive.

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-pub use linger::{DELIVERY, ENOUGH, PATIENCE, SILENCE, deliver, linger};
+pub use linger::{DELIVERY, LINGER_MAX_BYTES, LINGER_SILENCE, LINGER_TIMEOUT, deliver, linger};
 
 use super::ByteStream;
 
@@ -61,7 +61,7 @@ pub enum How {
 /// - A side that cannot be read ends the splice. All that came from it has been given to the other side, which is
 ///   **not** finished: [`linger`] on it delivers the tail with a clean end, dropping it shows that something broke.
 ///
-/// Gives way to other tasks every [`TURN`] bytes. Dropping the future leaves both streams usable, but bytes taken from
+/// Gives way to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes taken from
 /// one and not yet given to the other are lost.
 pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
     let mut to_b = Flow::new(Side::A);
@@ -69,7 +69,7 @@ pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outco
     let mut log = Log::default();
     let mut b_first = false;
     loop {
-        let mut room = TURN;
+        let mut room = BYTES_PER_TURN;
         let turn = poll_fn(|cx| {
             // Whoever used up the last turn comes second now, so that neither direction starves the other.
             for b_now in [b_first, !b_first] {
@@ -293,7 +293,7 @@ impl Log {
 
 /// Bytes moved before other tasks get their turn. tokio alone lets one task go on for 128 operations, 8 MiB with our
 /// buffers, and a keystroke beside four downloads then waits 8 ms instead of 1.2.
-pub const TURN: usize = 256 * 1024;
+pub const BYTES_PER_TURN: usize = 256 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -133,7 +133,7 @@ impl Finder {
             NodeLocation::Here(linked) => missing.another = !wanted.is_of(linked.instance),
             NodeLocation::Nowhere(seen) => missing.seen = seen,
         }
-        missing.moving = missing.seen.is_some_and(|seen| seen < MOVING);
+        missing.moving = missing.seen.is_some_and(|seen| seen < MOVE_WINDOW);
         if let Some(others) = &self.others
             && let Some((pod, instance)) = others.known.of(node)
             && let Some(sender) = pod.up()
@@ -160,7 +160,7 @@ impl Finder {
             }),
         };
         found.map_err(|said| {
-            let moving = others.known.lost(&node).is_some_and(|since| since < MOVING);
+            let moving = others.known.lost(&node).is_some_and(|since| since < MOVE_WINDOW);
             NotFound { moving, ..said }
         })
     }
@@ -235,7 +235,7 @@ impl Finder {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
         links.retain(|link| link.id != to.id && link.sessions() > 0);
-        let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
+        let lives = join_all(links.iter().map(|link| link.answers_within(PONG_TIMEOUT))).await;
         let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
             self.is_wrong(node, &Path { sender: link.clone(), instance: None });
@@ -247,6 +247,6 @@ impl Finder {
 }
 
 /// An edge that has lost its link is back within this, if it can be.
-const MOVING: Duration = Duration::from_secs(3);
+const MOVE_WINDOW: Duration = Duration::from_secs(3);
 /// How long an old link has to show that it lives, when its node has come elsewhere.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+const PONG_TIMEOUT: Duration = Duration::from_secs(1);

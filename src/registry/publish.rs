@@ -166,7 +166,7 @@ impl Store {
     /// When to write although nothing has changed.
     fn due(&self) -> Instant {
         match self {
-            Self::Hosts(_) => Instant::now() + hosts::PULSE,
+            Self::Hosts(_) => Instant::now() + hosts::REWRITE_INTERVAL,
             Self::Etcd(etcd) => etcd.due(),
             #[cfg(feature = "kubernetes")]
             Self::ConfigMap(map) => map.due(),

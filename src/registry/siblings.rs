@@ -96,7 +96,7 @@ impl Siblings {
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // It may have two ways to us, or have lost the one before.
             self.means.ground.drain.spawn(info_span!("old"), async move {
-                if newer >= MOST_OF_ONE || !old.answers_within(ALIVE_WITHIN).await {
+                if newer >= MOST_OF_ONE || !old.answers_within(PONG_TIMEOUT).await {
                     old.close();
                 }
             });
@@ -177,7 +177,7 @@ impl Siblings {
             return Err(silent());
         }
         let found = tokio::select! {
-            found = timeout(ANSWER, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
+            found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
             () = sender.closed() => return Err(silent()),
         };
         let Found { here, heard, instance, .. } = found;
@@ -236,9 +236,9 @@ const MOST_MADE: usize = 16;
 /// Links of one pod that live side by side; the oldest goes.
 const MOST_OF_ONE: usize = 4;
 /// How long an old link has to show that it lives, when its pod has made another.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+const PONG_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a pod may take to say whether it has a node.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 pub(super) mod tests;

@@ -33,7 +33,7 @@ impl Uplinks {
         let oldest = {
             let mut links = self.lock();
             links.push(link);
-            (links.len() > MOST).then(|| links[0].clone())
+            (links.len() > MAX_LINKS).then(|| links[0].clone())
         };
         if let Some(oldest) = oldest {
             oldest.close();
@@ -91,4 +91,4 @@ impl Uplinks {
 
 /// Links at once: two are usual while a pod stops. The oldest goes, as a cloud of which every pod is stopping must not
 /// make us grow.
-const MOST: usize = 8;
+const MAX_LINKS: usize = 8;

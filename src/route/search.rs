@@ -54,7 +54,7 @@ impl<'a> Search<'a> {
             patience: None,
             way: None,
             asked: false,
-            wait: ANSWER,
+            wait: ANSWER_TIMEOUT,
             backoff: Backoff::new(),
             another: None,
         }
@@ -74,7 +74,7 @@ impl<'a> Search<'a> {
     }
 
     fn pause(&mut self) -> Duration {
-        self.backoff.pause((self.chance)()).min(LONGEST_PAUSE)
+        self.backoff.pause((self.chance)()).min(MAX_PAUSE)
     }
 
     /// Who is looked for.
@@ -176,7 +176,7 @@ impl<'a> Search<'a> {
             };
             tracing::debug!(node = %self.node, wait = ?self.wait, "no answer: asking on another path");
             (self.way, self.asked) = (Some(other), false);
-            self.wait = (self.wait * 2).min(LONGEST_ANSWER);
+            self.wait = (self.wait * 2).min(MAX_ANSWER_TIMEOUT);
         }
     }
 
@@ -191,7 +191,7 @@ impl<'a> Search<'a> {
                 return way;
             }
             // A slow dial is no reason to leave the only path.
-            let pause = backoff.pause((self.chance)()) + SELDOM;
+            let pause = backoff.pause((self.chance)()) + RETRY_INTERVAL;
             tokio::select! {
                 biased;
                 () = arrival.come() => {}
@@ -205,7 +205,7 @@ impl<'a> Search<'a> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
-        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
+        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_AFTER {
             return Err(missing.clone());
         }
         if now >= until { Err(NotFound { another: false, ..missing.clone() }) } else { Ok(()) }
@@ -213,17 +213,17 @@ impl<'a> Search<'a> {
 
     /// Until when it looks: `until`, or until another process of the node has been there for too long.
     fn limit(&self, until: Instant) -> Instant {
-        self.another.map_or(until, |since| until.min(since + ANOTHER_FOR))
+        self.another.map_or(until, |since| until.min(since + REPLACED_AFTER))
     }
 }
 
 /// How long an answer is waited for at first, before another path is looked for; doubled each time, since a path may be
 /// slower than the wait.
-const ANSWER: Duration = Duration::from_secs(3);
-const LONGEST_ANSWER: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two searches: what comes is told, so this is for what nobody could tell.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Between two looks for another path, beside the jitter.
-const SELDOM: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Only another process of the node is found for so long: then the one that is sought is believed to be gone.
-const ANOTHER_FOR: Duration = Duration::from_secs(3);
+const REPLACED_AFTER: Duration = Duration::from_secs(3);

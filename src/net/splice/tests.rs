@@ -243,7 +243,7 @@ async fn an_endless_copy_gives_way_and_neither_direction_starves() {
             tokio::task::yield_now().await;
         }
     }
-    assert_eq!(a.0 + b.0, 10 * TURN / (64 * 1024));
+    assert_eq!(a.0 + b.0, 10 * BYTES_PER_TURN / (64 * 1024));
     assert_eq!(a.0, b.0);
 }
 
@@ -261,24 +261,24 @@ async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
     }
     let ends = lingered(async |mut far| assert!(rest(&mut far).await.is_empty())).await;
     let silent = lingered(async |far| {
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(LINGER_TIMEOUT).await;
         drop(far);
     })
     .await;
     let chatty = lingered(async |mut far| {
         while far.write_all(b"more").await.is_ok() {
-            tokio::time::sleep(SILENCE / 2).await;
+            tokio::time::sleep(LINGER_SILENCE / 2).await;
         }
     })
     .await;
-    assert_eq!((ends, silent, chatty), (Duration::ZERO, SILENCE, PATIENCE));
+    assert_eq!((ends, silent, chatty), (Duration::ZERO, LINGER_SILENCE, LINGER_TIMEOUT));
 }
 
 #[tokio::test(start_paused = true)]
 async fn lingering_does_not_swallow_for_ever() {
     let mut endless = Endless(0);
     linger(&mut endless).await;
-    assert_eq!(endless.0, ENOUGH / (64 * 1024));
+    assert_eq!(endless.0, LINGER_MAX_BYTES / (64 * 1024));
 }
 
 proptest! {

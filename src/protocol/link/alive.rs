@@ -19,7 +19,7 @@ impl Alive {
     pub(super) fn next(&self) -> Instant {
         (self.heard.max(self.asked) + PING_AFTER)
             .min(self.looked + PING_AFTER * 2)
-            .max(self.looked + LOOK_EVERY)
+            .max(self.looked + CHECK_INTERVAL)
     }
 }
 
@@ -28,7 +28,7 @@ pub(super) const PING_AFTER: Duration = Duration::from_secs(5);
 /// A link on which nothing at all was heard for this long is given up.
 pub(super) const SILENT: Duration = Duration::from_secs(15);
 /// The least time between two looks, so that clocks that stand still do not make us spin.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// SuperEdge's heartbeat, which a plain pod answers.
 pub(super) const HEARTBEAT_EVERY: Duration = Duration::from_secs(60);
 /// A plain edge sends a heartbeat each 60 s; HTTP/2's own pings notice a dead one much sooner.

@@ -1,6 +1,6 @@
 //! What waits to be said on one link, and in which order it is said.
 //!
-//! Sessions keep what they have to say; the outbox holds only who wants to speak. A frame is made when the link can
+//! Sessions keep what they have to say; the link sender holds only who wants to speak. A frame is made when the link can
 //! take it, under the session's lock, so order and fairness are decided at the last moment. Two locks, never both at
 //! once: this one says who is next, the session's says what.
 

@@ -1,6 +1,6 @@
 //! What waits on one link for a session that only passes through.
 //!
-//! A lane belongs to one binding and one direction: a session that is bound anew gets new lanes, so what a late thread
+//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late thread
 //! still puts into an old one is never said. Data, Finish, Broken, Reset and Lost stay in order; the other words
 //! overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
 //! docs/protocol.md#traps, 1 to 3).
@@ -43,7 +43,7 @@ struct Queue {
     ordered: VecDeque<SessionFrame>,
     /// Bytes of data in `ordered`.
     bytes: usize,
-    /// What `ordered` takes: bytes, and an overhead for each frame; of all lanes together, and of those of its link.
+    /// What `ordered` takes: bytes, and an overhead for each frame; of all queues together, and of those of its link.
     taken: (Share, Share),
     most: usize,
     /// Nothing more is taken: the last word waits, or was said.
@@ -54,7 +54,7 @@ struct Queue {
 }
 
 impl RelayQueue {
-    /// An empty lane in which at most `most` bytes wait, out of both budgets too.
+    /// An empty queue in which at most `most` bytes wait, out of both budgets too.
     pub(crate) fn new(
         id: SessionId,
         category: Category,
@@ -130,7 +130,7 @@ impl RelayQueue {
         queue.sealed = true;
     }
 
-    /// The session passes in another lane, for attempt `epoch`. A Lost of a newer attempt is still said: an old Open or
+    /// The session passes in another queue, for attempt `epoch`. A Lost of a newer attempt is still said: an old Open or
     /// Resume that comes late ends nothing at the far end of that one, which would stay bound for ever.
     pub(crate) fn retire(&self, epoch: u64) {
         let mut queue = lock(&self.queue);
@@ -213,7 +213,7 @@ impl Queue {
     }
 
     fn data(&mut self, bytes: Bytes) -> Result<(), Full> {
-        let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGED);
+        let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGE_BELOW);
         self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();
         if merged && let Some(SessionFrame::Data(last)) = self.ordered.back_mut() {
@@ -262,4 +262,4 @@ impl Queue {
 /// What a frame costs beside its bytes.
 const OVERHEAD: usize = 128;
 /// Small pieces that follow one another are joined up to this many bytes, so that keystrokes in a queue cost little.
-const MERGED: usize = 4 * 1024;
+const MERGE_BELOW: usize = 4 * 1024;

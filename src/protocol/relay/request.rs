@@ -94,7 +94,7 @@ impl RelayRequest {
         !second_hop && !back && to.resumes
     }
 
-    /// Passes it on: this pod is the session's middle from now on. What came from a pod goes to no other pod, and
+    /// Passes it on: this pod relays the session from now on. What came from a pod goes to no other pod, and
     /// nothing goes back to the process it came from; both are refused as *not here*.
     pub fn pass(mut self, to: &Arc<LinkSender>) {
         if !self.leads(to) {

@@ -2,7 +2,7 @@
 //!
 //! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding goes
 //! only together with a word that tells both ends, or by one of higher epoch (docs/protocol.md#relaying). Words go into
-//! [`RelayQueue`]s after the lock is given back; as each binding has its own lanes, what comes late is never said.
+//! `RelayQueue`s after the lock is given back; as each binding has its own queues, what comes late is never said.
 
 mod attempt;
 mod hop;
@@ -65,7 +65,7 @@ impl RelayTable {
         lock(&self.bindings).contains_key(&id)
     }
 
-    /// Bytes that wait in all lanes, with what their frames cost.
+    /// Bytes that wait in all queues, with what their frames cost.
     pub(crate) fn queued(&self) -> usize {
         self.queued.used()
     }
@@ -128,7 +128,7 @@ impl RelayTable {
         drop(bindings);
         drop(seeker);
         let Some(binding) = binding else { return };
-        // Nothing waits in its lane yet, so the answer need not go through it.
+        // Nothing waits in its queue yet, so the answer need not go through it.
         binding.opener.close();
         if let Some(frame) = frame {
             attempt.from.reply(attempt.id, attempt.category, &attempt.node, frame);

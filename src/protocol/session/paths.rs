@@ -74,7 +74,7 @@ impl SessionCore {
         let seeker = inner.seekers;
         inner.seeker = Some(seeker);
         let (now, moved) = (Instant::now(), inner.state.moved());
-        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < LATELY && before == moved;
+        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < RECENT_LOSS && before == moved;
         let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
         inner.lost = Some((times, now, moved));
         Some(Parked::new(self.clone(), seeker, times))
@@ -113,4 +113,4 @@ impl SessionCore {
 }
 
 /// A path that is lost so soon after the last one, and before a byte has moved, is lost again.
-const LATELY: Duration = Duration::from_secs(10);
+const RECENT_LOSS: Duration = Duration::from_secs(10);

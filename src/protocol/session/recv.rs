@@ -113,7 +113,7 @@ impl RecvHalf {
         if bytes.is_empty() {
             return Ok(());
         }
-        if self.last_data.is_some_and(|last| now - last >= SILENCE) {
+        if self.last_data.is_some_and(|last| now - last >= WINDOW_IDLE) {
             self.window = self.windows.start;
             self.lap = None;
             self.trips.interrupt();
@@ -268,7 +268,7 @@ fn as_u64(len: usize) -> u64 {
 }
 
 /// After this long without data a session starts again with its first window.
-const SILENCE: Duration = Duration::from_secs(5);
+const WINDOW_IDLE: Duration = Duration::from_secs(5);
 /// The peer hears at least every so many bytes what has arrived, so that it need not keep them; whoever has spent its
 /// memory for what it keeps counts on it.
 const MOST_UNHEARD: u64 = 64 * 1024;

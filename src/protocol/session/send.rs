@@ -76,7 +76,7 @@ impl SendHalf {
         }
         self.written += as_u64(bytes.len());
         let last = self.kept.len().wrapping_sub(1);
-        if let Some(tail) = self.kept.back_mut().filter(|tail| tail.len() + bytes.len() <= MERGED) {
+        if let Some(tail) = self.kept.back_mut().filter(|tail| tail.len() + bytes.len() <= MERGE_BELOW) {
             if self.cursor == (last + 1, 0) {
                 self.cursor = (last, tail.len());
             }
@@ -256,7 +256,7 @@ const MAX_KEPT: u64 = 4 * 1024 * 1024;
 /// 64 KiB; one that may keep that and a frame never stands still for want of an answer that is not due.
 const FAIR_KEPT: u64 = 128 * 1024;
 /// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its bytes.
-const MERGED: usize = 1024;
+const MERGE_BELOW: usize = 1024;
 /// A piece this long is sent as it is; copying it to join it with others would cost more than a frame.
 const WORTH_ALONE: usize = 4 * 1024;
 /// Longest frame made by joining small pieces.

@@ -120,7 +120,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     for link in [&plain, &link] {
         session.ask(link, false);
         let frame = session.next_control(link.id, tokio::time::Instant::now());
-        let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{word:?}") };
+        let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
     assert_eq!(limits, [u64::MAX, WINDOWS.start]);

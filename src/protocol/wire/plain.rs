@@ -99,7 +99,7 @@ impl Plain {
                 None
             }
             FrameKind::Session(id, category, word) => self.send_session_frame(id, category, word, now),
-            // Never said on a plain link: its outbox takes no signals.
+            // Never said on a plain link: its link sender takes no signals.
             FrameKind::Find(_) | FrameKind::Found(_) | FrameKind::Drain | FrameKind::Conflict(_) => None,
         }
     }

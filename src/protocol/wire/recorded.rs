@@ -77,7 +77,7 @@ fn words() -> Vec<(&'static str, SessionFrame)> {
 }
 
 /// Everything else that it says, and who hears it.
-fn signals() -> Vec<(&'static str, Body, Peer)> {
+fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
     let found = |age: Option<u64>| {
         let (heard, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
@@ -107,7 +107,8 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let mut said = Vec::new();
     let (mut plain, now) = (Plain::new(node()), Instant::now());
     let mut say = |plain: &mut Plain, name, id, word| {
-        let _ = plain.say(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, word) }, now);
+        let _ =
+            plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, word) }, now);
         said.push((name, plain.next_message().unwrap()));
     };
     say(&mut plain, "plain connecting", id(), open(None));
@@ -116,11 +117,11 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, word| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
-        let crate::protocol::wire::plain::Received::Session(heard) = plain.on_frame(message, now) else {
+        let crate::protocol::wire::plain::Received::Session(heard) = plain.on_message(message, now) else {
             panic!("an Open")
         };
         let body = FrameKind::Session(heard.id, Category::Ssh, word);
-        let _ = plain.say(Frame { node: node(), body }, now);
+        let _ = plain.send_frame(Frame { node: node(), body }, now);
         said.push((name, plain.next_message().unwrap()));
     };
     say("plain connected", "any text", SessionFrame::Opened { limit: 1, epoch: 1, instance: None });

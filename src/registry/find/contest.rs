@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ALIVE_WITHIN, Finder};
+use super::{Finder, PONG_TIMEOUT};
 use crate::names::NodeName;
 use crate::protocol::{Conflict, Found, LinkSender};
 use crate::registry;
@@ -20,7 +20,7 @@ impl Finder {
         let same = found.instance == linked.instance;
         // A pod of version 1 says no age, and cannot be told: there both links stay.
         let older = found.age.is_none_or(|age| age < linked.sender.age());
-        let patience = if same { ALIVE_WITHIN } else { registry::ALIVE_WITHIN };
+        let patience = if same { PONG_TIMEOUT } else { registry::PONG_TIMEOUT };
         if !linked.sender.answers_within(patience).await {
             tracing::info!(%node, "linked to another pod, and silent here: its old link is closed");
             return linked.sender.close();

@@ -13,7 +13,7 @@ use crate::registry::siblings::Pod;
 /// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
 pub(super) struct LocationCache {
-    /// Bounded by [`MOST`].
+    /// Bounded by [`MAX_LOCATIONS`].
     nodes: Mutex<HashMap<NodeName, At>>,
     /// Bounded by [`MOST_MISSED`].
     missed: Mutex<HashMap<NodeName, (Instant, NotFound)>>,
@@ -37,7 +37,7 @@ impl LocationCache {
     /// A pod has said that it has the node.
     pub(super) fn learn(&self, node: &NodeName, pod: Pod, instance: Option<Instance>) {
         let mut nodes = self.lock();
-        if nodes.len() >= MOST && !nodes.contains_key(node) {
+        if nodes.len() >= MAX_LOCATIONS && !nodes.contains_key(node) {
             // Half of them, whichever: each can be found again.
             let mut keep = false;
             nodes.retain(|_, _| {
@@ -96,7 +96,7 @@ impl LocationCache {
 }
 
 /// Nodes that are remembered; a few MiB.
-const MOST: usize = 50_000;
+const MAX_LOCATIONS: usize = 50_000;
 /// Nodes that were looked for in vain: a flood of more names than this is asked for each time.
 const MOST_MISSED: usize = 4096;
 /// How long nobody looks again for a node that is nowhere, unless it comes.
@@ -133,11 +133,11 @@ mod tests {
     #[tokio::test]
     async fn what_is_remembered_is_bounded_and_forgotten_once_wrong() {
         let (known, one, two) = (LocationCache::default(), pod(1), pod(2));
-        for n in 0..MOST + 10 {
+        for n in 0..MAX_LOCATIONS + 10 {
             known.learn(&format!("node{n}").parse().unwrap(), one.clone(), None);
         }
-        assert!(known.lock().len() <= MOST);
-        let newest: NodeName = format!("node{}", MOST + 9).parse().unwrap();
+        assert!(known.lock().len() <= MAX_LOCATIONS);
+        let newest: NodeName = format!("node{}", MAX_LOCATIONS + 9).parse().unwrap();
         known.forget(&newest, &two);
         assert!(known.of(&newest).is_some(), "it is not the other pod that was wrong");
         known.forget(&newest, &one);

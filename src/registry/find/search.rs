@@ -141,7 +141,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
         let until = match &best {
             _ if !all => begun + head_start,
             Some(_) => begun + FRESHEST_WITHIN,
-            None => begun + CEILING,
+            None => begun + SEARCH_TIMEOUT,
         };
         tokio::select! {
             found = &mut lookup => match found {
@@ -210,6 +210,6 @@ const FRESH: Duration = Duration::from_secs(5);
 /// If none is as fresh, the freshest is taken after so long.
 const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
 /// Of a whole search: DNS takes at most 1 s, and so does a link.
-const CEILING: Duration = Duration::from_secs(2);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Addresses of one node in DNS that are asked.
 const MOST_NAMED: usize = 8;

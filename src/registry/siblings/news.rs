@@ -22,7 +22,7 @@ impl Announcements {
     /// The node has come here. What does not fit is found when it is asked for.
     pub(super) fn add(&self, node: &NodeName) {
         let mut nodes = self.lock();
-        if nodes.len() < MOST {
+        if nodes.len() < MAX_ANNOUNCED {
             nodes.insert(node.clone());
         }
         drop(nodes);
@@ -69,6 +69,6 @@ impl Announcements {
 /// The question that nobody asked.
 pub(super) const UNASKED: u64 = 0;
 /// Nodes that wait to be told of to one pod: more than a pod has.
-const MOST: usize = 50_000;
+const MAX_ANNOUNCED: usize = 50_000;
 /// How long a link with too much to say is left alone.
 const FULL: Duration = Duration::from_millis(5);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
-use super::{ALIVE_WITHIN, Siblings, Unreachable};
+use super::{PONG_TIMEOUT, Siblings, Unreachable};
 use crate::names::Instance;
 use crate::protocol::LinkSender;
 
@@ -39,7 +39,7 @@ impl Siblings {
     pub async fn answers(&self, ip: IpAddr, port: u16) -> bool {
         for pod in self.at(ip, port) {
             if let Ok(link) = pod.link().await
-                && link.answers_within(ALIVE_WITHIN).await
+                && link.answers_within(PONG_TIMEOUT).await
             {
                 return true;
             }

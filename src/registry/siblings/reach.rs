@@ -59,7 +59,7 @@ impl Unreachable {
         match (self.is_strange(), listed) {
             (true, _) => STRANGE_FOR,
             (false, true) => {
-                let again = AGAIN.saturating_mul(1 << failures.saturating_sub(1).min(3));
+                let again = REDIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(3));
                 again.mul_f64(0.75 + rand::random::<f64>() / 2.0)
             }
             // Whoever asks for a name chooses what DNS names: not a dial for each of them.
@@ -121,7 +121,7 @@ fn is_of_a_stranger(error: &io::Error) -> bool {
 const CONNECT: Duration = Duration::from_secs(4);
 /// The first pause after a failure, doubled up to eight times: a dead pod costs nobody a timeout, one that is back is
 /// soon asked again (and, once it has a node, tells so itself).
-pub(super) const AGAIN: Duration = Duration::from_millis(250);
+pub(super) const REDIAL_DELAY: Duration = Duration::from_millis(250);
 /// After a failure of one that DNS named.
 const NAMED_AGAIN: Duration = Duration::from_secs(1);
 /// After one that is not a pod of ours: its certificate, or ours, has to change first.

@@ -1,7 +1,7 @@
 use futures_util::FutureExt as _;
 
 use super::list::MOST_KNOWN;
-use super::reach::AGAIN;
+use super::reach::REDIAL_DELAY;
 use super::*;
 use crate::drain::Drain;
 use crate::names::Instance;
@@ -196,12 +196,15 @@ async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
             && last != Some(until)
         {
             let pause = until - tokio::time::Instant::now();
-            assert!(failures > 0 || pause <= AGAIN.mul_f64(1.25), "{pause:?} after the first failure");
+            assert!(failures > 0 || pause <= REDIAL_DELAY.mul_f64(1.25), "{pause:?} after the first failure");
             (failures, last, longest) = (failures + 1, Some(until), longest.max(pause));
         }
     }
     assert!((2..=12).contains(&failures), "{failures} dials in 10 s");
-    assert!((AGAIN * 5..=AGAIN * 10).contains(&longest), "one that is back is found soon: {longest:?}");
+    assert!(
+        (REDIAL_DELAY * 5..=REDIAL_DELAY * 10).contains(&longest),
+        "one that is back is found soon: {longest:?}"
+    );
 }
 
 #[tokio::test]

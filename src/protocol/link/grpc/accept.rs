@@ -126,7 +126,7 @@ where
             () = let_in => None,
             () = connection.cancelled() => {
                 serving.as_mut().graceful_shutdown();
-                tokio::time::timeout(GOODBYE, serving.as_mut()).await.ok()
+                tokio::time::timeout(CLOSE_TIMEOUT, serving.as_mut()).await.ok()
             }
         };
         if let Some(Err(e)) = ended {
@@ -235,4 +235,4 @@ const CALLS: u32 = 4;
 /// Before a Go edge's own 10 s, so that it stays quiet.
 const PING_EDGE_AFTER: Duration = Duration::from_secs(9);
 /// For the last frames of a connection that is over.
-const GOODBYE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

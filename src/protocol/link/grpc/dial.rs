@@ -48,7 +48,7 @@ pub enum DialError {
     )]
     Plain(String),
     /// No answer within 10 s.
-    #[error("the cloud did not answer the call within {ANSWER:?}")]
+    #[error("the cloud did not answer the call within {ANSWER_TIMEOUT:?}")]
     Timeout,
 }
 
@@ -166,7 +166,7 @@ where
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };
     let request = request(authority, said, body)?;
-    let response = tokio::time::timeout(ANSWER, sender.send_request(request))
+    let response = tokio::time::timeout(ANSWER_TIMEOUT, sender.send_request(request))
         .await
         .map_err(|_| DialError::Timeout)?
         .map_err(broken)?;
@@ -203,4 +203,4 @@ const EDGE_WINDOW: u32 = 8 << 20;
 /// A Go pod counts pings that come oftener than every 15 s as an attack.
 const PING_POD_AFTER: Duration = Duration::from_secs(20);
 /// How long a pod may take to answer the call.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);

@@ -43,7 +43,7 @@ impl LinkSender {
         }
     }
 
-    /// Makes the lane known as one that leads through here, for attempt `epoch`; an older one of its session says no
+    /// Makes the queue known as one that leads through here, for attempt `epoch`; an older one of its session says no
     /// more, unless it is that a newer attempt was lost. False if the link has ended.
     pub(crate) fn pass(&self, queue: &Arc<RelayQueue>, epoch: u64) -> bool {
         let mut members = lock(&self.members);
@@ -84,7 +84,7 @@ impl LinkSender {
         self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
     }
 
-    /// The lane leads through here no more.
+    /// The queue leads through here no more.
     pub(crate) fn leave_relay(&self, queue: &Arc<RelayQueue>) {
         if let Some(members) = lock(&self.members).as_mut()
             && members.passing.get(&queue.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, queue))

@@ -10,7 +10,7 @@ use crate::protocol::link::schedule::{Schedule, Turn};
 use crate::protocol::link::sender::FrameSource;
 use crate::protocol::wire::frame::{Frame, FrameKind};
 
-/// Everything that waits for one link, under the outbox's lock.
+/// Everything that waits for one link, under the link sender's lock.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) closed: bool,

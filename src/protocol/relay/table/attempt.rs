@@ -1,4 +1,4 @@
-//! One Open or Resume that a pod's middle has to lead somewhere, and who seeks its way.
+//! One Open or Resume that a pod has to relay somewhere, and who seeks its way.
 
 use std::sync::Arc;
 

@@ -169,7 +169,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     ] {
         assert!(place.ask(from, frame.clone()).is_none());
         let answer = said(from);
-        assert!(is_unknown(&answer, 7), "{word:?} from {:?}: {answer:?}", from.peer);
+        assert!(is_unknown(&answer, 7), "{frame:?} from {:?}: {answer:?}", from.peer);
         goes_on(&opener);
     }
     // Itself may, over another link or through another pod, be that as old as it likes.

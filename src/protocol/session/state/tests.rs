@@ -114,8 +114,8 @@ fn reset(epoch: u64, code: Code) -> SessionFrame {
 fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
     let phase = end.phase();
     let path = end.path();
-    assert!(end.on_frame(link, frame.clone(), now()).dropped, "{word:?} in {phase:?}");
-    assert_eq!((end.phase(), end.path()), (phase, path), "{word:?} in {phase:?}");
+    assert!(end.on_frame(link, frame.clone(), now()).dropped, "{frame:?} in {phase:?}");
+    assert_eq!((end.phase(), end.path()), (phase, path), "{frame:?} in {phase:?}");
 }
 
 #[tokio::test]
@@ -241,7 +241,7 @@ async fn opener_resuming() {
 async fn opener_over_says_so_and_forgets() {
     let mut end = opener(Phase::Leaving);
     let (frame, effects) = end.next_frame(A, 99);
-    let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{word:?}") };
+    let Some(SessionFrame::Reset { refusal, .. }) = frame else { panic!("{frame:?}") };
     assert!(refusal.code == Code::Over && effects.forget && end.ended().is_none());
     assert!(opener(Phase::Leaving).link_ended(A, None, now()).forget);
     assert!(opener(Phase::Leaving).on_frame(A, SessionFrame::Lost { epoch: 1 }, now()).forget);
@@ -448,7 +448,7 @@ async fn the_last_word_of_an_acceptor_goes_where_its_opener_is() {
                 frame,
                 Some(SessionFrame::Refused { epoch: 2, .. } | SessionFrame::Reset { epoch: 2, .. })
             ),
-            "{word:?}"
+            "{frame:?}"
         );
         assert!(effects.forget);
     }

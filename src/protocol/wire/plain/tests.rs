@@ -128,7 +128,7 @@ async fn a_targets_end_closes_soon_unless_the_peer_goes_on() {
             let decoded = plain.close(id).unwrap();
             assert!(
                 matches!(decoded.frames[..], [SessionFrame::Finish { total: 9 }, SessionFrame::Reset { .. }]),
-                "{heard:?}"
+                "{decoded:?}"
             );
             assert_eq!(plain.next_message().unwrap().r#type, "closed");
         }
@@ -176,7 +176,7 @@ async fn a_plain_pod_opens_with_any_topic() {
         panic!()
     };
     let [SessionFrame::Open { limit: u64::MAX, target, .. }] = &decoded.frames[..] else {
-        panic!("{heard:?}")
+        panic!("{decoded:?}")
     };
     assert_eq!(target.to_string(), "127.0.0.1:22");
     let opened = SessionFrame::Opened { limit: 1, epoch: 1, instance: None };
