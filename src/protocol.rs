@@ -9,7 +9,7 @@ pub mod wire;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use crate::protocol::link::sender::{LinkSender, Peer};
+pub use crate::protocol::link::sender::LinkSender;
 pub use crate::protocol::link::{Link, LinkEnded};
 pub use crate::protocol::relay::request::RelayRequest;
 pub use crate::protocol::session::recv::Windows;
@@ -18,6 +18,7 @@ pub use crate::protocol::table::{Event, Full, Limits, SessionTable};
 pub use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal};
 pub use crate::protocol::wire::hello::Dialect;
 pub use crate::protocol::wire::opener::Opener;
+pub use crate::protocol::wire::peer::Peer;
 
 /// Locks what no panic can leave half done: each lock of this layer is held for a few plain steps.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,6 +5,7 @@ pub mod extension;
 pub mod frame;
 pub mod hello;
 pub mod opener;
+pub mod peer;
 pub mod plain;
 
 #[cfg(test)]

@@ -20,11 +20,12 @@ pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
 
 use crate::drain::Drain;
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::{LinkSender, Peer};
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::{Encoding, Puller};
 use crate::protocol::session::state::LinkId;
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::peer::Peer;
 use crate::protocol::wire::plain::Plain;
 use crate::telemetry::Metrics;
 

@@ -33,6 +33,7 @@ use crate::protocol::session::budget::Budget;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Frame, SessionFrame};
 use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::peer::Peer;
 
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
@@ -65,27 +66,6 @@ pub struct LinkSender {
     made: Instant,
     /// When the peer was last heard, in milliseconds since the link was made.
     heard_millis: AtomicU64,
-}
-
-/// Who is at the other end of a link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Peer {
-    /// An edge, as its pod sees it: the node that it has proved to be.
-    Edge(NodeName),
-    /// The cloud, as an edge sees it: which node we are.
-    Cloud(NodeName),
-    /// Another pod of this cloud.
-    Pod,
-}
-
-impl Peer {
-    /// Whose link it is; none between pods.
-    pub fn node(&self) -> Option<&NodeName> {
-        match self {
-            Self::Edge(node) | Self::Cloud(node) => Some(node),
-            Self::Pod => None,
-        }
-    }
 }
 
 impl LinkSender {

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crate::names::{Instance, NodeName, Target};
-use crate::protocol::link::sender::{LinkSender, Peer, unknown};
+use crate::protocol::link::sender::{LinkSender, unknown};
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
 use crate::protocol::table::{Event, SessionTable};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
+use crate::protocol::wire::peer::Peer;
 
 /// Somebody wants to reach a node through this pod: pass it on, take it as its end, or refuse it.
 ///

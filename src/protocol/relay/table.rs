@@ -15,7 +15,7 @@ use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
 use crate::protocol::relay::table::hop::RelayLeg;
 
 use crate::names::SessionId;
-use crate::protocol::link::sender::{LinkSender, Peer};
+use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
 use crate::protocol::relay::queue::RelayQueue;
 use crate::protocol::session::budget::Budget;
@@ -23,6 +23,7 @@ use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::opener::Opener;
+use crate::protocol::wire::peer::Peer;
 
 /// All bindings of this process.
 #[derive(Debug)]

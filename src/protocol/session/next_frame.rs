@@ -5,12 +5,13 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::protocol::link::schedule::Turn;
-use crate::protocol::link::sender::{Peer, Sent};
+use crate::protocol::link::sender::Sent;
 use crate::protocol::session::state::{Effects, LinkId};
 use crate::protocol::session::{Inner, SessionCore};
 use crate::protocol::wire::frame::SessionFrame;
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::opener::Opener;
+use crate::protocol::wire::peer::Peer;
 
 impl SessionCore {
     /// What it says before data, if anything.

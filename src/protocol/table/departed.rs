@@ -84,12 +84,13 @@ mod tests {
     use super::*;
     use crate::names::Instance;
     use crate::net::ByteStream as _;
-    use crate::protocol::link::sender::{LinkSender, Peer};
+    use crate::protocol::link::sender::LinkSender;
     use crate::protocol::session::recv::Windows;
     use crate::protocol::session::state::LinkId;
     use crate::protocol::table::Limits;
     use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
     use crate::protocol::wire::hello::Dialect;
+    use crate::protocol::wire::peer::Peer;
     use crate::telemetry::Metrics;
 
     const SESSIONS: usize = 8;

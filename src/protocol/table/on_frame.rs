@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::names::{NodeName, SessionId, Target};
-use crate::protocol::link::sender::{LinkSender, Peer, UNKNOWN, unknown};
+use crate::protocol::link::sender::{LinkSender, UNKNOWN, unknown};
 use crate::protocol::lock;
 use crate::protocol::relay::request::{RelayRequest, refused};
 use crate::protocol::relay::table::{Attempt, Claim};
@@ -18,6 +18,7 @@ use crate::protocol::table::clients::source;
 use crate::protocol::table::{Event, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::wire::opener::Opener;
+use crate::protocol::wire::peer::Peer;
 
 impl SessionTable {
     /// One frame about a session, from the link of `sender`. `node` is where its acceptor is, if the word asks.

@@ -6,13 +6,13 @@ use bytes::{Buf, Bytes};
 use prost::Message as _;
 
 use crate::names::{Instance, NodeName, SessionId};
-use crate::protocol::link::sender::Peer;
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::codec::proto::Control;
 use crate::protocol::wire::frame::{
     Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
 };
 use crate::protocol::wire::opener::Opener;
+use crate::protocol::wire::peer::Peer;
 use crate::telemetry::said;
 
 /// A message that is no frame. It is counted and dropped; the link goes on.

@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::{LinkSender, Peer};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::wire::peer::Peer;
 
 /// Who opened a session. Only the same one may take it up again: its id alone is no proof.
 #[derive(Debug, Clone, PartialEq, Eq)]

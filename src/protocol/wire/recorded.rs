@@ -10,13 +10,13 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::names::{Instance, NodeName, SessionId};
-use crate::protocol::link::sender::Peer;
 use crate::protocol::wire::codec::{Reader, StreamMsg, encode};
 use crate::protocol::wire::extension::{from_message, to_message};
 use crate::protocol::wire::frame::{
     Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
 };
 use crate::protocol::wire::hello::{Caller, Hello};
+use crate::protocol::wire::peer::Peer;
 use crate::protocol::wire::plain::Plain;
 
 fn node() -> NodeName {

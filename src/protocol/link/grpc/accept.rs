@@ -19,9 +19,9 @@ use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::{
     FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
 };
-use crate::protocol::link::sender::Peer;
 use crate::protocol::link::{Far, Link};
 use crate::protocol::wire::hello::{Caller, Hello, HelloError};
+use crate::protocol::wire::peer::Peer;
 
 /// A call that asks to become a link. Dropping it refuses it.
 #[derive(Debug)]

@@ -16,11 +16,11 @@ use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::{
     FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
 };
-use crate::protocol::link::sender::Peer;
 use crate::protocol::link::{Far, Link, Puller};
 use crate::protocol::wire::codec::encode;
 use crate::protocol::wire::codec::inbound::cause;
 use crate::protocol::wire::hello::{Caller, Dialect, Hello};
+use crate::protocol::wire::peer::Peer;
 use crate::protocol::wire::plain::heartbeat;
 use crate::telemetry::said;
 

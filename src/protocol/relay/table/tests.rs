@@ -10,11 +10,11 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::Peer;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::table::{Event, Limits, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, FrameKind, Refusal};
 use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::peer::Peer;
 use crate::telemetry::Metrics;
 
 const ID: u128 = 7;
