@@ -19,10 +19,10 @@ mkdir -p "$tree"
 git ls-files -z --cached --others --exclude-standard | tar --null -c -T - | tar -x -C "$tree"
 # Without resume nobody needs to hear what has arrived, only what may be sent.
 change() {
-    file=$tree/src/tunnel/$1
+    file=$tree/src/protocol/session/$1
     sed -i "s/$2/$3/" "$file"
     if [ "$(grep -c -F "$4" "$file")" != 1 ]; then
-        echo "resume-cost.sh: src/tunnel/$1 is not as this script knows it: no single line $2" >&2
+        echo "resume-cost.sh: src/protocol/session/$1 is not as this script knows it: no single line $2" >&2
         exit 1
     fi
 }

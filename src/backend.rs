@@ -15,15 +15,15 @@ use crate::net::listen::breaks_off;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
+use crate::protocol::{Category, Code, Offer, Refusal, Session};
 use crate::telemetry::{Access, Metrics};
-use crate::tunnel::{Category, Code, Offer, Refusal, Session};
 
-pub use dial::{Own, Place};
+pub use dial::{LocalAddresses, TargetDialer};
 
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Backend {
-    place: Arc<Place>,
+    place: Arc<TargetDialer>,
     pool: Pool,
     metrics: Metrics,
     drain: Drain,
@@ -31,7 +31,7 @@ pub struct Backend {
 
 impl Backend {
     /// A back end at `place`; `drain` waits for its sessions.
-    pub fn new(place: Place, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
+    pub fn new(place: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
         Self { place: Arc::new(place), pool, metrics, drain }
     }
 

@@ -19,12 +19,12 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
-use links::Shared;
+use links::PodContext;
 use proven::Proven;
 use stop::Stopping;
 
 use crate::admin::{Admin, Readiness, Side};
-use crate::backend::{Backend, Own, Place};
+use crate::backend::{Backend, LocalAddresses, TargetDialer};
 use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
 use crate::drain::Drain;
@@ -40,14 +40,14 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::zone::Zone;
+use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::{Limits, SessionTable, Windows};
 use crate::registry::Registry;
 use crate::registry::find::Finder;
 use crate::registry::publish::Publisher;
 use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
-use crate::tunnel::grpc::Ground;
-use crate::tunnel::{Limits, Table, Windows};
 
 /// A running pod, and where it listens.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub struct Pod {
     /// The nodes that are linked here.
     pub registry: Arc<Registry>,
     /// The sessions.
-    pub table: Arc<Table>,
+    pub table: Arc<SessionTable>,
     finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
@@ -117,10 +117,11 @@ impl Pod {
             sessions: session.max,
             grace: session.grace,
         };
-        let table = Table::new(Instance::random(), limits, metrics.clone());
+        let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let proven = Proven::start(&server.tokenfile, table.clone(), &stopping.links)?;
         let registry = Registry::new(metrics.clone());
-        let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
+        let ground =
+            LinkContext { table: table.clone(), metrics: metrics.clone(), drain: stopping.links.clone() };
         let pool = Pool::new();
         let port = grpc.at().port();
         let pods = kubernetes::follow(publishing.cluster.as_ref(), pod_ip, port, &stopping.links);
@@ -141,9 +142,9 @@ impl Pod {
         if let Some(siblings) = &siblings {
             siblings::report(siblings.clone(), readiness.clone(), &drain);
         }
-        let place = Place {
+        let place = TargetDialer {
             node: None,
-            own: Own::of_interfaces(pod_ip.into_iter().collect()),
+            own: LocalAddresses::of_interfaces(pod_ip.into_iter().collect()),
             targets: Arc::new(ArcSwap::from_pointee(allow.targets)),
             listening: [Some(&grpc), log.as_ref(), front.as_ref()]
                 .into_iter()
@@ -154,7 +155,7 @@ impl Pod {
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), stopping.clients.clone());
         let route = Route::new(finder.clone(), table.clone(), session.open_timeout, session.grace);
-        let shared = Shared {
+        let shared = PodContext {
             proven: proven.clone(),
             registry: registry.clone(),
             finder: finder.clone(),
@@ -254,7 +255,7 @@ fn acceptor(
         TlsVersion::V13 => "VersionTLS13",
     };
     let (offer, warnings) =
-        tls::Offer::parse(min_version, &tls.cipher_suites.join(",")).context("mode.cloud.tls")?;
+        tls::TlsParams::parse(min_version, &tls.cipher_suites.join(",")).context("mode.cloud.tls")?;
     for warning in warnings {
         warn!("{warning}");
     }

@@ -18,7 +18,7 @@ use tracing::{info, info_span, warn};
 use keeper::Keeper;
 
 use crate::admin::{Admin, Readiness, Side};
-use crate::backend::{Backend, Own, Place};
+use crate::backend::{Backend, LocalAddresses, TargetDialer};
 use crate::config::Secret;
 use crate::config::edge::{Client, Edge as Settings, MEMORY, Token};
 use crate::drain::{Drain, Drained};
@@ -29,12 +29,12 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Trust};
+use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
-use crate::tunnel::grpc::Ground;
-use crate::tunnel::{Code, Limits, Refusal, Table, Windows};
 
 /// A running edge, and where its admin port listens.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub struct Edge {
     /// The numbers.
     pub metrics: Metrics,
     /// The sessions.
-    pub table: Arc<Table>,
+    pub table: Arc<SessionTable>,
     /// The way to other nodes and to the cloud.
     pub route: Route,
     readiness: Readiness,
@@ -77,7 +77,7 @@ impl Edge {
             sessions: MOST_SESSIONS,
             grace: session.grace,
         };
-        let table = Table::new(Instance::random(), limits, metrics.clone());
+        let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let readiness = Readiness::waiting_for(&[LINK]);
         let uplinks = Uplinks::new(client.node.clone());
         let healthy = uplinks.clone();
@@ -90,16 +90,16 @@ impl Edge {
         };
         let pool = Pool::new();
         let resolver = Resolver::system()?;
-        let place = Place {
+        let place = TargetDialer {
             node: Some(client.node.clone()),
-            own: Own::of_interfaces(own),
+            own: LocalAddresses::of_interfaces(own),
             targets: Arc::new(ArcSwap::from_pointee(targets)),
             // Not the one for metrics: it is read-only, and so that others reach it.
             listening: log.iter().map(Listener::at).collect(),
             resolver: resolver.clone(),
         };
         let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
-        let ground = Ground { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
+        let ground = LinkContext { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
         let route = Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace);
         let keeper = Keeper {
             name: tls::server_name(&client.dns.to_string()).context("mode.edge.stream.client.dns")?,
@@ -160,7 +160,7 @@ impl Edge {
         let why = Refusal::new(Code::Busy, "the edge is stopping");
         let farewell = async {
             self.table.reset_all(&why);
-            sleep(LAST_WORDS).await;
+            sleep(FLUSH_TIMEOUT).await;
         };
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), farewell).await;
         if let Drained::Cut(left) = drained {
@@ -174,10 +174,10 @@ impl Edge {
         }
         self.table.reset_all(&why);
         self.links.begin();
-        sleep(LAST_WORDS).await;
+        sleep(FLUSH_TIMEOUT).await;
         self.uplinks.close_all();
-        self.links.finish(GOODBYE, std::future::pending()).await;
-        self.admin.finish(GOODBYE, std::future::pending()).await;
+        self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained
     }
 }
@@ -225,6 +225,6 @@ const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
 /// For sessions to end by themselves once they are told why, and for the last resets to leave before the link is closed.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
-const GOODBYE: Duration = Duration::from_secs(3);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -14,9 +14,9 @@ use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
 use crate::net::door::{self, Door, Limits, Source};
+use crate::protocol::{Code, Refusal};
 use crate::registry::find::NotFound;
 use crate::route::RouteError;
-use crate::tunnel::{Code, Refusal};
 
 /// Who shares a pod's sessions with others: a user, or a source where nobody is asked for a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]

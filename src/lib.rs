@@ -18,7 +18,7 @@
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators; alone know HTTP statuses |
 //! | way | [`route`] | how to open a session, and how to find a lost one's path |
 //! | place | [`registry`] | which node is where; publishes it for DNS |
-//! | protocol | [`tunnel`] | links and sessions; nothing of HTTP, DNS or config |
+//! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files; they never see each other |
 //! | ground | [`names`], [`drain`], [`telemetry`] | nothing but themselves |
 //!
@@ -26,13 +26,13 @@
 //!
 //! ```text
 //! client ─CONNECT─▶ frontend::connect ─open─▶ route ─find─▶ registry
-//!                        │                      └─ask─▶ tunnel::Table ── Open ──▶ Table ─▶ backend ─dial─▶ target
+//!                        │                      └─ask─▶ protocol::SessionTable ── Open ──▶ SessionTable ─▶ backend ─dial─▶ target
 //!                        ◀──200── Session ◀════ Data, Credit, Finish ════▶ Session
 //!                   net::splice                                          net::splice
 //! ```
 //!
 //! Nothing is pushed. `splice` puts bytes into the session's sending half while there is room and tells the link's
-//! [`tunnel::Outbox`] that the session has something to say. When HTTP/2 can take more, the outbox asks its schedule
+//! [`protocol::LinkSender`] that the session has something to say. When HTTP/2 can take more, the link sender asks its schedule
 //! who is next and takes one frame from that session. What waits, waits in its own session; order and fairness are
 //! decided at the last moment; a resumed session simply moves its sending position back. A slow reader uses up its own
 //! window and stops only its own session.
@@ -48,12 +48,12 @@
 //! node's link tells its siblings at once, so the old one lets go and sessions follow; nobody waits for DNS to change.
 //! One search serves what clients open, what edges open and what is resumed through a pod ([`route`]). It asks on one path
 //! at a time: another one after 3 s without an answer, or when the pod there has not got the node; a node that comes ends
-//! it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not looked for again for 1 s. A pod between two others only passes frames on ([`tunnel::Asked`]), and what comes from a pod goes
+//! it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not looked for again for 1 s. A pod between two others only passes frames on ([`protocol::RelayRequest`]), and what comes from a pod goes
 //! to its own edges or nowhere, so there is at most one hop. For an edge that speaks plain its pod is the session's end.
 //!
 //! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make us
 //! queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
-//! (`send`, `recv`, `session::end`, `schedule`, `pace`, `budget`) read no clock, wait for nothing and return effects.
+//! (`send`, `recv`, `session::state`, `schedule`, `pace`, `budget`) read no clock, wait for nothing and return effects.
 
 pub mod admin;
 pub mod backend;
@@ -66,7 +66,7 @@ pub mod frontend;
 pub mod names;
 pub mod net;
 pub mod policy;
+pub mod protocol;
 pub mod registry;
 pub mod route;
 pub mod telemetry;
-pub mod tunnel;

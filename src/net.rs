@@ -27,14 +27,14 @@ use bytes::Bytes;
 /// A byte stream with two halves that hands bytes over without copying them.
 ///
 /// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `splice::splice` joins any two.
-pub trait Duplex: Unpin + Send {
+pub trait ByteStream: Unpin + Send {
     /// Takes bytes that have arrived; empty means that the far end has finished its direction.
-    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;
 
     /// Gives bytes to send, from the front of `bytes`, which is advanced past what was taken; ready once some were.
-    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
 
-    /// Pushes on what was taken by [`Self::poll_give`] and is held back here (TLS does so while its socket is full).
+    /// Pushes on what was taken by [`Self::poll_write_chunk`] and is held back here (TLS does so while its socket is full).
     /// To be called when there is nothing more to give for now. Streams that hold nothing back need not implement it.
     fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))

@@ -21,8 +21,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::{Found, LinkSender};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Found, Outbox};
 
 pub use awaited::Arrival;
 use awaited::Awaited;
@@ -44,7 +44,7 @@ pub struct Registry {
 #[derive(Debug, Clone)]
 pub struct Linked {
     /// Where to say things.
-    pub outbox: Arc<Outbox>,
+    pub sender: Arc<LinkSender>,
     /// The edge's process; none if it speaks plain.
     pub instance: Option<Instance>,
     /// Where it comes from.
@@ -53,7 +53,7 @@ pub struct Linked {
 
 /// Where a node is.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum NodeLocation {
     /// Linked to this pod.
     Here(Linked),
     /// Nobody knows; linked here so long ago, if ever.
@@ -93,9 +93,9 @@ impl Linked {
         Found {
             question,
             here: true,
-            heard: self.outbox.silence(),
+            heard: self.sender.silence(),
             instance: Some(self.instance.unwrap_or(own)),
-            age: Some(self.outbox.age()),
+            age: Some(self.sender.age()),
         }
     }
 }
@@ -109,11 +109,11 @@ impl Registry {
     }
 
     /// Where a node is.
-    pub fn find(&self, node: &NodeName) -> Place {
+    pub fn find(&self, node: &NodeName) -> NodeLocation {
         let nodes = self.lock();
         match nodes.linked.get(node) {
-            Some(linked) => Place::Here(linked.clone()),
-            None => Place::Nowhere(nodes.gone.get(node).map(Instant::elapsed)),
+            Some(linked) => NodeLocation::Here(linked.clone()),
+            None => NodeLocation::Nowhere(nodes.gone.get(node).map(Instant::elapsed)),
         }
     }
 
@@ -138,12 +138,12 @@ impl Registry {
     }
 
     /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
-    pub async fn wait(&self, node: &NodeName, not: Option<&Outbox>, until: Instant) -> Option<Linked> {
+    pub async fn wait(&self, node: &NodeName, not: Option<&LinkSender>, until: Instant) -> Option<Linked> {
         loop {
             // Begun before looking, so that a link that comes in between is not missed.
             let arrival = self.arrival(node);
             match self.here(node) {
-                Some(linked) if not.is_none_or(|not| not.id != linked.outbox.id) => return Some(linked),
+                Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
                 _ => timeout_at(until, arrival.come()).await.ok()?,
             }
         }
@@ -161,11 +161,11 @@ impl Registry {
         instance: Option<Instance>,
         from: SocketAddr,
     ) -> Result<(), Taken> {
-        let Place::Here(old) = self.find(node) else { return Ok(()) };
+        let NodeLocation::Here(old) = self.find(node) else { return Ok(()) };
         if old.instance.is_none() || old.instance == instance {
             return Ok(());
         }
-        if old.outbox.answers_within(ALIVE_WITHIN).await {
+        if old.sender.answers_within(PONG_TIMEOUT).await {
             return Err(self.keeps(node, &old, &format!("from {from}")));
         }
         tracing::warn!(%node, old = %old.from, "the old link does not answer and is replaced by another process");
@@ -175,37 +175,37 @@ impl Registry {
     /// Makes a link the one of its node. The one before is closed, unless the new one is to stand `beside` it and is of
     /// the same process; a third one closes the oldest.
     pub fn insert(&self, linked: Linked, beside: bool) {
-        let Some(node) = linked.outbox.peer.node().cloned() else { return };
+        let Some(node) = linked.sender.peer.node().cloned() else { return };
         let mut nodes = self.lock();
         nodes.gone.remove(&node);
         let instance = linked.instance;
         let before = nodes.linked.insert(node.clone(), linked);
         let oldest = nodes.older.remove(&node);
         let (kept, before): (Vec<_>, Vec<_>) = before.into_iter().partition(|before| {
-            beside && before.instance.is_some() && before.instance == instance && !before.outbox.is_closed()
+            beside && before.instance.is_some() && before.instance == instance && !before.sender.is_closed()
         });
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
         drop(nodes);
         for old in oldest.into_iter().chain(before) {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
-            old.outbox.close();
+            old.sender.close();
         }
         self.awaited.tell(&node);
         self.changed.send_replace(());
     }
 
     /// Removes a link that has ended, unless a newer one has its place. One that stood beside it takes its place.
-    pub fn remove(&self, outbox: &Outbox) {
-        let Some(node) = outbox.peer.node() else { return };
+    pub fn remove(&self, sender: &LinkSender) {
+        let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
-        if nodes.older.get(node).is_some_and(|older| older.outbox.id == outbox.id) {
+        if nodes.older.get(node).is_some_and(|older| older.sender.id == sender.id) {
             nodes.older.remove(node);
-        } else if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id)
+        } else if nodes.linked.get(node).is_some_and(|linked| linked.sender.id == sender.id)
             && let Some(older) = nodes.older.remove(node)
         {
             nodes.linked.insert(node.clone(), older);
-        } else if nodes.linked.get(node).is_some_and(|linked| linked.outbox.id == outbox.id) {
+        } else if nodes.linked.get(node).is_some_and(|linked| linked.sender.id == sender.id) {
             nodes.linked.remove(node);
             if nodes.gone.len() >= MOST_GONE {
                 nodes.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
@@ -233,7 +233,7 @@ impl Registry {
     pub fn drain_all(&self) {
         let all = self.lock().all();
         for linked in all {
-            linked.outbox.drain();
+            linked.sender.drain();
         }
     }
 
@@ -241,7 +241,7 @@ impl Registry {
     pub fn close_all(&self) {
         let all = self.lock().all();
         for linked in all {
-            linked.outbox.close();
+            linked.sender.close();
         }
     }
 
@@ -255,6 +255,6 @@ impl Registry {
 }
 
 /// How long an old link has to show that its process is alive, when another one comes with its name.
-const ALIVE_WITHIN: Duration = Duration::from_secs(2);
+const PONG_TIMEOUT: Duration = Duration::from_secs(2);
 /// Nodes of which we remember when they were here.
 const MOST_GONE: usize = 20_000;

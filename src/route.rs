@@ -10,13 +10,13 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{NodeName, Target};
+use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
 use crate::registry::find::{Finder, NotFound};
 use crate::registry::uplinks::Uplinks;
-use crate::tunnel::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, Table};
 
 pub use relay::Room;
 use search::Search;
-use ways::Ways;
+use ways::PathSource;
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -66,8 +66,8 @@ pub enum RouteError {
 /// Finds the way: opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
-    ways: Ways,
-    table: Arc<Table>,
+    ways: PathSource,
+    table: Arc<SessionTable>,
     /// How long opening may take in all.
     patience: Duration,
     /// How long a session may be without a path.
@@ -79,14 +79,19 @@ pub struct Route {
 pub type Chance = fn() -> f64;
 
 impl Route {
-    /// Ways to the nodes that `finder` finds.
-    pub fn new(finder: Arc<Finder>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
-        Self { ways: Ways::Pod(finder), table, patience, grace, chance: rand::random }
+    /// PathSource to the nodes that `finder` finds.
+    pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
+        Self { ways: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
-    /// Ways from an edge: through its links to the cloud.
-    pub fn from_edge(uplinks: Arc<Uplinks>, table: Arc<Table>, patience: Duration, grace: Duration) -> Self {
-        Self { ways: Ways::Edge(uplinks), table, patience, grace, chance: rand::random }
+    /// PathSource from an edge: through its links to the cloud.
+    pub fn from_edge(
+        uplinks: Arc<Uplinks>,
+        table: Arc<SessionTable>,
+        patience: Duration,
+        grace: Duration,
+    ) -> Self {
+        Self { ways: PathSource::Edge(uplinks), table, patience, grace, chance: rand::random }
     }
 
     /// With pauses drawn from `chance`, for simulations with a seed.
@@ -105,7 +110,7 @@ impl Route {
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
         let mut search = Search::new((&self.ways, self.chance), &node, None, until);
-        if let Ways::Pod(_) = self.ways {
+        if let PathSource::Pod(_) = self.ways {
             search = search.at_most(MOVING);
         }
         if let Err(missing) = search.first().await {

@@ -13,7 +13,7 @@ const ROWS: [&[&str]; 10] = [
     &["drain", "telemetry"],
     &["policy"],
     &["config", "net"],
-    &["tunnel"],
+    &["protocol"],
     &["registry"],
     &["route"],
     &["frontend", "backend", "admin"],
@@ -125,12 +125,10 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let below = |i: usize| home.get(i).map_or("", String::as_str);
     // etcd is asked over gRPC too, with messages of its own.
     let etcd = room == "registry" && (below(1), below(2)) == ("publish", "etcd");
-    let wire = etcd
-        || room == "tunnel" && (matches!(below(1), "codec" | "extension") || below(1).starts_with("grpc"));
+    let wire = etcd || matches!((below(1), below(2)), ("wire", "codec" | "extension") | ("link", "grpc"));
     let wiring = matches!(room.as_str(), "config" | "cloud" | "edge" | "command");
     // gRPC is spoken over HTTP, so its ends look at statuses too.
-    let http =
-        matches!(room.as_str(), "frontend" | "admin") || room == "tunnel" && below(1).starts_with("grpc");
+    let http = matches!(room.as_str(), "frontend" | "admin") || (below(1), below(2)) == ("link", "grpc");
     let mut faults = Vec::new();
     for import in imports(&home, &tokens) {
         if !wire && import.path.iter().any(|s| s == "proto") {
@@ -145,8 +143,8 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
         }
     }
     for (i, token) in tokens.iter().enumerate() {
-        // Why a link has ended stands in a gRPC status, which the rest of the tunnel may read.
-        let status = room == "tunnel"
+        // Why a link has ended stands in a gRPC status, which the rest of the protocol may read.
+        let status = room == "protocol"
             && token.text == "tonic"
             && tokens.get(i + 2).is_some_and(|t| matches!(t.text.as_str(), "Status" | "Code"));
         if !wire && !status && matches!(token.text.as_str(), "tonic" | "prost" | "tonic_prost") {
@@ -344,8 +342,8 @@ fn an_import_that_goes_sideways_is_found() {
 fn groups_are_followed_however_deep() {
     assert_eq!(arrow_faults("cloud.rs", "use crate::{names as n, net::{tls as t, dial}};"), []);
     let text = "use crate::{\n  names::{NodeName, Target},\n  net::{\n    tls as t,\n  },\n  admin::{self, Page},\n};";
-    let faults = arrow_faults("tunnel/link.rs", text);
-    assert_eq!(lines_of(&faults), [(6, "tunnel imports admin, which is above it")]);
+    let faults = arrow_faults("protocol/link.rs", text);
+    assert_eq!(lines_of(&faults), [(6, "protocol imports admin, which is above it")]);
 }
 
 #[test]
@@ -357,13 +355,13 @@ fn a_path_in_the_middle_of_code_is_an_import_too() {
 #[test]
 fn super_is_followed_out_of_inline_modules_and_files() {
     let text = "use super::frame;\nuse super::super::route::X;\nmod tests {\n use super::super::codec;\n use super::super::super::edge::Y;\n}\nuse super::super::cloud;";
-    let faults = arrow_faults("tunnel/link.rs", text);
+    let faults = arrow_faults("protocol/link.rs", text);
     assert_eq!(
         lines_of(&faults),
         [
-            (2, "tunnel imports route, which is above it"),
-            (5, "tunnel imports edge, which is above it"),
-            (7, "tunnel imports cloud, which is above it")
+            (2, "protocol imports route, which is above it"),
+            (5, "protocol imports edge, which is above it"),
+            (7, "protocol imports cloud, which is above it")
         ]
     );
 }
@@ -378,8 +376,8 @@ fn comments_texts_and_visibility_are_no_imports() {
 
 #[test]
 fn lower_rows_and_the_own_room_may_be_imported() {
-    let text = "use crate::tunnel::frame;\nuse crate::net::Duplex;\nuse crate::names::Target;";
-    assert_eq!(arrow_faults("tunnel/link.rs", text), []);
+    let text = "use crate::protocol::wire::frame;\nuse crate::net::ByteStream;\nuse crate::names::Target;";
+    assert_eq!(arrow_faults("protocol/link.rs", text), []);
     assert_eq!(arrow_faults("main.rs", "use crate::anything;"), []);
 }
 
@@ -393,18 +391,23 @@ fn a_module_without_a_row_is_found() {
 
 #[test]
 fn grpc_is_known_to_the_codec_and_the_grpc_ends_only() {
-    let text = "use tonic::client::Grpc;\nuse prost::Message;\nuse crate::tunnel::proto::StreamMsg;";
-    for file in ["tunnel/codec.rs", "tunnel/codec/tests.rs", "tunnel/extension.rs", "tunnel/grpc/accept.rs"] {
+    let text = "use tonic::client::Grpc;\nuse prost::Message;\nuse crate::protocol::proto::StreamMsg;";
+    for file in [
+        "protocol/wire/codec.rs",
+        "protocol/wire/codec/tests.rs",
+        "protocol/wire/extension.rs",
+        "protocol/link/grpc/accept.rs",
+    ] {
         assert_eq!(knowledge_faults(file, text), [], "{file}");
     }
-    assert_eq!(knowledge_faults("tunnel/link.rs", text).len(), 3);
+    assert_eq!(knowledge_faults("protocol/link.rs", text).len(), 3);
     assert_eq!(knowledge_faults("registry.rs", text).len(), 3);
 }
 
 #[test]
-fn a_grpc_status_may_be_read_in_the_tunnel_and_nowhere_else() {
+fn a_grpc_status_may_be_read_in_the_protocol_and_nowhere_else() {
     let text = "fn f(code: tonic::Code) { tonic::Status::ok() }\nuse tonic::{Status, client::Grpc};";
-    assert_eq!(lines_of(&knowledge_faults("tunnel/link.rs", text)), [(2, "only the gRPC ends know tonic")]);
+    assert_eq!(lines_of(&knowledge_faults("protocol/link.rs", text)), [(2, "only the gRPC ends know tonic")]);
     assert_eq!(knowledge_faults("edge.rs", text).len(), 3);
 }
 
@@ -420,7 +423,7 @@ fn config_is_read_by_wiring_only() {
 #[test]
 fn http_statuses_are_known_to_the_front_end_and_admin_only() {
     let text = "\nuse http::StatusCode;";
-    for file in ["frontend.rs", "frontend/connect.rs", "admin.rs", "tunnel/grpc.rs"] {
+    for file in ["frontend.rs", "frontend/connect.rs", "admin.rs", "protocol/link/grpc.rs"] {
         assert_eq!(knowledge_faults(file, text), [], "{file}");
     }
     assert_eq!(

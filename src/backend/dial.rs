@@ -15,19 +15,19 @@ use crate::net::dial::{DialError, Failure, dial};
 use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::plain;
 use crate::policy::targets::{Listening, Targets};
-use crate::tunnel::{Code, Refusal};
+use crate::protocol::{Code, Refusal};
 
 /// This machine's own addresses, as of now: they change with its networks.
 #[derive(Clone)]
-pub struct Own(Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>);
+pub struct LocalAddresses(Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>);
 
 /// Where a back end stands, and what it may dial from there.
 #[derive(Debug)]
-pub struct Place {
+pub struct TargetDialer {
     /// The node's own name: a target of that name is on this machine. None: this is a pod, which dials for edges.
     pub node: Option<NodeName>,
     /// The machine's own addresses, tried after loopback for a target of the node's name.
-    pub own: Own,
+    pub own: LocalAddresses,
     /// What may be dialled; swap it when the config changes, for the sessions to come.
     pub targets: Arc<ArcSwap<Targets>>,
     /// Where this process itself listens: never dialled.
@@ -36,7 +36,7 @@ pub struct Place {
     pub resolver: Resolver,
 }
 
-impl Own {
+impl LocalAddresses {
     /// Asks for the addresses each time they are needed; must be quick.
     pub fn new(addresses: impl Fn() -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
         Self(Arc::new(addresses))
@@ -60,7 +60,7 @@ impl Own {
     }
 }
 
-impl Place {
+impl TargetDialer {
     /// Connects to a target, if it is allowed and answers within `patience`. Cancel safe.
     ///
     /// # Errors
@@ -156,7 +156,7 @@ impl Place {
     }
 }
 
-impl fmt::Debug for Own {
+impl fmt::Debug for LocalAddresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries((self.0)()).finish()
     }

@@ -10,20 +10,20 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::names::{Instance, Target};
-use crate::net::Duplex;
+use crate::net::ByteStream;
 use crate::net::resolver::Resolver;
 use crate::policy::targets::{Listening, Targets};
-use crate::tunnel::frame::Body;
-use crate::tunnel::outbox::Outbox;
-use crate::tunnel::recv::Windows;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Answer, Event, Limits, Opening, Table};
-use crate::tunnel::{Dialect, Peer};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::session::recv::Windows;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::FrameKind;
+use crate::protocol::{Answer, Event, Limits, Opening, SessionTable};
+use crate::protocol::{Dialect, Peer};
 
 /// An opener and this back end, with a link between them in memory.
 struct Pair {
-    opener: Arc<Table>,
-    link: Arc<Outbox>,
+    opener: Arc<SessionTable>,
+    link: Arc<LinkSender>,
     metrics: Metrics,
     drain: Drain,
 }
@@ -38,19 +38,20 @@ impl Pair {
         };
         let metrics = Metrics::edge();
         let drain = Drain::new();
-        let table = |metrics| Table::new(Instance::random(), limits.clone(), metrics);
+        let table = |metrics| SessionTable::new(Instance::random(), limits.clone(), metrics);
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
-        let place = Place {
+        let place = TargetDialer {
             node: Some(node),
-            own: Own::new(Vec::new),
+            own: LocalAddresses::new(Vec::new),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             listening: Listening::default(),
             resolver: Resolver::system().unwrap(),
         };
         let backend = Backend::new(place, Pool::new(), metrics.clone(), drain.clone());
-        let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
-        let (near, far) = (outbox(1), outbox(2));
+        let sender =
+            |n| LinkSender::new(LinkId(n), Peer::Cloud("edge-1".parse().unwrap()), None, Dialect::Plain);
+        let (near, far) = (sender(1), sender(2));
         pump(&drain, &near, &far, &acceptor, Some(backend));
         pump(&drain, &far, &near, &opener, None);
         Self { opener, link: near, metrics, drain }
@@ -74,12 +75,19 @@ impl Pair {
     }
 }
 
-fn pump(drain: &Drain, from: &Arc<Outbox>, back: &Arc<Outbox>, to: &Arc<Table>, backend: Option<Backend>) {
+fn pump(
+    drain: &Drain,
+    from: &Arc<LinkSender>,
+    back: &Arc<LinkSender>,
+    to: &Arc<SessionTable>,
+    backend: Option<Backend>,
+) {
     let (from, back, to) = (Arc::clone(from), Arc::clone(back), Arc::clone(to));
     drain.spawn(tracing::Span::none(), async move {
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
-            let Body::Session(id, category, word) = frame.body else { continue };
-            if let Some(Event::Offer(offer)) = to.hear(&back, frame.node, id, category, word, Instant::now())
+            let FrameKind::Session(id, category, word) = frame.body else { continue };
+            if let Some(Event::Offer(offer)) =
+                to.on_frame(&back, frame.node, id, category, word, Instant::now())
             {
                 backend.as_ref().unwrap().take(offer);
             }
@@ -90,14 +98,14 @@ fn pump(drain: &Drain, from: &Arc<Outbox>, back: &Arc<Outbox>, to: &Arc<Table>, 
 async fn give(session: &mut Session, text: &'static [u8]) {
     let mut bytes = Bytes::from_static(text);
     while !bytes.is_empty() {
-        poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+        poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
     }
 }
 
 async fn take_all(session: &mut Session) -> std::io::Result<Vec<u8>> {
     let mut all = Vec::new();
     loop {
-        match poll_fn(|cx| session.poll_take(cx)).await? {
+        match poll_fn(|cx| session.poll_read_chunk(cx)).await? {
             bytes if bytes.is_empty() => return Ok(all),
             bytes => all.extend_from_slice(&bytes),
         }

@@ -3,12 +3,12 @@
 use tracing::info_span;
 
 use super::bridge;
-use super::links::Shared;
+use super::links::PodContext;
+use crate::protocol::{Code, Peer, Refusal, RelayRequest};
 use crate::route::Room;
-use crate::tunnel::{Asked, Code, Peer, Refusal};
 
 /// Somebody wants to reach a node through this pod. `room`: for what his link may look for at once.
-pub(super) fn answer(asked: Asked, shared: &Shared, room: &Room) {
+pub(super) fn answer(asked: RelayRequest, shared: &PodContext, room: &Room) {
     match &asked.from().peer {
         // An edge serves its own node itself, so by that name it means the cloud.
         Peer::Edge(edge) if edge == asked.node() && asked.instance().is_none() => dial(asked, shared),
@@ -25,7 +25,7 @@ pub(super) fn answer(asked: Asked, shared: &Shared, room: &Room) {
 }
 
 /// Looks for a way as long as it takes.
-fn relay(asked: Asked, shared: &Shared, room: &Room) {
+fn relay(asked: RelayRequest, shared: &PodContext, room: &Room) {
     let span = info_span!("relay", node = %asked.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
@@ -36,8 +36,8 @@ fn relay(asked: Asked, shared: &Shared, room: &Room) {
 }
 
 /// At most one hop between pods: what comes from one is answered from our own links only.
-fn pass(asked: Asked, shared: &Shared) {
-    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.outbox.is_closed());
+fn pass(asked: RelayRequest, shared: &PodContext) {
+    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.sender.is_closed());
     let Some(linked) = linked else {
         let why = format!("node {} is not linked to this pod", asked.node());
         return asked.refuse(Refusal::new(Code::NotHere, why));
@@ -46,15 +46,15 @@ fn pass(asked: Asked, shared: &Shared) {
         let why = format!("node {} is linked as another process", asked.node());
         return asked.refuse(Refusal::new(Code::Unknown, why));
     }
-    if linked.outbox.resumes {
-        asked.pass(&linked.outbox);
+    if linked.sender.resumes {
+        asked.pass(&linked.sender);
     } else {
-        bridge::lead(asked, linked.outbox, shared);
+        bridge::lead(asked, linked.sender, shared);
     }
 }
 
 /// An edge wants a target of the cloud itself: this pod dials it.
-fn dial(asked: Asked, shared: &Shared) {
+fn dial(asked: RelayRequest, shared: &PodContext) {
     if shared.stopping.is_cancelled() {
         // So it asks the pod that it links to next.
         return asked.refuse(Refusal::new(Code::NotHere, "this pod is stopping"));

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::{debug, info_span};
 
-use super::links::Shared;
+use super::links::PodContext;
 use crate::names::NodeName;
 use crate::net::splice::{How, Side, splice};
+use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Answer, Asked, Code, Full, Offer, Outbox, Refusal, Table};
 
 /// Takes what was asked for as the session's end, and leads it on to the node by its plain link.
-pub(super) fn lead(asked: Asked, plain: Arc<Outbox>, shared: &Shared) {
+pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &PodContext) {
     let node = asked.node().clone();
     if let Some(offer) = asked.offer() {
         let span = info_span!("bridge", session = %offer.id(), %node);
@@ -23,7 +23,13 @@ pub(super) fn lead(asked: Asked, plain: Arc<Outbox>, shared: &Shared) {
 }
 
 /// Opens a plain session for an offer of another pod, and carries its bytes until both are done.
-async fn carry(offer: Offer, node: NodeName, plain: Arc<Outbox>, table: Arc<Table>, metrics: Metrics) {
+async fn carry(
+    offer: Offer,
+    node: NodeName,
+    plain: Arc<LinkSender>,
+    table: Arc<SessionTable>,
+    metrics: Metrics,
+) {
     let client = offer.client().to_owned();
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
         Ok(opening) => opening,

@@ -10,13 +10,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, debug, info_span};
 
-use super::links::Shared;
+use super::links::PodContext;
 use crate::net::door::{Door, Limits, Source};
 use crate::net::entrance::{Guest, Host};
 use crate::net::listen::tune_link;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
-use crate::tunnel::grpc::{Call, Waiting, serve};
+use crate::protocol::link::grpc::{Call, Waiting, serve};
 
 /// What comes in on the gRPC port: each does its TLS handshake and is handed to the gRPC layer.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Callers {
     /// Who does a handshake, or is let in. Thousands of edges that come back at once have spoken and wait here for their
     /// turn: sent away, they would only dial again, later.
     pub(super) handshakes: Door,
-    pub(super) shared: Shared,
+    pub(super) shared: PodContext,
 }
 
 impl Host for Callers {

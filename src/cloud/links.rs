@@ -17,24 +17,24 @@ use crate::net::entrance::Entrance;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::policy::Glob;
+use crate::protocol::link::grpc::{Call, Dismissal, LinkContext};
+use crate::protocol::wire::hello::{Caller, Hello};
+use crate::protocol::{Code, Event, Found, Link, LinkSender, Parked, Refusal};
 use crate::registry::find::Finder;
 use crate::registry::siblings::Siblings;
 use crate::registry::{Linked, Registry};
 use crate::route::{Room, Route};
-use crate::tunnel::grpc::{Call, Dismissal, Ground};
-use crate::tunnel::hello::{Caller, Hello};
-use crate::tunnel::{Code, Event, Found, Link, Outbox, Parked, Refusal};
 
 /// What the tasks of a pod share.
 #[derive(Debug, Clone)]
-pub(super) struct Shared {
+pub(super) struct PodContext {
     pub(super) proven: Arc<Proven>,
     pub(super) registry: Arc<Registry>,
     pub(super) finder: Arc<Finder>,
     /// None if this pod is alone.
     pub(super) siblings: Option<Arc<Siblings>>,
     pub(super) route: Route,
-    pub(super) ground: Ground,
+    pub(super) ground: LinkContext,
     pub(super) pool: Pool,
     /// Once the pod is stopping: no edge is let in.
     pub(super) stopping: CancellationToken,
@@ -53,7 +53,7 @@ pub(super) fn spawn(
     entrance: Entrance,
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
-    shared: Shared,
+    shared: PodContext,
 ) {
     let links = shared.ground.drain.clone();
     if let Some(made) = made {
@@ -66,7 +66,7 @@ pub(super) fn spawn(
 }
 
 /// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.
-async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: Shared) {
+async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
         let call = tokio::select! {
@@ -85,14 +85,14 @@ async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: Shared) {
     }
 }
 
-async fn admit(call: Call, shared: Shared) {
+async fn admit(call: Call, shared: PodContext) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
         Caller::Pod { instance, .. } => admit_pod(call, instance, shared).await,
     }
 }
 
-async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
+async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let refused = &shared.ground.metrics.calls_refused;
     if let Err(why) = shared.proven.check(&hello) {
         refused.count("token");
@@ -113,38 +113,38 @@ async fn admit_edge(call: Call, hello: Hello, shared: Shared) {
     let from = call.from;
     let link = call.accept();
     info!(dialect = ?hello.dialect, "node is linked");
-    let outbox = link.outbox.clone();
-    shared.proven.begin(&outbox, &hello);
-    let linked = Linked { outbox: outbox.clone(), instance: hello.instance, from };
+    let sender = link.sender.clone();
+    shared.proven.begin(&sender, &hello);
+    let linked = Linked { sender: sender.clone(), instance: hello.instance, from };
     shared.registry.insert(linked, hello.beside);
     shared.finder.gained(&hello.node);
-    make_way(outbox.clone(), hello.node, None, &shared);
+    make_way(sender.clone(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
-        outbox.drain();
+        sender.drain();
     }
     run(link, &shared).await;
-    shared.registry.remove(&outbox);
-    shared.proven.end(&outbox);
+    shared.registry.remove(&sender);
+    shared.proven.end(&sender);
 }
 
-async fn admit_pod(call: Call, instance: Instance, shared: Shared) {
+async fn admit_pod(call: Call, instance: Instance, shared: PodContext) {
     if instance == shared.ground.table.instance() {
         return call.refuse(Dismissal::Itself);
     }
     let link = call.accept();
     info!(?instance, "another pod has linked");
-    let outbox = link.outbox.clone();
+    let sender = link.sender.clone();
     if let Some(siblings) = &shared.siblings {
-        siblings.joined(&outbox);
+        siblings.joined(&sender);
     }
     run(link, &shared).await;
     if let Some(siblings) = &shared.siblings {
-        siblings.left(&outbox);
+        siblings.left(&sender);
     }
 }
 
 /// Drives the links that were made to other pods.
-async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
+async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
         let link = tokio::select! {
@@ -153,13 +153,13 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: Shared) {
             link = made.recv() => link,
         };
         let Some(link) = link else { return };
-        let (span, shared) = (info_span!("link", pod = ?link.outbox.instance), shared.clone());
+        let (span, shared) = (info_span!("link", pod = ?link.sender.instance), shared.clone());
         links.spawn(span, async move { run(link, &shared).await });
     }
 }
 
 /// Drives a link until it ends, then looks for new paths for its sessions.
-async fn run(mut link: Link, shared: &Shared) {
+async fn run(mut link: Link, shared: &PodContext) {
     let links = &shared.ground.metrics.links;
     links.inc();
     let own = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
@@ -172,11 +172,11 @@ async fn run(mut link: Link, shared: &Shared) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => seek(parked, shared),
-            Ok(Event::Asked(asked)) => asked::answer(asked, shared, &room),
-            Ok(Event::Find(node, question)) => shared.finder.answer(&link.outbox, &node, question),
+            Ok(Event::RelayRequest(asked)) => asked::answer(asked, shared, &room),
+            Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
-                if shared.finder.heard(&link.outbox, &node, found) {
-                    make_way(link.outbox.clone(), node, Some(found), shared);
+                if shared.finder.heard(&link.sender, &node, found) {
+                    make_way(link.sender.clone(), node, Some(found), shared);
                 }
             }
             Ok(Event::Conflict(node, said)) => shared.finder.gives_way(&node, said),
@@ -184,8 +184,8 @@ async fn run(mut link: Link, shared: &Shared) {
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
                 // It has another link now, by which it is to be found.
-                shared.registry.remove(&link.outbox);
-                shared.ground.table.release(&link.outbox, |_| true);
+                shared.registry.remove(&link.sender);
+                shared.ground.table.release(&link.sender, |_| true);
             }
             Err(why) => break why,
         }
@@ -200,7 +200,7 @@ async fn run(mut link: Link, shared: &Shared) {
 }
 
 /// A node was linked anew, here or as another pod has `found`: older links to it are tried, and left if they are dead.
-fn make_way(to: Arc<Outbox>, node: NodeName, found: Option<Found>, shared: &Shared) {
+fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &PodContext) {
     if shared.siblings.is_none() {
         return;
     }
@@ -222,7 +222,7 @@ fn make_way(to: Arc<Outbox>, node: NodeName, found: Option<Found>, shared: &Shar
     });
 }
 
-fn seek(parked: Parked, shared: &Shared) {
+fn seek(parked: Parked, shared: &PodContext) {
     let route = shared.route.clone();
     let span = info_span!("seek", session = %parked.id());
     shared.ground.drain.spawn(span, async move { route.seek(parked).await });

@@ -14,9 +14,9 @@ use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::tokens::{Tokens, Unproven};
-use crate::tunnel::hello::Hello;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Code, Outbox, Refusal, Table};
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::hello::Hello;
+use crate::protocol::{Code, LinkSender, Refusal, SessionTable};
 
 /// The links that edges' tokens have let in.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) struct Proven {
 /// What let a link in.
 #[derive(Debug, Clone)]
 struct Proof {
-    outbox: Arc<Outbox>,
+    sender: Arc<LinkSender>,
     hello: Hello,
 }
 
@@ -38,7 +38,7 @@ impl Proven {
     /// # Errors
     ///
     /// It cannot be read.
-    pub(super) fn start(file: &Path, table: Arc<Table>, drain: &Drain) -> anyhow::Result<Arc<Self>> {
+    pub(super) fn start(file: &Path, table: Arc<SessionTable>, drain: &Drain) -> anyhow::Result<Arc<Self>> {
         let (path, first) = (file.to_owned(), AtomicBool::new(true));
         let tokens = Reload::file(file, move |text| {
             let tokens = Tokens::parse(&String::from_utf8_lossy(text));
@@ -80,22 +80,22 @@ impl Proven {
     }
 
     /// An edge that was checked has its link, which is to end with the token.
-    pub(super) fn begin(&self, outbox: &Arc<Outbox>, hello: &Hello) {
-        let proof = Proof { outbox: outbox.clone(), hello: hello.clone() };
-        self.lock().insert(outbox.id, proof);
+    pub(super) fn begin(&self, sender: &Arc<LinkSender>, hello: &Hello) {
+        let proof = Proof { sender: sender.clone(), hello: hello.clone() };
+        self.lock().insert(sender.id, proof);
         // The file may have changed in between.
         if self.check(hello).is_err() {
-            outbox.close();
+            sender.close();
         }
     }
 
     /// A link has ended.
-    pub(super) fn end(&self, outbox: &Outbox) {
-        self.lock().remove(&outbox.id);
+    pub(super) fn end(&self, sender: &LinkSender) {
+        self.lock().remove(&sender.id);
     }
 
     /// Ends the links whose tokens the file does not hold any more, until draining begins.
-    async fn follow(self: Arc<Self>, table: Arc<Table>, drain: Drain) {
+    async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         loop {
             tokio::select! {
@@ -116,13 +116,13 @@ impl Proven {
                 nodes = names.join(" "),
                 "tokens were revoked: their links are ended"
             );
-            for Proof { outbox, hello } in &revoked {
+            for Proof { sender, hello } in &revoked {
                 let why = format!("the token of node {} was revoked", hello.node);
-                table.reset_on(outbox, &Refusal::new(Code::NotAllowed, why));
+                table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
             }
             sleep(LAST_WORDS).await;
             for proof in revoked {
-                proof.outbox.close();
+                proof.sender.close();
             }
         }
     }

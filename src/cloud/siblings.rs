@@ -16,12 +16,12 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Dialer, Identity, Mutual};
 use crate::policy::zone::Zone;
+use crate::protocol::Link;
+use crate::protocol::link::grpc::LinkContext;
 use crate::registry::Registry;
 use crate::registry::dns::Dns;
 use crate::registry::find::Finder;
 use crate::registry::siblings::{Siblings, addresses};
-use crate::tunnel::Link;
-use crate::tunnel::grpc::Ground;
 
 /// Who finds nodes, and what of other pods the wiring has to look after.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ pub(super) fn finder(
     settings: &registry::Registry,
     server: &Server,
     registry: Arc<Registry>,
-    (ground, pool, system, zone): (&Ground, &Pool, &Resolver, &Arc<Zone>),
+    (ground, pool, system, zone): (&LinkContext, &Pool, &Resolver, &Arc<Zone>),
     port: u16,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> anyhow::Result<Found> {

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::Pod;
 use crate::drain::{Drain, Drained};
-use crate::tunnel::{Code, Refusal};
+use crate::protocol::{Code, Refusal};
 
 /// What is stopped in which order: clients first, links when no session needs them, admin ports last.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Pod {
         let why = Refusal::new(Code::Busy, "the pod is stopping");
         let farewell = async {
             self.table.reset_all(&why);
-            sleep(LAST_WORDS).await;
+            sleep(FLUSH_TIMEOUT).await;
         };
         let drained = clients.finish_after(left, at_once.clone(), farewell).await;
         if let Drained::Cut(left) = drained {
@@ -63,7 +63,7 @@ impl Pod {
             // What clients have said to the end is still on its way; other pods' sessions with plain nodes end here.
             self.table.delivered().await;
             while self.table.passing().0 > 0 {
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
         tokio::select! {
@@ -72,13 +72,13 @@ impl Pod {
             () = at_once => {}
         }
         self.table.reset_all(&why);
-        publisher.finish(GOODBYE, std::future::pending()).await;
+        publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         links.begin();
-        sleep(LAST_WORDS).await;
+        sleep(FLUSH_TIMEOUT).await;
         self.registry.close_all();
         self.finder.close_links();
-        links.finish(GOODBYE, std::future::pending()).await;
-        admin.finish(GOODBYE, std::future::pending()).await;
+        links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
+        admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained
     }
 }
@@ -86,8 +86,8 @@ impl Pod {
 /// How long clients are still sent to a pod that is not ready any more.
 const STILL_COMING: Duration = Duration::from_secs(2);
 /// How often it is looked whether other pods' sessions have found another way.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// For sessions to end by themselves once they are told why, and for the last resets to leave before links are closed.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
-const GOODBYE: Duration = Duration::from_secs(3);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

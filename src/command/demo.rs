@@ -142,7 +142,7 @@ fn valid_for_a_while(params: &mut CertificateParams) {
 
 async fn wait_for_node(pod: &Pod) -> anyhow::Result<()> {
     let node: NodeName = NODE.parse()?;
-    let linked = pod.registry.wait(&node, None, Instant::now() + PATIENCE).await;
+    let linked = pod.registry.wait(&node, None, Instant::now() + REQUEST_TIMEOUT).await;
     linked.map(|_| ()).context("the edge did not link within 10 s: see the lines above")
 }
 
@@ -151,8 +151,9 @@ async fn request(ssh: SocketAddr, page: SocketAddr, say: &dyn Fn(&str)) -> anyho
     let asked = Instant::now();
     let mut client = TcpStream::connect(ssh).await?;
     client.write_all(format!("CONNECT {NODE}:{} HTTP/1.1\r\n\r\n", page.port()).as_bytes()).await?;
-    let head =
-        timeout(PATIENCE, read_head(&mut client)).await.context("no answer to CONNECT within 10 s")??;
+    let head = timeout(REQUEST_TIMEOUT, read_head(&mut client))
+        .await
+        .context("no answer to CONNECT within 10 s")??;
     if !head.contains(" 200 ") {
         bail!("CONNECT was answered: {}", head.lines().next().unwrap_or("nothing"));
     }
@@ -164,7 +165,7 @@ async fn request(ssh: SocketAddr, page: SocketAddr, say: &dyn Fn(&str)) -> anyho
     ));
     client.write_all(format!("GET / HTTP/1.0\r\nHost: {NODE}\r\n\r\n").as_bytes()).await?;
     let mut answer = String::new();
-    timeout(PATIENCE, client.read_to_string(&mut answer)).await.context("no page within 10 s")??;
+    timeout(REQUEST_TIMEOUT, client.read_to_string(&mut answer)).await.context("no page within 10 s")??;
     if !answer.ends_with(PAGE) {
         bail!("the page came back wrong: {answer:?}");
     }
@@ -220,7 +221,7 @@ async fn serve_page(listener: Listener, drain: Drain) {
             {
                 // The client has all it needs; how it closes does not matter.
                 let _ = socket.shutdown().await;
-                let _ = timeout(PATIENCE, socket.read(&mut request)).await;
+                let _ = timeout(REQUEST_TIMEOUT, socket.read(&mut request)).await;
             }
         });
     }
@@ -238,6 +239,6 @@ const NODE: &str = "node1";
 const PAGE: &str =
     "<!doctype html><title>node1</title><h1>Hello from node1</h1><p>This came through the tunnel.\n";
 /// For each step of the demo.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// A demo that runs longer than a day has become something else.
 const VALID: Duration = Duration::from_secs(24 * 3600);

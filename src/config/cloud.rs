@@ -196,7 +196,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
         proxy_protocol: listen::proxies(&mut table, report),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
-        key: table.read("key", value::path, report).unwrap_or_else(|| KEY.into()),
+        key: table.read("key", value::path, report).unwrap_or_else(|| KEY_FILE.into()),
         cert: table.read("cert", value::path, report).unwrap_or_else(|| CERT.into()),
         tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),
         ca: table.read("ca", value::path, report).unwrap_or_else(|| super::CA.into()),
@@ -273,7 +273,7 @@ const CLIENTS: usize = 4;
 const MOST_SESSIONS: usize = 10_000_000;
 
 /// SuperEdge's fixed path of the server's key.
-const KEY: &str = "/etc/tunnel/certs/cloud.key";
+const KEY_FILE: &str = "/etc/tunnel/certs/cloud.key";
 
 /// SuperEdge's fixed path of the server's certificate.
 const CERT: &str = "/etc/tunnel/certs/cloud.crt";

@@ -283,14 +283,14 @@ fn lines_of(text: &str) -> impl Fn(usize) -> usize {
 
 /// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.
 fn fold(key: &str) -> String {
-    key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(KEY).collect()
+    key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
 }
 
 /// Place of what stands nowhere in the file: it is reported last.
 const NOWHERE: usize = usize::MAX;
 
 /// Characters of a key that count. Ours are shorter by far, and the search for the nearest one is quadratic.
-const KEY: usize = 64;
+const MAX_KEY_LEN: usize = 64;
 
 #[cfg(test)]
 mod tests {

@@ -157,8 +157,8 @@ pub(super) fn shown(value: &DeValue<'_>) -> String {
 /// A text as a message may repeat it: short, and without what could upset a terminal.
 pub(super) fn excerpt(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
-    let mut short: String = text.chars().take(EXCERPT).map(clean).collect();
-    if short.len() < text.len() && text.chars().nth(EXCERPT).is_some() {
+    let mut short: String = text.chars().take(MAX_EXCERPT).map(clean).collect();
+    if short.len() < text.len() && text.chars().nth(MAX_EXCERPT).is_some() {
         short.push('…');
     }
     short
@@ -215,7 +215,7 @@ const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), (
 const KIB: usize = 1 << 10;
 
 /// Characters of a bad value that a message repeats: enough to recognise it.
-const EXCERPT: usize = 60;
+const MAX_EXCERPT: usize = 60;
 
 #[cfg(test)]
 mod tests {
@@ -285,7 +285,7 @@ mod tests {
         #[test]
         fn what_a_message_repeats_is_short_and_harmless(text in "\\PC{0,90}|.{0,90}") {
             let short = excerpt(&text);
-            prop_assert!(short.chars().count() <= EXCERPT + 1 && !short.chars().any(char::is_control));
+            prop_assert!(short.chars().count() <= MAX_EXCERPT + 1 && !short.chars().any(char::is_control));
         }
     }
 }

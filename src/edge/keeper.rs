@@ -22,7 +22,7 @@ use crate::config::Secret;
 use crate::config::edge::Client;
 use crate::drain::Drain;
 use crate::names::{Host, Target};
-use crate::net::backoff::{Backoff, LONGEST};
+use crate::net::backoff::{Backoff, MAX_PAUSE};
 use crate::net::dial::dial;
 use crate::net::listen::tune_link;
 use crate::net::pool::Pool;
@@ -30,10 +30,10 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
+use crate::protocol::link::grpc::{self, DialError, LinkContext};
+use crate::protocol::{Code, Event, Link, LinkEnded, Parked, Refusal};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
-use crate::tunnel::grpc::{self, DialError, Ground};
-use crate::tunnel::{Code, Event, Link, LinkEnded, Parked, Refusal};
 
 /// What the keeper of the link needs.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(super) struct Keeper {
     pub(super) proxy: Option<Proxy>,
     pub(super) resolver: Resolver,
     pub(super) pool: Pool,
-    pub(super) ground: Ground,
+    pub(super) ground: LinkContext,
     pub(super) backend: Backend,
     pub(super) sessions: Drain,
     pub(super) readiness: Readiness,
@@ -89,7 +89,7 @@ impl Keeper {
                         self.readiness.set(LINK, Err(text.clone()));
                     }
                     if said != text {
-                        warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {LONGEST:?}");
+                        warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {MAX_PAUSE:?}");
                         said = text;
                     }
                     if why.downcast_ref().is_some_and(DialError::is_name_taken) {
@@ -142,18 +142,18 @@ impl Keeper {
 
     /// Serves a link until it ends, or until its pod wants it to be replaced. Whether it carried a session.
     async fn run(self: &Arc<Self>, mut link: Link) -> bool {
-        info!(pod = ?link.outbox.instance, "linked");
+        info!(pod = ?link.sender.instance, "linked");
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
-        self.uplinks.add(link.outbox.clone());
+        self.uplinks.add(link.sender.clone());
         let mut carried = false;
         let why = loop {
             match link.next().await {
                 Ok(Event::Drain) => {
                     info!("the pod is stopping: linking to another one");
                     let keeper = self.clone();
-                    let span = info_span!("old link", pod = ?link.outbox.instance);
-                    carried |= link.outbox.sessions() > 0;
+                    let span = info_span!("old link", pod = ?link.sender.instance);
+                    carried |= link.sender.sessions() > 0;
                     self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
                     return carried;
                 }
@@ -162,7 +162,7 @@ impl Keeper {
             }
         };
         // A session that only went on here was carried as well.
-        carried |= link.outbox.sessions() > 0;
+        carried |= link.sender.sessions() > 0;
         self.ended(&link, &why);
         if let LinkEnded::NameTaken(why) = why {
             warn!("{why}");
@@ -182,9 +182,9 @@ impl Keeper {
     /// Serves a link whose pod is stopping: what we opened to nodes moves to the next link as soon as there is one;
     /// the rest may stay until it is over or the pod goes.
     async fn hand_over(&self, mut link: Link) {
-        let outbox = link.outbox.clone();
+        let sender = link.sender.clone();
         let mut moved = false;
-        let mut look = tokio::time::interval(LOOK_EVERY);
+        let mut look = tokio::time::interval(POLL_INTERVAL);
         let why = loop {
             tokio::select! {
                 event = link.next() => match event {
@@ -193,18 +193,18 @@ impl Keeper {
                     }
                     Err(why) => break why,
                 },
-                () = self.uplinks.newer(outbox.id), if !moved => {
+                () = self.uplinks.newer(sender.id), if !moved => {
                     moved = true;
                     // What that pod dialled itself ends with it, and no other path leads there as well as this one.
-                    let moves = |_: &_, end: Option<_>| end.is_none() || end != outbox.instance;
-                    for parked in self.ground.table.leave(&outbox, moves) {
+                    let moves = |_: &_, end: Option<_>| end.is_none() || end != sender.instance;
+                    for parked in self.ground.table.leave(&sender, moves) {
                         self.seek(parked);
                     }
-                    outbox.drain();
+                    sender.drain();
                 }
                 _ = look.tick(), if moved => {
-                    if outbox.sessions() == 0 {
-                        outbox.close();
+                    if sender.sessions() == 0 {
+                        sender.close();
                     }
                 }
             }
@@ -228,7 +228,7 @@ impl Keeper {
                 self.readiness.note_until(NAME, said.reason, Instant::now() + CONFLICT);
             }
             // A cloud says nothing of the kind to an edge, and a second Drain is as good as one.
-            Event::Asked(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
+            Event::RelayRequest(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
         }
         false
     }
@@ -239,7 +239,7 @@ impl Keeper {
     }
 
     fn ended(&self, link: &Link, why: &LinkEnded) {
-        self.uplinks.remove(&link.outbox);
+        self.uplinks.remove(&link.sender);
         if !self.uplinks.is_linked() {
             self.readiness.set(LINK, Err(format!("{why}; dialling again")));
         }
@@ -253,7 +253,7 @@ impl Keeper {
 }
 
 /// How often a link that is no longer wanted is looked at: it goes when no session runs on it.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// For each step of connecting to the cloud.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long to wait when another machine of our name is alive.

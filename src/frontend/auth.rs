@@ -184,7 +184,7 @@ impl Logins {
             return Ok(name);
         }
         self.listens_to(&who)?;
-        let turn = timeout(PATIENCE, self.turns.enter(&from)).await;
+        let turn = timeout(LOGIN_TIMEOUT, self.turns.enter(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
         // Somebody with the same password, or others with wrong ones, may have been ahead of us in the queue.
         if self.recent().holds(print, Instant::now()) {
@@ -276,7 +276,7 @@ fn at_work() -> usize {
 const WAITING: usize = 256;
 
 /// How long a login may wait for its turn before the client is told to come again.
-const PATIENCE: Duration = Duration::from_secs(5);
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests;

@@ -27,10 +27,10 @@ use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
 use crate::policy::Networks;
+use crate::protocol::{Category, Code, Refusal, Session};
 use crate::route::{Request, Route};
 use crate::telemetry::metrics::Alive;
 use crate::telemetry::{Access, Metrics};
-use crate::tunnel::{Category, Code, Refusal, Session};
 
 use head::Head;
 use request::trace;

@@ -46,7 +46,7 @@ impl Backoff {
     fn ceiling(&self) -> Duration {
         match self.tries {
             0 => AT_FIRST,
-            n => LEAST.saturating_mul(1_u32.checked_shl(n - 1).unwrap_or(u32::MAX)).min(LONGEST),
+            n => MIN_PAUSE.saturating_mul(1_u32.checked_shl(n - 1).unwrap_or(u32::MAX)).min(MAX_PAUSE),
         }
     }
 }
@@ -55,10 +55,10 @@ impl Backoff {
 const AT_FIRST: Duration = Duration::from_millis(50);
 
 /// Ceiling of the second pause, doubled with each further one.
-const LEAST: Duration = Duration::from_millis(100);
+const MIN_PAUSE: Duration = Duration::from_millis(100);
 
 /// Ceiling of all pauses: a pod that is back is found within half a minute, and a dead one costs nobody anything.
-pub const LONGEST: Duration = Duration::from_secs(30);
+pub const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// A link that lived so long was no mere flash.
 const WORTH_IT: Duration = Duration::from_secs(10);
@@ -82,7 +82,7 @@ mod tests {
             backoff.pause(1.0);
             backoff.ended(WORTH_IT - Duration::from_millis(1), false);
         }
-        assert_eq!(backoff.ceiling(), LEAST * 16);
+        assert_eq!(backoff.ceiling(), MIN_PAUSE * 16);
         let mut lived = backoff.clone();
         lived.ended(WORTH_IT, false);
         backoff.ended(Duration::ZERO, true);
@@ -94,7 +94,7 @@ mod tests {
         fn no_pause_is_longer_than_its_ceiling(tries in 0..200_u32, chance: f64) {
             let mut backoff = Backoff { tries };
             let ceiling = backoff.ceiling();
-            prop_assert!(backoff.pause(chance) <= ceiling && ceiling <= LONGEST);
+            prop_assert!(backoff.pause(chance) <= ceiling && ceiling <= MAX_PAUSE);
             prop_assert!(backoff.ceiling() >= ceiling);
         }
 

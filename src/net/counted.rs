@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use prometheus_client::metrics::counter::Counter;
 
-use super::Duplex;
+use super::ByteStream;
 
 /// Counts while it lasts, so that a session cut in the middle is counted as far as it came.
 #[derive(Debug)]
@@ -35,16 +35,16 @@ impl Tally<'_> {
     }
 }
 
-impl<D: Duplex> Duplex for Counted<'_, D> {
-    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        let bytes = ready!(self.stream.poll_take(cx))?;
+impl<D: ByteStream> ByteStream for Counted<'_, D> {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let bytes = ready!(self.stream.poll_read_chunk(cx))?;
         self.taken.add(bytes.len());
         Poll::Ready(Ok(bytes))
     }
 
-    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         let before = bytes.len();
-        let given = self.stream.poll_give(cx, bytes);
+        let given = self.stream.poll_write_chunk(cx, bytes);
         self.given.add(before.saturating_sub(bytes.len()));
         given
     }

@@ -85,7 +85,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = mem::take(&mut self.bytes);
         let mut idle = self.home.lock();
-        if idle.buffers.len() < KEPT {
+        if idle.buffers.len() < MAX_IDLE_BUFFERS {
             idle.buffers.push(bytes);
         }
     }
@@ -135,7 +135,7 @@ impl AsRef<[u8]> for Filled {
 pub const BUFFER: usize = 64 * 1024;
 
 /// Buffers kept at most: 4 MiB, enough for the sessions that move at the same moment on a machine of many cores.
-const KEPT: usize = 64;
+const MAX_IDLE_BUFFERS: usize = 64;
 
 /// Below this many bytes a read is copied: so what is kept of a buffer is at least a quarter of it, and a whole TLS
 /// record (16 KiB) is still passed on as it is.
@@ -180,9 +180,9 @@ mod tests {
     #[test]
     fn no_more_than_the_bound_are_kept() {
         let pool = Pool::new();
-        let all: Vec<_> = (0..KEPT + 10).map(|_| pool.take()).collect();
+        let all: Vec<_> = (0..MAX_IDLE_BUFFERS + 10).map(|_| pool.take()).collect();
         drop(all);
-        assert_eq!(pool.idle(), KEPT);
+        assert_eq!(pool.idle(), MAX_IDLE_BUFFERS);
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
         let mut seen = Seen { content: self.0.first, ..Seen::default() };
         let mut asked = LOOK_NOW.subscribe();
         loop {
-            let pause = if seen.unsettled.is_some() { SETTLE } else { LOOK };
+            let pause = if seen.unsettled.is_some() { SETTLE } else { CHECK_INTERVAL };
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
@@ -228,7 +228,7 @@ pub fn look_now() {
 static LOOK_NOW: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
 
 /// Time between two looks. A Kubernetes mount takes a minute or more to change, so a few seconds cost nobody anything.
-const LOOK: Duration = Duration::from_secs(4);
+const CHECK_INTERVAL: Duration = Duration::from_secs(4);
 
 /// Between two looks at content that has changed: longer than a writer needs.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -333,7 +333,7 @@ mod tests {
         drain.spawn(tracing::Span::none(), reload.clone().watch(drain.clone()));
         std::fs::write(&path, "2").unwrap();
         while *reload.load() != 2 {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
         let ended = drain.finish(Duration::from_secs(1), std::future::pending()).await;
         assert_eq!(ended, crate::drain::Drained::Finished);

@@ -89,7 +89,7 @@ impl Resolver {
             return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
         }
         let resolver = self.0.load();
-        let found = timeout(CEILING, resolver.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
+        let found = timeout(QUERY_TIMEOUT, resolver.lookup_ip(name)).await.unwrap_or(Err(NetError::Timeout));
         let mut addresses: Vec<IpAddr> = found.map_err(|cause| failed(name, &cause))?.iter().collect();
         addresses.sort_by_key(IpAddr::is_ipv6);
         if addresses.is_empty() { Err(LookupError::NotFound(name.into())) } else { Ok(addresses) }
@@ -107,7 +107,7 @@ fn build(
     to_set.use_hosts_file = hosts;
     to_set.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
     to_set.timeout = to_set.timeout.min(ONE_TRY);
-    to_set.positive_max_ttl = Some(REMEMBERED);
+    to_set.positive_max_ttl = Some(FAILURE_TTL);
     to_set.negative_max_ttl = Some(Duration::ZERO);
     builder.build()
 }
@@ -137,20 +137,20 @@ fn failed(name: &str, cause: &NetError) -> LookupError {
     let name = name.to_owned();
     match cause {
         cause if cause.is_no_records_found() => LookupError::NotFound(name),
-        NetError::Timeout => LookupError::Timeout { name, patience: CEILING },
+        NetError::Timeout => LookupError::Timeout { name, patience: QUERY_TIMEOUT },
         cause => LookupError::Failed { name, cause: cause.to_string() },
     }
 }
 
 /// Ceiling of a whole lookup: half of what an edge has for dialing a target. A dead server alone costs its timeout
 /// once for each attempt and one more.
-const CEILING: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ceiling of one question to one server, so that a second server is asked within [`CEILING`].
+/// Ceiling of one question to one server, so that a second server is asked within [`QUERY_TIMEOUT`].
 const ONE_TRY: Duration = Duration::from_secs(2);
 
 /// How long an address is believed: a burst of connections asks once, a node that moved is found again at once.
-const REMEMBERED: Duration = Duration::from_secs(2);
+const FAILURE_TTL: Duration = Duration::from_secs(2);
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
@@ -240,7 +240,7 @@ mod tests {
         let resolver = Resolver::of_servers(&[silent.local_addr().unwrap()]).unwrap();
         let start = tokio::time::Instant::now();
         assert!(resolver.lookup("edge1.nodes.").await.is_err());
-        assert!(start.elapsed() <= CEILING, "{:?}", start.elapsed());
+        assert!(start.elapsed() <= QUERY_TIMEOUT, "{:?}", start.elapsed());
     }
 
     #[tokio::test]

@@ -8,10 +8,10 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::Duplex;
+use super::ByteStream;
 use super::pool::{Buffer, Pool};
 
-/// A socket, or TLS over one, as a [`Duplex`]. It holds a read buffer only while a read is filling it.
+/// A socket, or TLS over one, as a [`ByteStream`]. It holds a read buffer only while a read is filling it.
 pub struct Socket<T> {
     io: T,
     pool: Pool,
@@ -57,8 +57,8 @@ impl<T> Buffered<T> {
     }
 }
 
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for Socket<T> {
-    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         if !self.early.is_empty() {
             return Poll::Ready(Ok(std::mem::take(&mut self.early)));
         }
@@ -69,7 +69,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Duplex for Socket<T> {
         Poll::Ready(Ok(buffer.freeze(n)))
     }
 
-    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         if bytes.is_empty() {
             return Poll::Ready(Ok(()));
         }
@@ -196,7 +196,7 @@ mod tests {
         drop(far);
         let mut all = Vec::new();
         loop {
-            match poll_fn(|cx| socket.poll_take(cx)).await.unwrap() {
+            match poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap() {
                 end if end.is_empty() => break,
                 bytes => all.extend_from_slice(&bytes),
             }
@@ -211,7 +211,7 @@ mod tests {
         let mut socket = Socket::new(near, pool.clone());
         let mut buffered = Buffered::new(far, pool.clone());
         poll_fn(|cx| {
-            assert!(socket.poll_take(cx).is_pending());
+            assert!(socket.poll_read_chunk(cx).is_pending());
             let mut space = [0; 8];
             assert!(Pin::new(&mut buffered).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
             Poll::Ready(())
@@ -226,14 +226,14 @@ mod tests {
         let (mut far, near) = duplex(64);
         let mut socket = Socket::new(near, Pool::new());
         let mut bytes = Bytes::from_static(b"question");
-        poll_fn(|cx| socket.poll_give(cx, &mut bytes)).await.unwrap();
+        poll_fn(|cx| socket.poll_write_chunk(cx, &mut bytes)).await.unwrap();
         assert!(bytes.is_empty());
         poll_fn(|cx| socket.poll_finish(cx)).await.unwrap();
         let mut asked = String::new();
         far.read_to_string(&mut asked).await.unwrap();
         far.write_all(b"answer").await.unwrap();
         assert_eq!(
-            (asked.as_str(), &poll_fn(|cx| socket.poll_take(cx)).await.unwrap()[..]),
+            (asked.as_str(), &poll_fn(|cx| socket.poll_read_chunk(cx)).await.unwrap()[..]),
             ("question", &b"answer"[..])
         );
     }
@@ -245,7 +245,7 @@ mod tests {
             Pool::new(),
         );
         let mut bytes = Bytes::from_static(b"x");
-        let failed = poll_fn(|cx| socket.poll_give(cx, &mut bytes)).await.unwrap_err();
+        let failed = poll_fn(|cx| socket.poll_write_chunk(cx, &mut bytes)).await.unwrap_err();
         assert_eq!(failed.kind(), io::ErrorKind::WriteZero);
     }
 

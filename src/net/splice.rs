@@ -9,9 +9,9 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-pub use linger::{DELIVERY, ENOUGH, PATIENCE, SILENCE, deliver, linger};
+pub use linger::{DELIVERY, LINGER_MAX_BYTES, LINGER_SILENCE, LINGER_TIMEOUT, deliver, linger};
 
-use super::Duplex;
+use super::ByteStream;
 
 /// What a splice did, for the access log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,15 +61,15 @@ pub enum How {
 /// - A side that cannot be read ends the splice. All that came from it has been given to the other side, which is
 ///   **not** finished: [`linger`] on it delivers the tail with a clean end, dropping it shows that something broke.
 ///
-/// Gives way to other tasks every [`TURN`] bytes. Dropping the future leaves both streams usable, but bytes taken from
+/// Gives way to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes taken from
 /// one and not yet given to the other are lost.
-pub async fn splice<A: Duplex, B: Duplex>(a: &mut A, b: &mut B) -> Outcome {
+pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
     let mut to_b = Flow::new(Side::A);
     let mut to_a = Flow::new(Side::B);
     let mut log = Log::default();
     let mut b_first = false;
     loop {
-        let mut room = TURN;
+        let mut room = BYTES_PER_TURN;
         let turn = poll_fn(|cx| {
             // Whoever used up the last turn comes second now, so that neither direction starves the other.
             for b_now in [b_first, !b_first] {
@@ -142,7 +142,7 @@ impl Flow {
     }
 
     /// Moves bytes until the direction has to wait (`Continue`), `room` is used up, or the source cannot be read.
-    fn run<F: Duplex, T: Duplex>(
+    fn run<F: ByteStream, T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         from: &mut F,
@@ -165,7 +165,7 @@ impl Flow {
         }
     }
 
-    fn copy<F: Duplex, T: Duplex>(
+    fn copy<F: ByteStream, T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         from: &mut F,
@@ -177,7 +177,7 @@ impl Flow {
             if *room == 0 {
                 return Poll::Ready(ControlFlow::Break(Stop::Turn));
             }
-            match from.poll_take(cx) {
+            match from.poll_read_chunk(cx) {
                 Poll::Ready(Ok(chunk)) if chunk.is_empty() => return self.source_finished(log),
                 Poll::Ready(Ok(chunk)) => self.chunk = chunk,
                 Poll::Ready(Err(cause)) => return self.source_failed(&cause, log),
@@ -185,7 +185,7 @@ impl Flow {
             }
         }
         let before = self.chunk.len();
-        match ready!(to.poll_give(cx, &mut self.chunk)) {
+        match ready!(to.poll_write_chunk(cx, &mut self.chunk)) {
             Ok(()) => {
                 let given = before - self.chunk.len();
                 self.given += given as u64;
@@ -198,7 +198,7 @@ impl Flow {
     }
 
     /// There is nothing to give for now: what the destination holds back has to go out.
-    fn flush<T: Duplex>(
+    fn flush<T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         to: &mut T,
@@ -216,7 +216,7 @@ impl Flow {
         Poll::Pending
     }
 
-    fn finish<T: Duplex>(
+    fn finish<T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         to: &mut T,
@@ -229,7 +229,7 @@ impl Flow {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    fn discard<F: Duplex>(
+    fn discard<F: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
         from: &mut F,
@@ -239,7 +239,7 @@ impl Flow {
         if *room == 0 {
             return Poll::Ready(ControlFlow::Break(Stop::Turn));
         }
-        match ready!(from.poll_take(cx)) {
+        match ready!(from.poll_read_chunk(cx)) {
             Ok(chunk) if chunk.is_empty() => self.state = State::Done,
             Ok(chunk) => *room = room.saturating_sub(chunk.len()),
             Err(cause) => return self.source_failed(&cause, log),
@@ -293,7 +293,7 @@ impl Log {
 
 /// Bytes moved before other tasks get their turn. tokio alone lets one task go on for 128 operations, 8 MiB with our
 /// buffers, and a keystroke beside four downloads then waits 8 ms instead of 1.2.
-pub const TURN: usize = 256 * 1024;
+pub const BYTES_PER_TURN: usize = 256 * 1024;
 
 #[cfg(test)]
 mod tests;

@@ -17,7 +17,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
 pub use mutual::{Dialer, Mutual};
-pub use offer::Offer;
+pub use offer::TlsParams;
 use verify::{Anyone, Siblings};
 
 use super::pem;
@@ -31,7 +31,7 @@ pub struct Server {
     /// Whether clients show certificates too.
     pub clients: Clients,
     /// Versions and suites.
-    pub offer: Offer,
+    pub offer: TlsParams,
     /// Application protocols, the most wanted first: `h2` for links, only `http/1.1` for HTTPS.
     pub alpn: Vec<Vec<u8>>,
 }
@@ -154,7 +154,7 @@ impl Client {
         identity: Option<(&Identity, &[u8], &[u8])>,
         ca: Option<&Vec<u8>>,
     ) -> Result<ClientConfig, String> {
-        let provider = Offer::default().provider();
+        let provider = TlsParams::default().provider();
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(text)?;

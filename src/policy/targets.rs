@@ -17,14 +17,14 @@ pub struct Targets(Vec<Entry>);
 /// One entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `own:22` for the edge's own addresses.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
-    place: Place,
+    place: AllowedNet,
     /// `None`: any port.
     port: Option<u16>,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-enum Place {
-    Own,
+enum AllowedNet {
+    LocalAddresses,
     Net(IpNet),
 }
 
@@ -65,8 +65,8 @@ impl Targets {
         self.0.iter().any(|entry| {
             entry.port.is_none_or(|port| port == at.port())
                 && match &entry.place {
-                    Place::Own => own.iter().any(|o| plain(*o) == ip),
-                    Place::Net(net) => net.contains(&ip),
+                    AllowedNet::LocalAddresses => own.iter().any(|o| plain(*o) == ip),
+                    AllowedNet::Net(net) => net.contains(&ip),
                 }
         })
     }
@@ -74,7 +74,11 @@ impl Targets {
 
 impl Default for Targets {
     fn default() -> Self {
-        let places = [Place::Net(IpNet::V4(LOOPBACK4)), Place::Net(IpNet::V6(LOOPBACK6)), Place::Own];
+        let places = [
+            AllowedNet::Net(IpNet::V4(LOOPBACK4)),
+            AllowedNet::Net(IpNet::V6(LOOPBACK6)),
+            AllowedNet::LocalAddresses,
+        ];
         places.into_iter().map(|place| Entry { place, port: None }).collect()
     }
 }
@@ -100,11 +104,11 @@ impl FromStr for Entry {
         };
         let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
         let place = match bare {
-            None if place.eq_ignore_ascii_case(OWN) => Place::Own,
+            None if place.eq_ignore_ascii_case(OWN) => AllowedNet::LocalAddresses,
             None if place.contains(':') => return Err(PolicyError::Port),
-            None => Place::Net(network(place)?),
+            None => AllowedNet::Net(network(place)?),
             Some(bare) => match network(bare)? {
-                net @ IpNet::V6(_) => Place::Net(net),
+                net @ IpNet::V6(_) => AllowedNet::Net(net),
                 IpNet::V4(_) => return Err(PolicyError::Port),
             },
         };
@@ -115,9 +119,9 @@ impl FromStr for Entry {
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            Place::Own => f.write_str(OWN)?,
-            Place::Net(net @ IpNet::V4(_)) => write!(f, "{net}")?,
-            Place::Net(net @ IpNet::V6(_)) => write!(f, "[{net}]")?,
+            AllowedNet::LocalAddresses => f.write_str(OWN)?,
+            AllowedNet::Net(net @ IpNet::V4(_)) => write!(f, "{net}")?,
+            AllowedNet::Net(net @ IpNet::V6(_)) => write!(f, "[{net}]")?,
         }
         match self.port {
             None => f.write_str(":*"),
@@ -232,7 +236,7 @@ mod tests {
         #[test]
         fn an_entry_survives_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
             let net = Ipv6Net::new(bits.into(), length).unwrap().trunc();
-            let entry = Entry { place: Place::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
+            let entry = Entry { place: AllowedNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
             prop_assume!(length == 0 || plain(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
             prop_assert_eq!(entry.to_string().parse::<Entry>(), Ok(entry));
         }

@@ -73,7 +73,7 @@ impl Tokens {
         }
     }
 
-    /// The lines that are not as they should be: from 1, and what is wrong with them. The first [`MOST_TOLD`] of them.
+    /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MOST_TOLD` of them.
     pub fn faults(&self) -> &[(usize, &'static str)] {
         &self.faults
     }

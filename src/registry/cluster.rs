@@ -34,7 +34,7 @@ pub enum ClusterError {
     Forbidden(String),
     /// No answer. Usual cause: it is down, or a network policy shuts it off.
     #[error(
-        "kube-apiserver has not answered within {PATIENCE:?}: check that it is up and that this pod may reach it"
+        "kube-apiserver has not answered within {REQUEST_TIMEOUT:?}: check that it is up and that this pod may reach it"
     )]
     Silent,
     /// It was not reached, or it refused.
@@ -58,7 +58,7 @@ impl Cluster {
                 Config::from_custom_kubeconfig(file, &options).await.map_err(|cause| told(&cause))?
             }
         };
-        (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE), true);
+        (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
         let client = Client::try_from(config).map_err(|cause| told(&cause))?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
@@ -77,7 +77,7 @@ impl Cluster {
             let all = Api::<Node>::all(client).list_metadata(&ListParams::default()).await?;
             Ok(all.items.into_iter().filter_map(|node| node.metadata.name).collect())
         };
-        timeout(PATIENCE, list).await.unwrap_or(Err(ClusterError::Silent))
+        timeout(REQUEST_TIMEOUT, list).await.unwrap_or(Err(ClusterError::Silent))
     }
 }
 
@@ -106,11 +106,11 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Longest wait for one piece of work at kube-apiserver, with all its tries: it takes milliseconds.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection on which nothing comes for so long is dead: longer than a watch lasts in which nothing happens. Nothing
 /// else ends a list, or the beginning of a watch, at an apiserver that has vanished without a word.
-const SILENCE: Duration = Duration::from_secs(75);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 #[cfg(test)]
 mod tests {
@@ -132,7 +132,7 @@ mod tests {
         let cluster = Cluster { kubeconfig: Some(file), namespace: Some("n".to_owned()) };
         let (client, namespace) = cluster.connect().await.unwrap();
         let maps: Api<ConfigMap> = Api::namespaced(client, &namespace);
-        let answer = tokio::time::timeout(10 * SILENCE, maps.list(&ListParams::default())).await;
+        let answer = tokio::time::timeout(10 * IDLE_TIMEOUT, maps.list(&ListParams::default())).await;
         assert!(answer.expect("it is given up").is_err());
     }
 }

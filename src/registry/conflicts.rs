@@ -31,14 +31,14 @@ impl Registry {
              one name? Give each its own"
         );
         self.tell_conflict(node, &why);
-        linked.outbox.conflict(node, linked.instance, why);
+        linked.sender.conflict(node, linked.instance, why);
         Taken { node: node.clone(), from: linked.from }
     }
 
     /// A node that is linked here is alive, and the name is another's.
     pub(super) fn loses(&self, node: &NodeName, linked: &Linked, why: String) {
         self.tell_conflict(node, &why);
-        linked.outbox.dismiss(why);
+        linked.sender.dismiss(why);
     }
 
     fn tell_conflict(&self, node: &NodeName, why: &str) {

@@ -35,8 +35,8 @@ impl Dns {
         let name = self.zone.name(node).map_err(|why| format!("DNS was not asked ({why})"))?;
         let name = if self.zone.is_open() { name } else { format!("{name}.") };
         let mut asking = Asking { dns: self, since: Instant::now(), answered: None };
-        let found = timeout(CEILING, self.resolver.lookup(&name)).await;
-        let found = found.unwrap_or(Err(LookupError::Timeout { name, patience: CEILING }));
+        let found = timeout(LOOKUP_TIMEOUT, self.resolver.lookup(&name)).await;
+        let found = found.unwrap_or(Err(LookupError::Timeout { name, patience: LOOKUP_TIMEOUT }));
         asking.answered = Some(matches!(found, Ok(_) | Err(LookupError::NotFound(_))));
         found.map_err(|cause| match cause {
             LookupError::NotFound(_) => "not in DNS".to_owned(),
@@ -46,7 +46,10 @@ impl Dns {
 
     /// Whether DNS gave no answer lately, so that nobody should wait for it.
     pub fn has_failed_lately(&self) -> bool {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at.elapsed() < LATELY)
+        self.failed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some_and(|at| at.elapsed() < FAILURE_TTL)
     }
 }
 
@@ -69,11 +72,11 @@ impl Drop for Asking<'_> {
 }
 
 /// Ceiling of a whole lookup: siblings know as well, so nobody waits longer.
-const CEILING: Duration = Duration::from_secs(1);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Siblings are asked as well when DNS has not answered within this.
 pub(super) const SLOW: Duration = Duration::from_millis(50);
 /// How long one failure is held against DNS: it is asked on, but siblings are asked at the same time.
-const LATELY: Duration = Duration::from_secs(10);
+const FAILURE_TTL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
@@ -93,9 +96,9 @@ mod tests {
         assert!(!dns.has_failed_lately());
         let begun = Instant::now();
         assert!(dns.lookup(&"edge1".parse().unwrap()).await.is_err());
-        assert!(begun.elapsed() <= CEILING + SLOW, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() <= LOOKUP_TIMEOUT + SLOW, "{:?}", begun.elapsed());
         assert!(dns.has_failed_lately());
-        tokio::time::advance(LATELY).await;
+        tokio::time::advance(FAILURE_TTL).await;
         assert!(!dns.has_failed_lately());
     }
 

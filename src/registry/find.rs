@@ -12,14 +12,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::{Found, LinkSender, Parked, SessionTable};
 use crate::registry::dns::Dns;
-use crate::registry::siblings::{Siblings, Yes};
-use crate::registry::{Place, Registry};
-use crate::tunnel::{Found, Outbox, Parked, Table};
+use crate::registry::siblings::{NodeFound, Siblings};
+use crate::registry::{NodeLocation, Registry};
 
-use known::Known;
+use known::LocationCache;
 pub use missing::NotFound;
-use search::{Searches, Wanted};
+use search::{NodeQuery, Searches};
 
 /// Finds nodes, here and at other pods.
 #[derive(Debug)]
@@ -34,15 +34,15 @@ pub struct Finder {
 #[derive(Debug)]
 struct Others {
     siblings: Arc<Siblings>,
-    known: Arc<Known>,
+    known: Arc<LocationCache>,
     searches: Searches,
 }
 
 /// A way to a node: a link to ask on.
 #[derive(Debug, Clone)]
-pub struct Way {
+pub struct Path {
     /// The node's own link, or one to the pod that has it.
-    pub outbox: Arc<Outbox>,
+    pub sender: Arc<LinkSender>,
     /// The node's process, unless it speaks plain.
     pub instance: Option<Instance>,
 }
@@ -61,7 +61,7 @@ impl Finder {
         dns: Dns,
         port: u16,
     ) -> Arc<Self> {
-        let known = Arc::new(Known::default());
+        let known = Arc::new(LocationCache::default());
         let searches = Searches::new(siblings.clone(), known.clone(), dns, port);
         Arc::new(Self { registry, own, others: Some(Others { siblings, known, searches }) })
     }
@@ -86,9 +86,9 @@ impl Finder {
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<&Outbox>,
-    ) -> Result<Way, NotFound> {
-        let wanted = Wanted::new(node, instance, not);
+        not: Option<&LinkSender>,
+    ) -> Result<Path, NotFound> {
+        let wanted = NodeQuery::new(node, instance, not);
         if let Ok(way) = self.at_hand(&wanted) {
             return Ok(way);
         }
@@ -106,7 +106,7 @@ impl Finder {
             let said = tokio::select! {
                 biased;
                 found = &mut searching => match found {
-                    Ok(yes) => return Ok(Way { outbox: yes.outbox, instance: yes.instance }),
+                    Ok(yes) => return Ok(Path { sender: yes.sender, instance: yes.instance }),
                     Err(said) => said,
                 },
                 () = arrival.come() => {
@@ -121,32 +121,32 @@ impl Finder {
     }
 
     /// A way that needs no search: the node is linked here, or at a pod that is remembered and linked.
-    fn at_hand(&self, wanted: &Wanted) -> Result<Way, NotFound> {
+    fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
         let node = &wanted.node;
         let mut missing = NotFound::default();
         match self.registry.find(node) {
             // Its link has just ended and is about to be removed.
-            Place::Here(linked) if linked.outbox.is_closed() => missing.seen = Some(Duration::ZERO),
-            Place::Here(linked) if wanted.suits(linked.instance, &linked.outbox) => {
-                return Ok(Way { outbox: linked.outbox, instance: linked.instance });
+            NodeLocation::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
+            NodeLocation::Here(linked) if wanted.suits(linked.instance, &linked.sender) => {
+                return Ok(Path { sender: linked.sender, instance: linked.instance });
             }
-            Place::Here(linked) => missing.another = !wanted.is_of(linked.instance),
-            Place::Nowhere(seen) => missing.seen = seen,
+            NodeLocation::Here(linked) => missing.another = !wanted.is_of(linked.instance),
+            NodeLocation::Nowhere(seen) => missing.seen = seen,
         }
-        missing.moving = missing.seen.is_some_and(|seen| seen < MOVING);
+        missing.moving = missing.seen.is_some_and(|seen| seen < MOVE_WINDOW);
         if let Some(others) = &self.others
             && let Some((pod, instance)) = others.known.of(node)
-            && let Some(outbox) = pod.up()
+            && let Some(sender) = pod.up()
         {
-            if wanted.suits(instance, &outbox) {
-                return Ok(Way { outbox, instance });
+            if wanted.suits(instance, &sender) {
+                return Ok(Path { sender, instance });
             }
             missing.another |= !wanted.is_of(instance);
         }
         Err(missing)
     }
 
-    async fn search(&self, wanted: Wanted) -> Result<Yes, NotFound> {
+    async fn search(&self, wanted: NodeQuery) -> Result<NodeFound, NotFound> {
         let Some(others) = &self.others else { return Err(NotFound::default()) };
         let node = wanted.node.clone();
         let any = wanted.is_any();
@@ -160,7 +160,7 @@ impl Finder {
             }),
         };
         found.map_err(|said| {
-            let moving = others.known.lost(&node).is_some_and(|since| since < MOVING);
+            let moving = others.known.lost(&node).is_some_and(|since| since < MOVE_WINDOW);
             NotFound { moving, ..said }
         })
     }
@@ -170,17 +170,17 @@ impl Finder {
     /// # Errors
     ///
     /// None of those that could be asked is it. Names those that could not.
-    pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Way, NotFound> {
+    pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Path, NotFound> {
         let (Some(others), Some(wanted)) = (&self.others, instance) else { return Err(NotFound::default()) };
         match others.siblings.process(wanted).await {
-            Ok(outbox) => Ok(Way { outbox, instance }),
+            Ok(sender) => Ok(Path { sender, instance }),
             Err(trouble) => Err(NotFound { trouble, ..NotFound::default() }),
         }
     }
 
     /// Whether the node is known to be linked, and as another process than this one.
     pub fn is_another(&self, node: &NodeName, instance: Instance) -> bool {
-        let wanted = Wanted::new(node, Some(instance), None);
+        let wanted = NodeQuery::new(node, Some(instance), None);
         self.at_hand(&wanted).is_err_and(|missing| missing.another)
     }
 
@@ -192,9 +192,9 @@ impl Finder {
     }
 
     /// A way has proved wrong: it is not believed again until somebody says so anew.
-    pub fn is_wrong(&self, node: &NodeName, way: &Way) {
+    pub fn is_wrong(&self, node: &NodeName, way: &Path) {
         if let Some(others) = &self.others {
-            others.known.forget(node, &others.siblings.behind(&way.outbox));
+            others.known.forget(node, &others.siblings.behind(&way.sender));
         }
     }
 
@@ -207,8 +207,8 @@ impl Finder {
     }
 
     /// Answers another pod's question, from our own links only.
-    pub fn answer(&self, to: &Arc<Outbox>, node: &NodeName, question: u64) {
-        let linked = self.registry.here(node).filter(|linked| !linked.outbox.is_closed());
+    pub fn answer(&self, to: &Arc<LinkSender>, node: &NodeName, question: u64) {
+        let linked = self.registry.here(node).filter(|linked| !linked.sender.is_closed());
         let found = linked.map_or_else(|| Found::away(question), |linked| linked.found(question, self.own));
         // One that does not read its answers gets none.
         to.found(node, found);
@@ -219,7 +219,7 @@ impl Finder {
 
     /// Another pod has said something of a node. True if it said unasked that the node is there now: then
     /// [`Self::contest`] and [`Self::make_way`] are to be called.
-    pub fn heard(&self, from: &Arc<Outbox>, node: &NodeName, found: Found) -> bool {
+    pub fn heard(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
         let Some(others) = &self.others else { return false };
         if !others.siblings.heard(from, found) || !found.here {
             return false;
@@ -231,14 +231,14 @@ impl Finder {
 
     /// A node was linked anew, here or at the pod behind `to`. Links to other pods on which sessions of ours run to it are
     /// asked for a sign of life, and left if there is none within 1 s. Returns the sessions that need another path.
-    pub async fn make_way(&self, to: &Outbox, node: &NodeName, table: &Table) -> Vec<Parked> {
+    pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
         links.retain(|link| link.id != to.id && link.sessions() > 0);
-        let lives = join_all(links.iter().map(|link| link.answers_within(ALIVE_WITHIN))).await;
+        let lives = join_all(links.iter().map(|link| link.answers_within(PONG_TIMEOUT))).await;
         let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {
-            self.is_wrong(node, &Way { outbox: link.clone(), instance: None });
+            self.is_wrong(node, &Path { sender: link.clone(), instance: None });
             table.release(link, |of| of == node);
             parked.extend(table.leave(link, |of, _| of == node));
         }
@@ -247,6 +247,6 @@ impl Finder {
 }
 
 /// An edge that has lost its link is back within this, if it can be.
-const MOVING: Duration = Duration::from_secs(3);
+const MOVE_WINDOW: Duration = Duration::from_secs(3);
 /// How long an old link has to show that it lives, when its node has come elsewhere.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+const PONG_TIMEOUT: Duration = Duration::from_secs(1);

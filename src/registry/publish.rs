@@ -36,7 +36,7 @@ pub struct Publisher {
     pub store: Store,
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
-    /// Asked before a name is published that may be somebody else's.
+    /// RelayRequest before a name is published that may be somebody else's.
     pub vet: Vet,
     /// Counts records and failures.
     pub metrics: Metrics,
@@ -166,7 +166,7 @@ impl Store {
     /// When to write although nothing has changed.
     fn due(&self) -> Instant {
         match self {
-            Self::Hosts(_) => Instant::now() + hosts::PULSE,
+            Self::Hosts(_) => Instant::now() + hosts::REWRITE_INTERVAL,
             Self::Etcd(etcd) => etcd.due(),
             #[cfg(feature = "kubernetes")]
             Self::ConfigMap(map) => map.due(),

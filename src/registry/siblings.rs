@@ -22,22 +22,22 @@ use crate::names::NodeName;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
+use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::{Found, Link, LinkSender};
 use crate::registry::Registry;
-use crate::tunnel::grpc::Ground;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Found, Link, Outbox};
 
-use news::{News, UNASKED};
+use news::{Announcements, UNASKED};
 use pod::Which;
-pub use pod::{Answer, Pod, Yes};
-use reach::Means;
+pub use pod::{Answer, NodeFound, Pod};
+use reach::DialContext;
 pub use reach::Unreachable;
 use sibling::Sibling;
 
 /// Links to the other pods, made when needed, and those that they have made to us.
 #[derive(Debug)]
 pub struct Siblings {
-    means: Means,
+    means: DialContext,
     pods: Mutex<Pods>,
     /// Who waits for the answer to which question over which link.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
@@ -54,8 +54,8 @@ struct Pods {
 
 #[derive(Debug, Clone)]
 struct Incoming {
-    outbox: Arc<Outbox>,
-    news: Arc<News>,
+    sender: Arc<LinkSender>,
+    news: Arc<Announcements>,
 }
 
 impl Siblings {
@@ -66,12 +66,12 @@ impl Siblings {
         registry: Arc<Registry>,
         tls: Reload<Dialer>,
         pool: Pool,
-        ground: Ground,
+        ground: LinkContext,
     ) -> (Arc<Self>, mpsc::Receiver<Link>) {
         let (links, made) = mpsc::channel(MOST_MADE);
         let drain = ground.drain.clone();
         let siblings = Arc::new(Self {
-            means: Means { ground, registry, tls, pool, links, changed: watch::Sender::new(()) },
+            means: DialContext { ground, registry, tls, pool, links, changed: watch::Sender::new(()) },
             pods: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNASKED + 1),
@@ -83,12 +83,12 @@ impl Siblings {
     }
 
     /// A link that another pod has made is up.
-    pub fn joined(&self, outbox: &Arc<Outbox>) {
-        let incoming = Incoming { outbox: outbox.clone(), news: Arc::default() };
+    pub fn joined(&self, sender: &Arc<LinkSender>) {
+        let incoming = Incoming { sender: sender.clone(), news: Arc::default() };
         let before = {
             let mut pods = self.lock();
-            let same = |old: &&Incoming| outbox.instance.is_some() && old.outbox.instance == outbox.instance;
-            let before: Vec<_> = pods.incoming.iter().filter(same).map(|old| old.outbox.clone()).collect();
+            let same = |old: &&Incoming| sender.instance.is_some() && old.sender.instance == sender.instance;
+            let before: Vec<_> = pods.incoming.iter().filter(same).map(|old| old.sender.clone()).collect();
             pods.incoming.push(incoming.clone());
             before
         };
@@ -96,25 +96,25 @@ impl Siblings {
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // It may have two ways to us, or have lost the one before.
             self.means.ground.drain.spawn(info_span!("old"), async move {
-                if newer >= MOST_OF_ONE || !old.answers_within(ALIVE_WITHIN).await {
+                if newer >= MOST_OF_ONE || !old.answers_within(PONG_TIMEOUT).await {
                     old.close();
                 }
             });
         }
         let (registry, own) = (self.means.registry.clone(), self.means.ground.table.instance());
         self.means.ground.drain.spawn(info_span!("news"), async move {
-            while !incoming.outbox.is_closed() {
+            while !incoming.sender.is_closed() {
                 tokio::select! {
-                    () = incoming.outbox.closed() => {}
-                    () = incoming.news.come() => incoming.news.tell(&incoming.outbox, &registry, own).await,
+                    () = incoming.sender.closed() => {}
+                    () = incoming.news.come() => incoming.news.tell(&incoming.sender, &registry, own).await,
                 }
             }
         });
     }
 
     /// A link to another pod has ended, whoever made it.
-    pub fn left(&self, outbox: &Outbox) {
-        self.lock().incoming.retain(|incoming| incoming.outbox.id != outbox.id);
+    pub fn left(&self, sender: &LinkSender) {
+        self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
     }
 
     /// Tells all other pods that a node has come here.
@@ -125,7 +125,7 @@ impl Siblings {
             linked.extend(sibling.up().and_then(|up| up.instance));
             sibling.tell(node);
         }
-        let untold = |incoming: &&Incoming| incoming.outbox.instance.is_none_or(|pod| !linked.contains(&pod));
+        let untold = |incoming: &&Incoming| incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod));
         for incoming in incoming.iter().filter(untold) {
             incoming.news.add(node);
         }
@@ -138,17 +138,17 @@ impl Siblings {
             !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
         });
         let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
-        let more = incoming.into_iter().map(|incoming| incoming.outbox);
-        let more = more.filter(|outbox| outbox.instance.is_none_or(|pod| !linked.contains(&pod)));
+        let more = incoming.into_iter().map(|incoming| incoming.sender);
+        let more = more.filter(|sender| sender.instance.is_none_or(|pod| !linked.contains(&pod)));
         known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(Pod).collect()
     }
 
     /// The pod at the other end of a link, which has been of use just now.
-    pub fn behind(&self, outbox: &Arc<Outbox>) -> Pod {
+    pub fn behind(&self, sender: &Arc<LinkSender>) -> Pod {
         let (known, _) = self.pods();
-        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == outbox.id));
+        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
         Pod(known.map_or_else(
-            || Which::Incoming(outbox.clone()),
+            || Which::Incoming(sender.clone()),
             |sibling| {
                 sibling.touch();
                 Which::Known(sibling)
@@ -157,36 +157,36 @@ impl Siblings {
     }
 
     /// Links to other pods that are up at this moment.
-    pub fn links(&self) -> Vec<Arc<Outbox>> {
+    pub fn links(&self) -> Vec<Arc<LinkSender>> {
         let (known, incoming): (Vec<_>, Vec<_>) = {
             let pods = self.lock();
-            (pods.known.values().cloned().collect(), pods.incoming.iter().map(|i| i.outbox.clone()).collect())
+            (pods.known.values().cloned().collect(), pods.incoming.iter().map(|i| i.sender.clone()).collect())
         };
         known.iter().filter_map(|sibling| sibling.up()).chain(incoming).collect()
     }
 
     /// Asks one pod whether a node is linked to it. Takes at most 2 s. Cancel safe.
     pub async fn ask(&self, pod: &Pod, node: &NodeName) -> Result<Answer, Unreachable> {
-        let outbox = pod.link().await?;
+        let sender = pod.link().await?;
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
-        self.questions().insert((question, outbox.id), answer);
-        let _asked = Question { siblings: self, key: (question, outbox.id) };
-        if !outbox.find(node, question) {
+        self.questions().insert((question, sender.id), answer);
+        let _asked = Question { siblings: self, key: (question, sender.id) };
+        if !sender.find(node, question) {
             return Err(silent());
         }
         let found = tokio::select! {
-            found = timeout(ANSWER, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
-            () = outbox.closed() => return Err(silent()),
+            found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
+            () = sender.closed() => return Err(silent()),
         };
         let Found { here, heard, instance, .. } = found;
-        let from = outbox.instance;
-        Ok(Answer { pod: from, yes: here.then(|| Yes { pod: pod.clone(), outbox, instance, heard }) })
+        let from = sender.instance;
+        Ok(Answer { pod: from, yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }) })
     }
 
     /// A pod has said something of a node. Whether nobody asked.
-    pub fn heard(&self, from: &Outbox, found: Found) -> bool {
+    pub fn heard(&self, from: &LinkSender, found: Found) -> bool {
         if found.question == UNASKED {
             return true;
         }
@@ -202,8 +202,8 @@ impl Siblings {
         let pods = self.lock();
         let mut incoming: Vec<Incoming> = Vec::new();
         for newer in pods.incoming.iter().rev() {
-            let pod = newer.outbox.instance;
-            if pod.is_none() || incoming.iter().all(|known| known.outbox.instance != pod) {
+            let pod = newer.sender.instance;
+            if pod.is_none() || incoming.iter().all(|known| known.sender.instance != pod) {
                 incoming.push(newer.clone());
             }
         }
@@ -236,9 +236,9 @@ const MOST_MADE: usize = 16;
 /// Links of one pod that live side by side; the oldest goes.
 const MOST_OF_ONE: usize = 4;
 /// How long an old link has to show that it lives, when its pod has made another.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+const PONG_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a pod may take to say whether it has a node.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 pub(super) mod tests;

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::names::NodeName;
+use crate::protocol::LinkSender;
+use crate::protocol::session::state::LinkId;
 use crate::registry::awaited::{Arrival, Awaited};
-use crate::tunnel::Outbox;
-use crate::tunnel::session::end::LinkId;
 
 /// The links of an edge: one, and more while a pod that is told to stop still holds sessions.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub struct Uplinks {
     /// Which node we are.
     node: NodeName,
     /// The newest last.
-    links: Mutex<Vec<Arc<Outbox>>>,
+    links: Mutex<Vec<Arc<LinkSender>>>,
     came: Awaited,
 }
 
@@ -23,17 +23,17 @@ impl Uplinks {
         Arc::new(Self { node, links: Mutex::default(), came: Awaited::default() })
     }
 
-    /// Which node we are. Asked for by that name, the cloud is meant.
+    /// Which node we are. RelayRequest for by that name, the cloud is meant.
     pub fn node(&self) -> &NodeName {
         &self.node
     }
 
     /// A link is up.
-    pub fn add(&self, link: Arc<Outbox>) {
+    pub fn add(&self, link: Arc<LinkSender>) {
         let oldest = {
             let mut links = self.lock();
             links.push(link);
-            (links.len() > MOST).then(|| links[0].clone())
+            (links.len() > MAX_LINKS).then(|| links[0].clone())
         };
         if let Some(oldest) = oldest {
             oldest.close();
@@ -42,12 +42,12 @@ impl Uplinks {
     }
 
     /// A link has ended.
-    pub fn remove(&self, link: &Outbox) {
+    pub fn remove(&self, link: &LinkSender) {
         self.lock().retain(|known| known.id != link.id);
     }
 
     /// The newest link, for whatever begins or looks for a path now.
-    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<Outbox>> {
+    pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<LinkSender>> {
         self.links().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
     }
 
@@ -80,15 +80,15 @@ impl Uplinks {
     }
 
     /// As they are at this moment, to look at each without the lock.
-    fn links(&self) -> Vec<Arc<Outbox>> {
+    fn links(&self) -> Vec<Arc<LinkSender>> {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Outbox>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<LinkSender>>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Links at once: two are usual while a pod stops. The oldest goes, as a cloud of which every pod is stopping must not
 /// make us grow.
-const MOST: usize = 8;
+const MAX_LINKS: usize = 8;

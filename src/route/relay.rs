@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::search::Search;
 use super::{MOVING, Route};
+use crate::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
 use crate::registry::find::NotFound;
-use crate::tunnel::{Asked, Code, Outbox, Peer, Refusal};
 
 /// How many ways may be looked for at once: by one link, and by all together. What is here or was found before needs no
 /// looking.
@@ -29,7 +29,7 @@ impl Route {
     /// opener hears that the path is lost, and what was learned here serves the next attempt.
     ///
     /// Returns it with the node's link if that speaks plain: then this pod is to be the session's end.
-    pub async fn relay(&self, asked: Asked, room: &Room) -> Option<(Asked, Arc<Outbox>)> {
+    pub async fn relay(&self, asked: RelayRequest, room: &Room) -> Option<(RelayRequest, Arc<LinkSender>)> {
         let (node, instance) = (asked.node().clone(), asked.instance());
         // An edge serves its own node itself, so by that name it means the cloud.
         let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);

@@ -8,16 +8,16 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
-use crate::registry::find::{NotFound, Way};
-use crate::tunnel::{Outbox, Peer};
+use crate::protocol::{LinkSender, Peer};
+use crate::registry::find::{NotFound, Path};
 
 use super::Chance;
-use super::ways::Ways;
+use super::ways::PathSource;
 
 /// What one session knows of its paths. It asks on one at a time.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
-    ways: &'a Ways,
+    ways: &'a PathSource,
     chance: Chance,
     node: &'a NodeName,
     /// Only this process will do.
@@ -27,7 +27,7 @@ pub(super) struct Search<'a> {
     /// How long it looks on for a node that nobody has, if it does not to the end.
     patience: Option<Duration>,
     /// Where it asks next, or has asked.
-    way: Option<Way>,
+    way: Option<Path>,
     /// Whether it has asked there, so that another is looked for.
     asked: bool,
     /// How long an answer is waited for before another path is looked for.
@@ -40,7 +40,7 @@ pub(super) struct Search<'a> {
 impl<'a> Search<'a> {
     /// Among `ways`, for one to `node`, and to that process of it if one is given.
     pub(super) fn new(
-        (ways, chance): (&'a Ways, Chance),
+        (ways, chance): (&'a PathSource, Chance),
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
@@ -54,7 +54,7 @@ impl<'a> Search<'a> {
             patience: None,
             way: None,
             asked: false,
-            wait: ANSWER,
+            wait: ANSWER_TIMEOUT,
             backoff: Backoff::new(),
             another: None,
         }
@@ -65,7 +65,7 @@ impl<'a> Search<'a> {
         Self { patience: Some(patience), ..self }
     }
 
-    /// Ways were found so often before, and were of no use: it begins with a pause.
+    /// PathSource were found so often before, and were of no use: it begins with a pause.
     pub(super) async fn again(&mut self, times: u32) {
         if times > 0 {
             self.backoff = Backoff::after(times);
@@ -74,7 +74,7 @@ impl<'a> Search<'a> {
     }
 
     fn pause(&mut self) -> Duration {
-        self.backoff.pause((self.chance)()).min(LONGEST_PAUSE)
+        self.backoff.pause((self.chance)()).min(MAX_PAUSE)
     }
 
     /// Who is looked for.
@@ -83,8 +83,8 @@ impl<'a> Search<'a> {
     }
 
     /// The link on which it asks next, if that speaks plain.
-    pub(super) fn plain(&self) -> Option<Arc<Outbox>> {
-        self.way.as_ref().map(|way| way.outbox.clone()).filter(|link| !link.resumes)
+    pub(super) fn plain(&self) -> Option<Arc<LinkSender>> {
+        self.way.as_ref().map(|way| way.sender.clone()).filter(|link| !link.resumes)
     }
 
     /// Looks for the first way. Who opens a session waits for a node that is changing pods, as a session that runs does,
@@ -118,7 +118,7 @@ impl<'a> Search<'a> {
         }
         let mut paused = before.is_none();
         // It may go on saying that it has the node, sooner than whoever does: at first the others are believed.
-        let mut not = before.as_ref().map(|before| before.outbox.clone());
+        let mut not = before.as_ref().map(|before| before.sender.clone());
         not.take_if(|link| link.peer != Peer::Pod || link.is_closed());
         let mut missing = NotFound::default();
         loop {
@@ -136,7 +136,7 @@ impl<'a> Search<'a> {
             };
             match found {
                 Ok(way) => {
-                    let again = before.as_ref().is_some_and(|before| before.outbox.id == way.outbox.id);
+                    let again = before.as_ref().is_some_and(|before| before.sender.id == way.sender.id);
                     if paused || !again {
                         (self.way, self.asked, self.another) = (Some(way), false, None);
                         return Ok(());
@@ -158,11 +158,15 @@ impl<'a> Search<'a> {
 
     /// Asks on the way that was found, and on others while there is no answer and there are others. Returns the answer
     /// to what was asked last; `answer` waits for it, and is not looked at before something was asked.
-    pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Arc<Outbox>), answer: impl Future<Output = A>) -> A {
+    pub(super) async fn ask<A>(
+        &mut self,
+        ask: impl Fn(&Arc<LinkSender>),
+        answer: impl Future<Output = A>,
+    ) -> A {
         let mut answer = pin!(answer);
         loop {
             if let Some(way) = self.way.as_ref().filter(|_| !self.asked) {
-                ask(&way.outbox);
+                ask(&way.sender);
                 self.asked = true;
             }
             let other = tokio::select! {
@@ -172,22 +176,22 @@ impl<'a> Search<'a> {
             };
             tracing::debug!(node = %self.node, wait = ?self.wait, "no answer: asking on another path");
             (self.way, self.asked) = (Some(other), false);
-            self.wait = (self.wait * 2).min(LONGEST_ANSWER);
+            self.wait = (self.wait * 2).min(MAX_ANSWER_TIMEOUT);
         }
     }
 
     /// Another way than the one that was asked, once that was silent for too long and there is one.
-    async fn other(&self) -> Way {
+    async fn other(&self) -> Path {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {
-            let not = self.way.as_ref().map(|way| way.outbox.as_ref());
+            let not = self.way.as_ref().map(|way| way.sender.as_ref());
             let arrival = self.ways.arrival(self.node);
             if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
                 return way;
             }
             // A slow dial is no reason to leave the only path.
-            let pause = backoff.pause((self.chance)()) + SELDOM;
+            let pause = backoff.pause((self.chance)()) + RETRY_INTERVAL;
             tokio::select! {
                 biased;
                 () = arrival.come() => {}
@@ -201,7 +205,7 @@ impl<'a> Search<'a> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
-        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= ANOTHER_FOR {
+        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_AFTER {
             return Err(missing.clone());
         }
         if now >= until { Err(NotFound { another: false, ..missing.clone() }) } else { Ok(()) }
@@ -209,17 +213,17 @@ impl<'a> Search<'a> {
 
     /// Until when it looks: `until`, or until another process of the node has been there for too long.
     fn limit(&self, until: Instant) -> Instant {
-        self.another.map_or(until, |since| until.min(since + ANOTHER_FOR))
+        self.another.map_or(until, |since| until.min(since + REPLACED_AFTER))
     }
 }
 
 /// How long an answer is waited for at first, before another path is looked for; doubled each time, since a path may be
 /// slower than the wait.
-const ANSWER: Duration = Duration::from_secs(3);
-const LONGEST_ANSWER: Duration = Duration::from_secs(60);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Between two searches: what comes is told, so this is for what nobody could tell.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Between two looks for another path, beside the jitter.
-const SELDOM: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Only another process of the node is found for so long: then the one that is sought is believed to be gone.
-const ANOTHER_FOR: Duration = Duration::from_secs(3);
+const REPLACED_AFTER: Duration = Duration::from_secs(3);

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::LinkSender;
 use crate::registry::Arrival;
-use crate::registry::find::{Finder, NotFound, Way};
+use crate::registry::find::{Finder, NotFound, Path};
 use crate::registry::uplinks::Uplinks;
-use crate::tunnel::Outbox;
 
 /// Who knows the ways.
 #[derive(Debug, Clone)]
-pub(super) enum Ways {
+pub(super) enum PathSource {
     /// On a pod.
     Pod(Arc<Finder>),
     /// On a pod, to what other pods have dialled for an edge, whatever its name.
@@ -19,20 +19,20 @@ pub(super) enum Ways {
     Edge(Arc<Uplinks>),
 }
 
-impl Ways {
+impl PathSource {
     /// A way to a node: to that process of it if one is given, and by no link that is `not` to be used. Cancel safe.
     pub(super) async fn find(
         &self,
         node: &NodeName,
         instance: Option<Instance>,
-        not: Option<&Outbox>,
-    ) -> Result<Way, NotFound> {
+        not: Option<&LinkSender>,
+    ) -> Result<Path, NotFound> {
         match self {
             Self::Pod(finder) => finder.find(node, instance, not).await,
             Self::Pods(finder) => finder.find_pod(instance).await,
             Self::Edge(uplinks) => {
                 let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
-                Ok(Way { outbox: newest, instance })
+                Ok(Path { sender: newest, instance })
             }
         }
     }
@@ -62,7 +62,7 @@ impl Ways {
     }
 
     /// A way has proved wrong: it is not believed again until somebody says so anew.
-    pub(super) fn is_wrong(&self, node: &NodeName, way: &Way) {
+    pub(super) fn is_wrong(&self, node: &NodeName, way: &Path) {
         if let Self::Pod(finder) = self {
             finder.is_wrong(node, way);
         }

@@ -81,7 +81,7 @@ impl Logs {
             outputs.push(output(writer, settings.json));
         }
         if let Some(dir) = settings.dir {
-            let files = Files::open(&dir, settings.name, files::KEPT)
+            let files = Files::open(&dir, settings.name, files::RETENTION)
                 .map_err(|cause| LogError::Dir { dir, cause })?;
             let (writer, guard) = in_background(files);
             writers.push(guard);

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tracing::warn;
 
-/// Lets through [`EACH`] refusals a second for each cause and source, and sums up the rest. Cheap to clone.
+/// Lets through `EACH` refusals a second for each cause and source, and sums up the rest. Cheap to clone.
 ///
-/// Sources beyond [`MOST`] in a second share one place for each cause.
+/// Sources beyond `MOST` in a second share one place for each cause.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<Second>>);
 

@@ -22,9 +22,9 @@ use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
+use tunnel::protocol::link::grpc::{self, LinkContext};
+use tunnel::protocol::{Limits, Link, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
-use tunnel::tunnel::grpc::{self, Ground};
-use tunnel::tunnel::{Limits, Link, Table, Windows};
 
 use crate::role::say;
 use crate::tunnel::TOKEN;
@@ -76,7 +76,7 @@ struct Edge {
     node: NodeName,
     tls: Arc<ClientConfig>,
     pool: Pool,
-    ground: Ground,
+    ground: LinkContext,
     counts: Arc<Counts>,
 }
 
@@ -94,13 +94,13 @@ impl Edges {
             let mut own = ClientConfig::clone(&tls.load());
             own.resumption = Resumption::in_memory_sessions(1);
             let metrics = Metrics::edge();
-            let table = Table::new(Instance::random(), LIMITS, metrics.clone());
+            let table = SessionTable::new(Instance::random(), LIMITS, metrics.clone());
             let edge = Edge {
                 pod: self.pod,
                 node: format!("edge{number}").parse().context("a node's name")?,
                 tls: Arc::new(own),
                 pool: pool.clone(),
-                ground: Ground { table, metrics, drain: drain.clone() },
+                ground: LinkContext { table, metrics, drain: drain.clone() },
                 counts: counts.clone(),
             };
             let begin = BETWEEN * u32::try_from(number - self.first)?;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tunnel::edge::Edge;
 
 use crate::support::line::Line;
-use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, start_edge};
 use crate::support::{beside, clients, pods, soon, targets, wait_until};
 
 /// Ways to a target.
@@ -30,7 +30,7 @@ impl Way<'_> {
 }
 
 /// Two pods, of which the second has the node: the way through it, and the way through the other one.
-async fn two(place: &Place) -> (Vec<TestPod>, Edge) {
+async fn two(place: &TestDir) -> (Vec<TestPod>, Edge) {
     let pods = pods::start(place, 2);
     let edge = edge(place, &pods[1], "node1").await;
     (pods, edge)
@@ -71,7 +71,7 @@ async fn answers(way: &Way<'_>, bytes: usize) -> (usize, usize) {
 
 #[tokio::test]
 async fn the_answer_of_a_target_that_closes_with_an_upload_unread_comes_whole() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (pods, edge) = two(&place).await;
     let ways =
         [("direct", Way::Direct), ("one pod", Way::Through(&pods[1])), ("two pods", Way::Through(&pods[0]))];
@@ -107,7 +107,7 @@ async fn counter() -> (SocketAddr, mpsc::Receiver<usize>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_target() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (pods, edge) = two(&place).await;
     let ways =
         [("direct", Way::Direct), ("one pod", Way::Through(&pods[1])), ("two pods", Way::Through(&pods[0]))];
@@ -161,7 +161,7 @@ async fn survives_a_cut(client: &TestPod, holder: &TestPod, line: &Line, edge: &
         .await;
         line.reset();
         wait_until("there is a new link", || {
-            holder.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+            holder.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
         })
         .await;
         let mut got = Vec::new();
@@ -173,7 +173,7 @@ async fn survives_a_cut(client: &TestPod, holder: &TestPod, line: &Line, edge: &
 
 #[tokio::test]
 async fn an_answer_survives_the_cut_of_the_line_that_it_was_said_on() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let line = Line::to(pods[1].pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
@@ -202,7 +202,7 @@ async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
 
 #[tokio::test]
 async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there_is_one() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let line = Line::to(pods[1].pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
@@ -224,7 +224,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
             line.reset();
             line.lead_to(pods[1].pod.grpc);
             wait_until("there is a new link", || {
-                pods[1].link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+                pods[1].link("node1").is_some_and(|link| link.sender.id != old.sender.id)
             })
             .await;
             let begun = Instant::now();
@@ -240,7 +240,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
 
 #[tokio::test]
 async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_there_is_one() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let line = Line::to(pods[1].pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));

@@ -3,12 +3,12 @@
 use tokio::io::AsyncWriteExt;
 
 use crate::support::clients::{answer, ask, echoed, get};
-use crate::support::programs::{Place, TestPod, at, edge, edge_with, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_with, start_edge};
 use crate::support::{targets, wait_until};
 
 #[tokio::test]
 async fn a_pods_pages_show_its_nodes_and_its_sessions() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     assert_eq!(get(pod.pod.log, "/cloud/healthz").await.body, "[]\n");
     let _edge = edge(&place, &pod, "node1").await;
@@ -42,7 +42,7 @@ async fn a_pods_pages_show_its_nodes_and_its_sessions() {
 
 #[tokio::test]
 async fn an_edges_pages_tell_whether_it_is_linked() {
-    let place = Place::new();
+    let place = TestDir::new();
     let nothing = targets::nothing().await;
     let lost = start_edge(&place.edge("node1", nothing, ""));
     let log = lost.log.unwrap();
@@ -61,7 +61,7 @@ async fn an_edges_pages_tell_whether_it_is_linked() {
 
 #[tokio::test]
 async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = edge_with(&place, &pod, "node1", "metrics_listen = \"127.0.0.1:0\"").await;
     let refused = pod.ask(&at("node1", edge.log.unwrap())).await;
@@ -79,7 +79,7 @@ async fn an_edges_own_port_is_no_target_and_the_one_for_metrics_may_be() {
 
 #[tokio::test]
 async fn the_log_level_is_set_where_there_is_one() {
-    let pod = TestPod::start(&Place::new());
+    let pod = TestPod::start(&TestDir::new());
     let put = "PUT /debug/flags/v HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\n4";
     let answer = ask(pod.pod.log, put).await;
     assert_eq!(answer.status, 400, "this pod was started without a level: {answer:?}");

@@ -9,12 +9,12 @@ use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
 
 use crate::support::clients::{echoed, head};
-use crate::support::programs::{NAME, Place, TOKEN, TestPod, at};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, at};
 use crate::support::{beside, soon, targets};
 
 #[tokio::test]
 async fn superedges_spelling_starts_a_pod_and_an_edge() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let dir = place.path().display();
     let cloud = format!(
         r#"
@@ -74,7 +74,7 @@ key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
 
 #[tokio::test]
 async fn an_edge_dials_through_the_proxy_of_its_environment() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let grpc = pod.pod.grpc;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -104,7 +104,7 @@ async fn an_edge_dials_through_the_proxy_of_its_environment() {
 
 #[tokio::test]
 async fn a_port_that_was_asked_for_and_cannot_be_had_starts_nothing() {
-    let place = Place::new();
+    let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = taken.local_addr().unwrap();
     let text = place.cloud("").replace(
@@ -124,7 +124,7 @@ async fn a_port_that_was_asked_for_and_cannot_be_had_starts_nothing() {
 
 #[tokio::test]
 async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.file("mine", &format!("{TOKEN}\n"));
     let banner = targets::serve_at("[::1]:0", |mut socket| async move {
         let _ = socket.write_all(b"over IPv6").await;

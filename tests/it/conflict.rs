@@ -7,14 +7,14 @@ use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Conflict, Frame};
-use tunnel::tunnel::hello::Caller;
-use tunnel::tunnel::{Found, Peer};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Conflict, Frame, FrameKind};
+use tunnel::protocol::wire::hello::Caller;
+use tunnel::protocol::{Found, Peer};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get};
-use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
 use crate::support::{beside, hurry, peer, pods, soon, targets, wait_until};
 
 /// Waits until an edge's page of readiness has that status, and says that.
@@ -44,7 +44,7 @@ fn instance(number: u128) -> Option<Instance> {
 
 #[tokio::test]
 async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_four_say_so() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 2);
     let older = edge(&place, &pods[0], "node1").await;
     let keeps = pods[0].has("node1").await;
@@ -55,7 +55,7 @@ async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_
     wait_until("both pods count it", || conflicts(&pods[0]) > 0 && conflicts(&pods[1]) > 0).await;
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     wait_until("the younger link is gone", || pods[1].link("node1").is_none()).await;
-    assert_eq!(pods[0].link("node1").unwrap().outbox.id, keeps.outbox.id);
+    assert_eq!(pods[0].link("node1").unwrap().sender.id, keeps.sender.id);
     for pod in &pods {
         echoed(&mut pod.open(&at("node1", echo)).await, "the older one's").await;
     }
@@ -65,7 +65,7 @@ async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_
 
 #[tokio::test]
 async fn at_one_pod_both_edges_are_told_too() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let older = edge(&place, &pod, "node1").await;
     let younger = start_edge(&place.edge("node1", pod.pod.grpc, ""));
@@ -76,7 +76,7 @@ async fn at_one_pod_both_edges_are_told_too() {
 
 #[tokio::test]
 async fn an_older_link_that_does_not_answer_gives_way_at_another_pod_too() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let mut frozen = peer::link(&place, &pods[0], "node1", instance(1)).await;
     hurry();
@@ -90,13 +90,13 @@ async fn an_older_link_that_does_not_answer_gives_way_at_another_pod_too() {
 
 #[tokio::test]
 async fn the_same_process_at_two_pods_is_no_conflict() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let mut first = peer::link(&place, &pods[0], "node1", instance(1)).await;
     let mut second = peer::link(&place, &pods[1], "node1", instance(1)).await;
     let was_asked = first.next().await.unwrap();
     assert_eq!(was_asked.r#type, "heartbeat", "the other pod has told of it");
-    first.send(tunnel::tunnel::codec::StreamMsg { r#type: "pong".into(), ..was_asked }).await;
+    first.send(tunnel::protocol::wire::codec::StreamMsg { r#type: "pong".into(), ..was_asked }).await;
     let (first, second) =
         (beside(async move { first.ends().await }), beside(async move { second.ends().await }));
     let mut other = scripted(&place, &pods[0], 7, false).await;
@@ -107,33 +107,33 @@ async fn the_same_process_at_two_pods_is_no_conflict() {
 }
 
 /// Another pod that is the test, linked to that one: of version 1, if it is old.
-async fn scripted(place: &Place, pod: &TestPod, number: u128, old: bool) -> Call {
+async fn scripted(place: &TestDir, pod: &TestPod, number: u128, old: bool) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
     let headers = if old { peer::old(headers) } else { headers };
     peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap()
 }
 
-fn found(instance: u128, age: Option<Duration>) -> Body {
+fn found(instance: u128, age: Option<Duration>) -> FrameKind {
     let instance = Some(Instance::from_bits(instance));
-    Body::Found(Found { question: 0, here: true, heard: Duration::ZERO, instance, age })
+    FrameKind::Found(Found { question: 0, here: true, heard: Duration::ZERO, instance, age })
 }
 
-fn conflict(instance: u128) -> Body {
+fn conflict(instance: u128) -> FrameKind {
     let instance = Some(Instance::from_bits(instance));
-    Body::Conflict(Conflict { instance, reason: "the other one is alive".into() })
+    FrameKind::Conflict(Conflict { instance, reason: "the other one is alive".into() })
 }
 
 /// Says it of the node, and waits until the pod has heard it: the answer to a question comes after.
-async fn tells(call: &mut Call, body: Body) {
-    for body in [body, Body::Find(5)] {
+async fn tells(call: &mut Call, body: FrameKind) {
+    for body in [body, FrameKind::Find(5)] {
         call.send(to_message(Frame { node: call.node.clone(), body })).await;
     }
-    while !matches!(hears(call).await, Body::Found(Found { question: 5, .. })) {}
+    while !matches!(hears(call).await, FrameKind::Found(Found { question: 5, .. })) {}
 }
 
 /// What the pod says next, of anything.
-async fn hears(call: &mut Call) -> Body {
+async fn hears(call: &mut Call) -> FrameKind {
     let message = soon("a word", call.next()).await.expect("the stream goes on");
     from_message(message, &Peer::Pod).unwrap().body
 }
@@ -141,7 +141,7 @@ async fn hears(call: &mut Call) -> Body {
 /// The pod says that its own node keeps the name.
 async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
     loop {
-        if let Body::Conflict(Conflict { instance, reason }) = hears(call).await {
+        if let FrameKind::Conflict(Conflict { instance, reason }) = hears(call).await {
             assert_eq!(instance, Some(Instance::from_bits(keeps)));
             return assert!(reason.contains("node node1 is linked from 127.0.0.1:"), "{reason}");
         }
@@ -150,7 +150,7 @@ async fn is_told_of_a_conflict(call: &mut Call, keeps: u128) {
 
 /// An edge that answers its pings, until its link ends: then, with which status.
 async fn living(
-    place: &Place,
+    place: &TestDir,
     pod: &TestPod,
     number: u128,
 ) -> tokio::task::JoinHandle<Option<tonic::Status>> {
@@ -160,7 +160,7 @@ async fn living(
 
 #[tokio::test]
 async fn ages_decide_as_each_pod_has_measured_them() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     // Alone in its list: the other pod is the test, which links to it.
     let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
@@ -181,7 +181,7 @@ async fn ages_decide_as_each_pod_has_measured_them() {
 
 #[tokio::test]
 async fn of_two_pods_that_both_hold_theirs_for_the_older_one_gives_way() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
     let link = living(&place, &pod, 5).await;
@@ -190,14 +190,14 @@ async fn of_two_pods_that_both_hold_theirs_for_the_older_one_gives_way() {
         tells(&mut other, found(theirs, Some(Duration::from_millis(1)))).await;
         is_told_of_a_conflict(&mut other, 5).await;
         tells(&mut other, conflict(theirs)).await;
-        assert_eq!(pod.link("node1").is_some_and(|link| !link.outbox.is_closed()), stays, "{theirs}");
+        assert_eq!(pod.link("node1").is_some_and(|link| !link.sender.is_closed()), stays, "{theirs}");
     }
     assert_eq!(soon("the end of the link", link).await.unwrap().unwrap().code(), Grpc::AlreadyExists);
 }
 
 #[tokio::test]
 async fn with_a_pod_of_version_1_both_links_stay_and_this_side_says_so() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     let pod = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&all[..1])));
     let link = living(&place, &pod, 5).await;

@@ -4,12 +4,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::support::clients::{self, ESTABLISHED, echoed, head, is_reset, rest};
-use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all};
 use crate::support::{soon, targets};
 
 #[tokio::test]
 async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -25,7 +25,7 @@ async fn bytes_go_both_ways_and_nothing_is_left_of_the_session() {
 
 #[tokio::test]
 async fn a_nodes_name_counts_in_any_case() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "Node1").await;
     echoed(&mut pod.open(&at("nODE1", echo)).await, "hello").await;
@@ -33,7 +33,7 @@ async fn a_nodes_name_counts_in_any_case() {
 
 #[tokio::test]
 async fn requests_of_every_kind_of_client_are_understood() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let target = at("node1", echo);
@@ -54,7 +54,7 @@ async fn requests_of_every_kind_of_client_are_understood() {
 
 #[tokio::test]
 async fn bytes_that_come_behind_the_head_are_kept() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = TcpStream::connect(pod.connect).await.unwrap();
@@ -69,7 +69,7 @@ async fn bytes_that_come_behind_the_head_are_kept() {
 
 #[tokio::test]
 async fn a_client_may_end_its_direction_with_its_head() {
-    let (place, source) = (Place::new(), targets::source(100_000).await);
+    let (place, source) = (TestDir::new(), targets::source(100_000).await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = TcpStream::connect(pod.connect).await.unwrap();
@@ -82,7 +82,7 @@ async fn a_client_may_end_its_direction_with_its_head() {
 
 #[tokio::test]
 async fn the_clients_end_leaves_the_targets_answer_its_way() {
-    let (place, sink) = (Place::new(), targets::sink().await);
+    let (place, sink) = (TestDir::new(), targets::sink().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", sink)).await;
@@ -94,7 +94,7 @@ async fn the_clients_end_leaves_the_targets_answer_its_way() {
 
 #[tokio::test]
 async fn the_targets_end_leaves_the_clients_bytes_their_way() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (told, mut tells) = tokio::sync::mpsc::channel(1);
     // Ends its direction at once, and tells what it got in the other.
     let target = targets::serve(move |mut socket| {
@@ -119,7 +119,7 @@ async fn the_targets_end_leaves_the_clients_bytes_their_way() {
 
 #[tokio::test]
 async fn the_whole_answer_arrives_though_the_client_still_sends() {
-    let place = Place::new();
+    let place = TestDir::new();
     let answer = targets::pattern(200_000);
     // Reads one byte, answers, closes; what the client still sends is never read.
     let target = targets::serve(move |mut socket| {
@@ -148,7 +148,7 @@ async fn the_whole_answer_arrives_though_the_client_still_sends() {
 
 #[tokio::test]
 async fn a_target_that_speaks_first_is_heard_behind_the_head() {
-    let place = Place::new();
+    let place = TestDir::new();
     let target = targets::serve(|mut socket| async move {
         socket.write_all(b"SSH-2.0-banner\r\n").await.unwrap();
         let _ = socket.read_u8().await;
@@ -166,7 +166,7 @@ async fn a_target_that_speaks_first_is_heard_behind_the_head() {
 
 #[tokio::test]
 async fn a_client_that_breaks_off_breaks_its_target_off() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (told, mut tells) = tokio::sync::mpsc::channel(1);
     let target = targets::serve(move |mut socket| {
         let told = told.clone();
@@ -189,7 +189,7 @@ async fn a_client_that_breaks_off_breaks_its_target_off() {
 
 #[tokio::test]
 async fn a_target_that_breaks_off_breaks_its_client_off() {
-    let place = Place::new();
+    let place = TestDir::new();
     let target = targets::serve(|mut socket| async move {
         socket.read_u8().await.unwrap();
         clients::reset(socket);

@@ -12,7 +12,7 @@ use tunnel::edge::Edge;
 use tunnel::net::files;
 
 use crate::support::clients::{Answer, ESTABLISHED, answer, echoed, get, head, rest};
-use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
 use crate::support::{beside, soon, targets, wait_until, wait_within};
 
 /// A connection from one of this machine's many addresses.
@@ -62,7 +62,7 @@ async fn open_from(from: &str, pod: &TestPod, target: &str) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_from_one_address_keep_no_edge_out() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let begun = Instant::now();
     let _silent = silent(SILENT, OTHER, pod.pod.grpc).await;
@@ -82,7 +82,7 @@ async fn silent_connections_from_one_address_keep_no_edge_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn edges_behind_one_address_come_back_beside_silent_connections_from_there() {
-    let place = Place::new();
+    let place = TestDir::new();
     let alone = come_back(&place, 0).await;
     let beside = come_back(&place, SILENT).await;
     // Two busy cores need some slack.
@@ -90,7 +90,7 @@ async fn edges_behind_one_address_come_back_beside_silent_connections_from_there
 }
 
 /// How long it takes until many edges are linked that come at once from an address, beside so many silent connections.
-async fn come_back(place: &Place, others: usize) -> Duration {
+async fn come_back(place: &TestDir, others: usize) -> Duration {
     let pod = TestPod::start(place);
     let _silent = silent(others, "127.0.0.1", pod.pod.grpc).await;
     let begun = Instant::now();
@@ -104,7 +104,7 @@ async fn come_back(place: &Place, others: usize) -> Duration {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_from_one_address_keep_no_client_out() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut silent = silent(SILENT, OTHER, pod.connect).await;
@@ -116,7 +116,7 @@ async fn silent_connections_from_one_address_keep_no_client_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::with(&place, "allow_from = [\"127.0.0.1\"]");
     let _edge = edge(&place, &pod, "node1").await;
     // Nothing was asked yet.
@@ -136,7 +136,7 @@ async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
 
 #[tokio::test]
 async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let _silent = silent(200, "127.0.0.1", pod.pod.log).await;
     for _ in 0..10 {
@@ -146,7 +146,7 @@ async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
 
 #[tokio::test]
 async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let target = at("node1", echo);
@@ -168,7 +168,7 @@ async fn a_connect_with_a_body_is_refused_and_nothing_vanishes() {
 
 #[tokio::test]
 async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmax = 8");
     let _edge = edge(&place, &pod, "node1").await;
     let target = at("node1", echo);
@@ -186,7 +186,7 @@ async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
 
 #[tokio::test]
 async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let more = format!("proxy_protocol = [\"{OTHER}\"]\nallow_from = [\"203.0.113.0/24\", \"127.0.0.1\"]");
     let pod = TestPod::with(&place, &more);
     let _edge = edge(&place, &pod, "node1").await;
@@ -223,7 +223,7 @@ async fn a_balancers_word_for_where_clients_come_from_counts_and_nobody_elses() 
 
 #[tokio::test]
 async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
-    let place = Place::new();
+    let place = TestDir::new();
     let text = place.cloud("").replacen(
         "listen = \"127.0.0.1:0\"",
         &format!("listen = \"127.0.0.1:0\"\nproxy_protocol = [\"{OTHER}\"]"),

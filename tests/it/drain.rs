@@ -8,12 +8,12 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::names::{Instance, SessionId};
-use tunnel::tunnel::frame::{Code, Refusal, Word};
+use tunnel::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
 use crate::support::peer::ScriptedPod;
-use crate::support::programs::{Place, TestPod, at, edge, edge_with, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_with, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
@@ -22,7 +22,7 @@ async fn is_closed(at: SocketAddr) {
 
 #[tokio::test]
 async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -51,7 +51,7 @@ async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish
 
 #[tokio::test]
 async fn a_pods_deadline_cuts_what_still_runs() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"7s\"");
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -71,7 +71,7 @@ async fn rest_or_reset(client: &mut TcpStream) -> std::io::Result<usize> {
 
 #[tokio::test]
 async fn a_second_signal_ends_a_pod_at_once() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -89,7 +89,7 @@ async fn a_second_signal_ends_a_pod_at_once() {
 
 #[tokio::test]
 async fn a_pod_that_stops_takes_no_new_links() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -105,7 +105,7 @@ async fn a_pod_that_stops_takes_no_new_links() {
 
 #[tokio::test]
 async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -135,7 +135,7 @@ async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
 
 #[tokio::test]
 async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge_with(&place, &pod, "node1", "[mode.edge.session]\ndrain = \"0s\"").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -147,12 +147,12 @@ async fn an_edges_deadline_cuts_what_still_runs_and_the_client_hears_of_it() {
 
 #[tokio::test]
 async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::with(&place, "[mode.cloud.session]\ndrain = \"0s\"");
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {
-        let (id, Word::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
-        call.say(id, Word::Opened { limit: 10_000, epoch, instance: None }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
+        call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
         id
     };
     let (_client, id) = tokio::join!(pod.open("node1:22"), accepts);
@@ -160,7 +160,7 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let (stopped, word) = tokio::join!(pod.pod.stop(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
     let why = |reason: &str| Refusal::new(Code::Busy, reason);
-    assert_eq!(word, (id, Word::Broken { total: 0, refusal: why("the pod is stopping") }));
+    assert_eq!(word, (id, SessionFrame::Broken { total: 0, refusal: why("the pod is stopping") }));
     assert_eq!(metrics.sessions.ended("ssh", "busy"), 1, "it ends by itself, with that reason");
 
     let echo = targets::echo().await;
@@ -168,17 +168,18 @@ async fn sessions_that_are_cut_are_told_that_the_pod_or_the_edge_is_stopping() {
     let edge = start_edge(&place.edge("node1", cloud.at, "[mode.edge.session]\ndrain = \"0s\""));
     let mut call = cloud.call().await;
     call.answer(Some(Instance::random()));
-    let open = Word::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
+    let open =
+        SessionFrame::Open { target: echo.into(), limit: 9, epoch: 1, client: String::new(), opener: None };
     call.say(id, open).await;
-    assert!(matches!(call.word().await.1, Word::Opened { .. }));
+    assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
     let (stopped, word) = tokio::join!(edge.stop(pending()), call.word());
     assert_eq!(stopped, Drained::Cut(1));
-    assert_eq!(word, (id, Word::Broken { total: 0, refusal: why("the edge is stopping") }));
+    assert_eq!(word, (id, SessionFrame::Broken { total: 0, refusal: why("the edge is stopping") }));
 }
 
 #[tokio::test]
 async fn programs_without_work_stop_at_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let begun = Instant::now();
@@ -189,31 +190,36 @@ async fn programs_without_work_stop_at_once() {
 
 #[tokio::test]
 async fn an_edge_that_stops_delivers_what_its_targets_have_said_to_the_end() {
-    let (place, source) = (Place::new(), targets::source(50_000).await);
+    let (place, source) = (TestDir::new(), targets::source(50_000).await);
     let mut pod = ScriptedPod::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));
     let id = SessionId::random();
-    let open =
-        Word::Open { target: source.into(), limit: 10_000, epoch: 1, client: String::new(), opener: None };
+    let open = SessionFrame::Open {
+        target: source.into(),
+        limit: 10_000,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
     call.say(id, open).await;
-    assert!(matches!(call.word().await.1, Word::Opened { .. }));
-    call.say(id, Word::Finish { total: 1 }).await;
+    assert!(matches!(call.word().await.1, SessionFrame::Opened { .. }));
+    call.say(id, SessionFrame::Finish { total: 1 }).await;
     let stopped = slow_reader(&mut call, id, async |_| beside(edge.stop(pending()))).await;
-    call.say(id, Word::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }).await;
+    call.say(id, SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "") }).await;
     assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
 }
 
 #[tokio::test]
 async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut call = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let accepts = async {
-        let (id, Word::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
-        call.say(id, Word::Opened { limit: 10_000, epoch, instance: None }).await;
-        call.say(id, Word::Finish { total: 1 }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = call.word().await else { panic!("an Open first") };
+        call.say(id, SessionFrame::Opened { limit: 10_000, epoch, instance: None }).await;
+        call.say(id, SessionFrame::Finish { total: 1 }).await;
         id
     };
     let (mut client, id) = tokio::join!(pod.open("node1:22"), accepts);
@@ -229,18 +235,18 @@ async fn a_pod_that_stops_delivers_what_its_clients_have_said_to_the_end() {
 async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce(()) -> T) -> T {
     let mut got = Vec::new();
     while got.len() < 10_000 {
-        if let Word::Data(bytes) = call.word().await.1 {
+        if let SessionFrame::Data(bytes) = call.word().await.1 {
             got.extend_from_slice(&bytes);
         }
     }
     let stopped = stop(()).await;
     // Longer than a stop without work takes; nothing that could be waited for happens meanwhile.
     tokio::time::sleep(std::time::Duration::from_millis(500)).await;
-    call.say(id, Word::Credit { received: 10_000, limit: 100_000 }).await;
+    call.say(id, SessionFrame::Credit { received: 10_000, limit: 100_000 }).await;
     loop {
         match call.word().await.1 {
-            Word::Data(bytes) => got.extend_from_slice(&bytes),
-            Word::Finish { total } => {
+            SessionFrame::Data(bytes) => got.extend_from_slice(&bytes),
+            SessionFrame::Finish { total } => {
                 assert_eq!(total, 50_001);
                 break;
             }
@@ -248,6 +254,6 @@ async fn slow_reader<T>(call: &mut Call, id: SessionId, stop: impl AsyncFnOnce((
         }
     }
     assert!(got == targets::pattern(50_000));
-    call.say(id, Word::Credit { received: 50_001, limit: 100_000 }).await;
+    call.say(id, SessionFrame::Credit { received: 50_001, limit: 100_000 }).await;
     stopped
 }

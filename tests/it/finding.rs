@@ -5,15 +5,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tunnel::edge::Edge;
 use tunnel::names::{Instance, SessionId};
-use tunnel::tunnel::frame::Word;
-use tunnel::tunnel::{Code, Refusal, Session};
+use tunnel::protocol::wire::frame::SessionFrame;
+use tunnel::protocol::{Code, Refusal, Session};
 
 use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset};
 use crate::support::line::Line;
 use crate::support::peer::ScriptedPod;
 use crate::support::pods::{self, Dns, Says};
-use crate::support::programs::{Place, TestPod, at, edge, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
 use crate::support::sessions;
 use crate::support::sibling::{announces, asked, open_word, opens, say_to, says, scripted_pod};
 use crate::support::{peer, targets, wait_until};
@@ -22,11 +22,11 @@ use crate::support::{peer, targets, wait_until};
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
 
 /// The config of the pod at an address, which lets edges reach every node.
-fn open_config(place: &Place, at: std::net::SocketAddr, registry: &str) -> String {
+fn open_config(place: &TestDir, at: std::net::SocketAddr, registry: &str) -> String {
     format!("{}\n{ALLOW}", pods::config(place, at, registry))
 }
 
-fn start(place: &Place) -> TestPod {
+fn start(place: &TestDir) -> TestPod {
     let at = pods::addresses(1)[0];
     TestPod::from_text(&open_config(place, at, &pods::siblings(&[at])))
 }
@@ -34,8 +34,8 @@ fn start(place: &Place) -> TestPod {
 /// Refuses the next session that is asked for: the node is not here.
 async fn refuses(pod: &mut Call) {
     let (id, word) = pod.word().await;
-    let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
-    pod.say(id, Word::Refused { epoch, refusal: Refusal::new(Code::NotHere, "it has gone") }).await;
+    let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
+    pod.say(id, SessionFrame::Refused { epoch, refusal: Refusal::new(Code::NotHere, "it has gone") }).await;
 }
 
 /// Says of the node, for as long as the link lives, that it is not here.
@@ -53,7 +53,7 @@ async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
 
 #[tokio::test]
 async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = start(&place);
     let (mut wrong, mut right) = (scripted_pod(&place, &pod, 7).await, scripted_pod(&place, &pod, 8).await);
     announces(&mut wrong, 1).await;
@@ -66,14 +66,14 @@ async fn what_edges_open_finds_a_node_that_has_moved_without_a_word() {
     says(&right, question, true, Duration::ZERO).await;
     opens(&mut right).await;
     let (answered, word) = one.word().await;
-    assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true), "{word:?}");
+    assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true), "{word:?}");
     // What this search has learned, all know.
     let (_client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut right));
 }
 
 #[tokio::test]
 async fn what_an_edge_opened_leaves_a_silent_pod_once_its_node_is_at_another() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     // The first pod reaches the second over a line of its own.
     let between_pods = Line::to(all[1]).await;
@@ -98,7 +98,7 @@ async fn what_an_edge_opened_leaves_a_silent_pod_once_its_node_is_at_another() {
 
 #[tokio::test]
 async fn a_pod_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = start(&place);
     let (mut silent, mut right) = (scripted_pod(&place, &pod, 7).await, scripted_pod(&place, &pod, 8).await);
     announces(&mut silent, 1).await;
@@ -107,24 +107,24 @@ async fn a_pod_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
     say_to(&one, "node1", id, open_word(1)).await;
     let begun = Instant::now();
     let (_, word) = silent.word().await;
-    assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
     let question = asked(&mut right).await;
     says(&right, question, true, Duration::ZERO).await;
     // Only who has opened a session moves it.
     let (_, word) = one.word().await;
-    assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     say_to(&one, "node1", id, open_word(2)).await;
     let (_, word) = silent.word().await;
-    assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
     opens(&mut right).await;
     let (_, word) = one.word().await;
-    assert!(matches!(word, Word::Opened { epoch: 2, .. }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Opened { epoch: 2, .. }), "{word:?}");
 }
 
 #[tokio::test]
 async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = start(&place);
     let mut gone = scripted_pod(&place, &pod, 7).await;
     announces(&mut gone, 1).await;
@@ -143,7 +143,7 @@ async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_
 
 #[tokio::test]
 async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_reads_why() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = start(&place);
     let mut gone = scripted_pod(&place, &pod, 7).await;
     announces(&mut gone, 1).await;
@@ -167,7 +167,7 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
 
 #[tokio::test]
 async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(Says::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
@@ -186,7 +186,7 @@ async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
 
 #[tokio::test]
 async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
-    let place = Place::new();
+    let place = TestDir::new();
     let dns = Dns::start(Says::Nothing).await;
     let at = pods::addresses(1)[0];
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
@@ -204,7 +204,7 @@ async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
 
 #[tokio::test]
 async fn a_node_is_found_by_its_name_in_the_zone_and_rules_know_it_by_its_own() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_pod = pods::addresses(1)[0];
     let lines = "zone = \"nodes.test\"\n[[mode.cloud.ssh.rules]]\nnodes = [\"node1\"]\n";
     let pod = TestPod::from_text(&pods::config(&place, at_pod, lines));
@@ -217,9 +217,9 @@ async fn a_node_is_found_by_its_name_in_the_zone_and_rules_know_it_by_its_own() 
 
 #[tokio::test]
 async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_pod_and_not_again_for_a_minute() {
-    let place = Place::new();
+    let place = TestDir::new();
     // A pod of another authority.
-    let stranger = Place::new();
+    let stranger = TestDir::new();
     let mut other = ScriptedPod::start(&stranger).await;
     let dns = Dns::start(Says::At([127, 0, 0, 1].into())).await;
     let at_pod = std::net::SocketAddr::from(([127, 0, 0, 2], other.at.port()));
@@ -236,7 +236,7 @@ async fn nothing_is_said_to_what_dns_names_before_it_has_shown_that_it_is_a_pod_
 
 #[tokio::test]
 async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once_it_comes() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let dns = Dns::start(Says::NoSuchName).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
@@ -253,7 +253,7 @@ async fn many_clients_of_a_node_that_is_nowhere_ask_dns_once_and_are_served_once
 
 #[tokio::test]
 async fn pods_of_different_authorities_say_so_when_they_are_asked_whether_they_are_ready() {
-    let (one, two) = (Place::new(), Place::new());
+    let (one, two) = (TestDir::new(), TestDir::new());
     let all = pods::addresses(2);
     let first = TestPod::from_text(&pods::config(&one, all[0], &pods::siblings(&all)));
     let second = TestPod::from_text(&pods::config(&two, all[1], &pods::siblings(&all)));
@@ -275,7 +275,7 @@ async fn pods_of_different_authorities_say_so_when_they_are_asked_whether_they_a
 
 #[tokio::test]
 async fn a_pod_that_is_known_by_its_address_and_by_its_link_is_counted_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     // Both ways between them are up: each has linked to the other.
     let _edges = (edge(&place, &pods[0], "node1").await, edge(&place, &pods[1], "node2").await);

@@ -11,13 +11,13 @@ use tunnel::edge::Edge;
 use tunnel::net::backoff::Backoff;
 
 use crate::support::clients::{echoed, open};
-use crate::support::programs::{Place, TestPod, at, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, start_edge};
 use crate::support::{targets, wait_until, wait_within};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn edges_that_lost_their_pod_come_back_and_none_dials_oftener_than_its_backoff() {
     let begun = Instant::now();
-    let (place, echo, port) = (Place::new(), targets::echo().await, port());
+    let (place, echo, port) = (TestDir::new(), targets::echo().await, port());
     let pod = pod(&place, port);
     let edges: Vec<Edge> = (0..EDGES).map(|n| start_edge(&place.edge(&node(n), port, ""))).collect();
     wait_until("all are linked", || pod.pod.registry.nodes().len() == EDGES).await;
@@ -58,7 +58,7 @@ fn node(number: usize) -> String {
 }
 
 /// A pod whose edges find it again after a restart.
-fn pod(place: &Place, grpc: SocketAddr) -> TestPod {
+fn pod(place: &TestDir, grpc: SocketAddr) -> TestPod {
     let text = place.cloud("").replacen("127.0.0.1:0", &grpc.to_string(), 1);
     let (settings, _) = Cloud::read(&text, &Environment::default()).unwrap();
     TestPod::from(Pod::start(settings, None).unwrap())

@@ -6,28 +6,28 @@ use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tunnel::names::{Instance, SessionId};
-use tunnel::tunnel::Code;
-use tunnel::tunnel::codec::{StreamMsg, encode};
-use tunnel::tunnel::extension::to_message;
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::Code;
+use tunnel::protocol::wire::codec::{StreamMsg, encode};
+use tunnel::protocol::wire::extension::to_message;
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 
 use crate::support::call::{Call, message};
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
-use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all, start_edge, target};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, start_edge, target};
 use crate::support::raw::{DATA, Raw};
 use crate::support::{beside, hurry, peer, raw, soon, targets, wait_until, wait_within};
 
 /// A hostile edge `bad` and an honest one `node1`.
-async fn both(place: &Place, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
+async fn both(place: &TestDir, pod: &TestPod) -> (Call, tunnel::edge::Edge) {
     (peer::link(place, pod, "bad", Some(Instance::random())).await, edge(place, pod, "node1").await)
 }
 
 /// Opens a session to a scripted edge, which accepts it.
 async fn accepted(pod: &TestPod, edge: &mut Call) -> (TcpStream, SessionId) {
     let accept = async {
-        let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-        edge.say(id, Word::Opened { limit: 1000, epoch, instance: None }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+        edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: None }).await;
         id
     };
     tokio::join!(pod.open("bad:22"), accept)
@@ -35,11 +35,11 @@ async fn accepted(pod: &TestPod, edge: &mut Call) -> (TcpStream, SessionId) {
 
 #[tokio::test]
 async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let (mut bad, _edge) = both(&place, &pod).await;
     for _ in 0..5000 {
-        bad.say(SessionId::random(), Word::Data("x".into())).await;
+        bad.say(SessionId::random(), SessionFrame::Data("x".into())).await;
     }
     let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
     wait_until("all are counted", || unknown() == 5000).await;
@@ -49,11 +49,11 @@ async fn a_flood_about_unknown_sessions_is_counted_and_dropped() {
 
 #[tokio::test]
 async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_gives_no_window_back() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
     for _ in 0..50 {
-        let word = || message(&bad.node, SessionId::random(), Word::Data("x".into()));
+        let word = || message(&bad.node, SessionId::random(), SessionFrame::Data("x".into()));
         assert!(bad.say((0..400).map(|_| word())).await);
     }
     let unknown = || pod.pod.metrics.frames_dropped.counted("unknown_session");
@@ -66,10 +66,10 @@ async fn so_is_one_that_comes_packed_in_few_frames_of_http_from_a_peer_that_give
 
 #[tokio::test]
 async fn what_is_not_known_or_not_allowed_is_dropped_and_the_link_goes_on() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
-    let word = bad.message(SessionId::random(), Word::Finish { total: 1 });
+    let word = bad.message(SessionId::random(), SessionFrame::Finish { total: 1 });
     let dropped = |cause| pod.pod.metrics.frames_dropped.counted(cause);
     for (message, cause) in [
         (StreamMsg { r#type: "no such type".into(), ..word.clone() }, "unknown_type"),
@@ -98,24 +98,24 @@ async fn so_are_those_to_the_cloud_itself_of_which_each_is_a_session_until_it_is
 
 /// The edge bad opens sessions to a node without end; at most so many answers wait for it.
 async fn flooded(node: &str, most: usize) {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"1MiB\"");
     let (mut bad, _edge) = both(&place, &pod).await;
     let target = "node1:22".parse().unwrap();
-    let open = Word::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
+    let open = SessionFrame::Open { target, limit: 1, epoch: 1, client: String::new(), opener: None };
     // It does not read the answers meanwhile.
     for _ in 0..20_000 {
         let message = bad.message(SessionId::random(), open.clone());
         bad.send(StreamMsg { node: node.into(), ..message }).await;
     }
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
-    let waiting = pod.link("bad").unwrap().outbox.waiting();
+    let waiting = pod.link("bad").unwrap().sender.waiting();
     assert!((500..=most).contains(&waiting), "{waiting}");
     let left = || (pod.pod.table.len(), pod.pod.table.passing());
     wait_until("only ours is left", || left().0 <= 1 && left().1 == (0, 0)).await;
     let (_, answer) = bad.word().await;
     assert!(
-        matches!(&answer, Word::Refused { refusal, .. } if refusal.code == Code::NotAllowed),
+        matches!(&answer, SessionFrame::Refused { refusal, .. } if refusal.code == Code::NotAllowed),
         "{answer:?}"
     );
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
@@ -125,10 +125,10 @@ async fn flooded(node: &str, most: usize) {
 
 #[tokio::test]
 async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let (bad, _edge) = both(&place, &pod).await;
-    let open = Word::Open {
+    let open = SessionFrame::Open {
         target: "node1:22".parse().unwrap(),
         limit: 1,
         epoch: 1,
@@ -139,17 +139,17 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
     for _ in 0..20_000 {
         bad.say(SessionId::random(), open.clone()).await;
     }
-    wait_until("it is behind", || pod.link("bad").unwrap().outbox.waiting() > 500).await;
+    wait_until("it is behind", || pod.link("bad").unwrap().sender.waiting() > 500).await;
     hurry();
     let speaking = beside(async move {
         loop {
-            bad.say(SessionId::random(), Word::Finish { total: 1 }).await;
+            bad.say(SessionId::random(), SessionFrame::Finish { total: 1 }).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     });
     let answer = pod.ask("bad:22").await;
     assert_eq!(answer.status, 504, "{answer:?}");
-    let link = pod.link("bad").unwrap().outbox;
+    let link = pod.link("bad").unwrap().sender;
     tokio::time::timeout(Duration::from_secs(90), link.closed()).await.expect("its link is closed");
     wait_until("it is counted", || pod.pod.metrics.links_ended.counted("unread") == 1).await;
     pod.forgets_all().await;
@@ -159,13 +159,13 @@ async fn an_edge_that_speaks_and_never_reads_loses_its_link_and_keeps_no_session
 
 #[tokio::test]
 async fn an_edge_that_says_unasked_that_it_has_moved_keeps_its_place_and_one_link() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let instance = Some(Instance::random());
     let mut links = Vec::new();
     for _ in 0..20 {
         let mut bad = peer::link(&place, &pod, "bad", instance).await;
-        for body in [Body::Drain, Body::Ping(Some(9))] {
+        for body in [FrameKind::Drain, FrameKind::Ping(Some(9))] {
             bad.send(to_message(Frame { node: bad.node.clone(), body })).await;
         }
         // The answer comes when both were heard.
@@ -179,20 +179,21 @@ async fn an_edge_that_says_unasked_that_it_has_moved_keeps_its_place_and_one_lin
 
 #[tokio::test]
 async fn an_edge_survives_a_pod_that_opens_without_end() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut bad = ScriptedPod::start(&place).await;
     let edge = start_edge(&place.edge("node1", bad.at, "[mode.edge.session]\nmemory = \"1MiB\""));
     let mut call = bad.call().await;
     call.answer(Some(Instance::random()));
-    let open = Word::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
+    let open =
+        SessionFrame::Open { target: echo.into(), limit: 1, epoch: 1, client: String::new(), opener: None };
     for _ in 0..500 {
         call.say(SessionId::random(), open.clone()).await;
     }
     let (mut opened, mut refused) = (0, 0);
     while opened + refused < 500 {
         match call.word().await.1 {
-            Word::Opened { .. } => opened += 1,
-            Word::Refused { refusal, .. } if refusal.code == Code::Busy => refused += 1,
+            SessionFrame::Opened { .. } => opened += 1,
+            SessionFrame::Refused { refusal, .. } if refusal.code == Code::Busy => refused += 1,
             other => panic!("{other:?}"),
         }
     }
@@ -203,20 +204,20 @@ async fn an_edge_survives_a_pod_that_opens_without_end() {
 
 #[tokio::test]
 async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut pod = ScriptedPod::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, "[mode.edge.session]\nmemory = \"1MiB\""));
     let mut call = pod.call().await;
     call.answer(Some(Instance::random()));
     let mut asked = async |client: &str| {
         let (target, client, id) = (echo.into(), client.into(), SessionId::random());
-        call.say(id, Word::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
+        call.say(id, SessionFrame::Open { target, limit: 1, epoch: 1, client, opener: None }).await;
         let mut cut = 0;
         loop {
             match call.word().await.1 {
-                Word::Opened { .. } => return (Ok(()), cut),
-                Word::Refused { refusal, .. } => return (Err(refusal), cut),
-                Word::Reset { refusal, .. } if refusal.code == Code::Busy => cut += 1,
+                SessionFrame::Opened { .. } => return (Ok(()), cut),
+                SessionFrame::Refused { refusal, .. } => return (Err(refusal), cut),
+                SessionFrame::Reset { refusal, .. } if refusal.code == Code::Busy => cut += 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -243,17 +244,17 @@ async fn a_client_that_fills_an_edge_with_idle_sessions_makes_room_for_others() 
 
 #[tokio::test]
 async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
     let (mut victim, id) = accepted(&pod, &mut bad).await;
     let (mut other, other_id) = accepted(&pod, &mut bad).await;
-    bad.say(id, Word::Data(vec![0; 1 << 20].into())).await;
+    bad.say(id, SessionFrame::Data(vec![0; 1 << 20].into())).await;
     let (about, reset) = bad.word().await;
-    let Word::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
+    let SessionFrame::Reset { refusal, .. } = reset else { panic!("{reset:?}") };
     assert_eq!((about, refusal.code), (id, Code::Violation), "{refusal:?}");
     is_reset(&mut victim).await;
-    bad.say(other_id, Word::Data("still here".into())).await;
+    bad.say(other_id, SessionFrame::Data("still here".into())).await;
     let mut text = [0; 10];
     soon("the neighbour's bytes", other.read_exact(&mut text)).await.unwrap();
     assert_eq!(&text, b"still here");
@@ -262,19 +263,20 @@ async fn data_past_the_limit_resets_the_session_and_leaves_the_link() {
 
 #[tokio::test]
 async fn wrong_offsets_reset_the_session() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut bad = peer::link(&place, &pod, "bad", Some(Instance::random())).await;
     for word in [
-        Word::Finish { total: 7 },
-        Word::Finish { total: u64::MAX },
-        Word::Credit { received: 7, limit: 7 },
-        Word::Credit { received: u64::MAX, limit: u64::MAX },
+        SessionFrame::Finish { total: 7 },
+        SessionFrame::Finish { total: u64::MAX },
+        SessionFrame::Credit { received: 7, limit: 7 },
+        SessionFrame::Credit { received: u64::MAX, limit: u64::MAX },
     ] {
         let (mut client, id) = accepted(&pod, &mut bad).await;
         bad.say(id, word.clone()).await;
         let (about, reset) = bad.word().await;
-        let violation = matches!(&reset, Word::Reset { refusal, .. } if refusal.code == Code::Violation);
+        let violation =
+            matches!(&reset, SessionFrame::Reset { refusal, .. } if refusal.code == Code::Violation);
         assert!(about == id && violation, "{word:?}: {reset:?}");
         is_reset(&mut client).await;
     }
@@ -283,10 +285,10 @@ async fn wrong_offsets_reset_the_session() {
 
 #[tokio::test]
 async fn a_message_that_is_too_long_ends_the_link_and_not_the_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let (mut bad, _edge) = both(&place, &pod).await;
-    bad.say(SessionId::random(), Word::Data(vec![0; 5 << 20].into())).await;
+    bad.say(SessionId::random(), SessionFrame::Data(vec![0; 5 << 20].into())).await;
     bad.ends().await;
     wait_until("the link's end is counted", || pod.pod.metrics.links_ended.counted("bad_stream") == 1).await;
     assert!(pod.link("bad").is_none());
@@ -295,7 +297,7 @@ async fn a_message_that_is_too_long_ends_the_link_and_not_the_pod() {
 
 #[tokio::test]
 async fn bytes_that_are_no_messages_end_the_link_and_not_the_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let word = StreamMsg { category: "\u{0}".repeat(100), ..StreamMsg::default() };
@@ -313,7 +315,7 @@ async fn bytes_that_are_no_messages_end_the_link_and_not_the_pod() {
 
 #[tokio::test]
 async fn garbage_before_and_after_tls_is_closed() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut before = TcpStream::connect(pod.pod.grpc).await.unwrap();
@@ -328,7 +330,7 @@ async fn garbage_before_and_after_tls_is_closed() {
 
 #[tokio::test]
 async fn a_thousand_connections_that_never_speak_do_no_harm() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge_one = edge(&place, &pod, "node1").await;
     hurry();
@@ -346,7 +348,7 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
 
 #[tokio::test]
 async fn a_call_that_never_comes_is_not_waited_for() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     hurry();
     let mut silent = peer::encrypted(&place, pod.pod.grpc).await;
@@ -357,7 +359,7 @@ async fn a_call_that_never_comes_is_not_waited_for() {
 
 #[tokio::test]
 async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut pod = ScriptedPod::start(&place).await;
     let port = echo.port();
     let allow = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{port}\"]");
@@ -384,7 +386,7 @@ async fn targets_that_lead_elsewhere_are_forbidden_however_they_are_written() {
 
 #[tokio::test]
 async fn the_default_policy_is_this_machine_and_nothing_else() {
-    let (place, echo) = (Place::new(), targets::serve_at("[::1]:0", targets::echo_one).await);
+    let (place, echo) = (TestDir::new(), targets::serve_at("[::1]:0", targets::echo_one).await);
     let mut pod = ScriptedPod::start(&place).await;
     let _edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
@@ -402,12 +404,12 @@ async fn open(call: &mut Call, text: &str) -> Option<Code> {
     let id = SessionId::random();
     call.say(
         id,
-        Word::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
+        SessionFrame::Open { target: target(text), limit: 1, epoch: 1, client: String::new(), opener: None },
     )
     .await;
     match call.word().await.1 {
-        Word::Opened { .. } => None,
-        Word::Refused { refusal, .. } => Some(refusal.code),
+        SessionFrame::Opened { .. } => None,
+        SessionFrame::Refused { refusal, .. } => Some(refusal.code),
         other => panic!("{other:?}"),
     }
 }

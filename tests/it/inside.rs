@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::net::Duplex as _;
-use tunnel::tunnel::{Code, Session};
+use tunnel::net::ByteStream as _;
+use tunnel::protocol::{Code, Session};
 
 use crate::support::line::Line;
 use crate::support::pods::{self, Separate};
-use crate::support::programs::{Place, TestPod, edge, edge_forgets_all, start_edge, target};
+use crate::support::programs::{TestDir, TestPod, edge, edge_forgets_all, start_edge, target};
 use crate::support::sessions::{asked, says};
 use crate::support::{beside, soon, targets, wait_until};
 
@@ -21,7 +21,7 @@ async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
 
 /// Waits for the session's end, and gives its cause.
 async fn ends(session: &mut Session) -> Code {
-    while soon("the end", std::future::poll_fn(|cx| session.poll_take(cx))).await.is_ok() {}
+    while soon("the end", std::future::poll_fn(|cx| session.poll_read_chunk(cx))).await.is_ok() {}
     session.account().ended.unwrap().code
 }
 
@@ -31,14 +31,14 @@ fn allow(entries: &str) -> String {
 }
 
 /// As many pods as there are addresses, each lets edges have it dial loopback.
-fn texts(place: &Place, all: &[SocketAddr]) -> Vec<String> {
+fn texts(place: &TestDir, all: &[SocketAddr]) -> Vec<String> {
     let text = |at: &SocketAddr| pods::config(place, *at, &pods::siblings(all));
     all.iter().map(|at| format!("{}\n{}", text(at), allow("\"127.0.0.0/8:*\""))).collect()
 }
 
 #[tokio::test]
 async fn a_pod_dials_nothing_for_edges_unless_it_is_told_to() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::with(&place, "[mode.cloud.allow]\nnodes = [\"*\"]\n");
     let asker = edge(&place, &pod, "asker").await;
     for to in [format!("127.0.0.1:{}", echo.port()), format!("localhost:{}", echo.port()), "asker:22".into()]
@@ -54,7 +54,7 @@ async fn a_pod_dials_nothing_for_edges_unless_it_is_told_to() {
 
 #[tokio::test]
 async fn an_edge_reaches_what_a_pod_may_dial_by_address_and_by_name_and_nothing_else() {
-    let (place, echo, other) = (Place::new(), targets::echo().await, targets::echo().await);
+    let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"own:*\"", echo.port(), other.port());
     let pod = TestPod::with(&place, &allow(&entry));
     let asker = edge(&place, &pod, "asker").await;
@@ -78,7 +78,7 @@ async fn an_edge_reaches_what_a_pod_may_dial_by_address_and_by_name_and_nothing_
 
 #[tokio::test]
 async fn what_a_pod_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_pods() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let pods: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
     let line = Line::to(pods[0].pod.grpc).await;
@@ -104,7 +104,7 @@ async fn what_a_pod_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_pod
 
 #[tokio::test]
 async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let texts = texts(&place, &all);
     let mut first = Separate::start(texts[0].clone()).await;
@@ -129,7 +129,7 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
 
 #[tokio::test]
 async fn what_a_lone_pod_dialled_ends_at_once_when_another_process_takes_its_place() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
     let mut first = Separate::start(text.clone()).await;
     let line = Line::to(first.pod.pod.grpc).await;
@@ -145,7 +145,7 @@ async fn what_a_lone_pod_dialled_ends_at_once_when_another_process_takes_its_pla
 
 #[tokio::test]
 async fn a_pod_that_stops_carries_on_what_it_dialled_for_an_edge_that_has_moved() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
     let (second, first) = (both.remove(1), both.remove(0));

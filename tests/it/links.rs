@@ -6,15 +6,15 @@ use tokio::time::{Instant, sleep};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
-use tunnel::tunnel::Peer;
-use tunnel::tunnel::extension::from_message;
-use tunnel::tunnel::frame::Body;
-use tunnel::tunnel::hello::Hello;
+use tunnel::protocol::Peer;
+use tunnel::protocol::wire::extension::from_message;
+use tunnel::protocol::wire::frame::FrameKind;
+use tunnel::protocol::wire::hello::Hello;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
 use crate::support::line::Line;
-use crate::support::programs::{NAME, Place, TOKEN, TestPod, at, edge, start_edge};
+use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, at, edge, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// What an edge that is not ready says of it.
@@ -51,7 +51,7 @@ const BETWEEN: Duration = Duration::from_millis(20);
 
 #[tokio::test]
 async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "wrong"));
     not_ready(&edge, "link: the cloud refused: invalid token (Unauthenticated): compare the token here")
@@ -62,7 +62,7 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
 
 #[tokio::test]
 async fn an_edge_believes_only_its_own_authority() {
-    let (place, other) = (Place::new(), tempfile::tempdir().unwrap());
+    let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let pod = TestPod::start(&place);
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
     let text = place.edge("node1", pod.pod.grpc, "");
@@ -73,7 +73,7 @@ async fn an_edge_believes_only_its_own_authority() {
 
 #[tokio::test]
 async fn an_edge_wants_the_name_that_it_was_told() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(NAME, "other.test"));
     not_ready(&edge, "TLS with the cloud as \"other.test\" failed").await;
@@ -82,7 +82,7 @@ async fn an_edge_wants_the_name_that_it_was_told() {
 
 #[tokio::test]
 async fn a_changed_token_file_counts_for_who_comes_next() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.file("token", "default:another");
     let pod = TestPod::start(&place);
     hurry();
@@ -96,7 +96,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     wait_refused(&place, &pod).await;
 }
 
-async fn wait_refused(place: &Place, pod: &TestPod) {
+async fn wait_refused(place: &TestDir, pod: &TestPod) {
     let refused = async {
         loop {
             match peer::try_link(place, pod.pod.grpc, "node2", Some(Instance::random())).await {
@@ -110,7 +110,7 @@ async fn wait_refused(place: &Place, pod: &TestPod) {
 
 #[tokio::test]
 async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
     let pod = TestPod::start(&place);
     let refused = peer::try_link(&place, pod.pod.grpc, "node1", None).await.err().unwrap();
@@ -123,15 +123,15 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
 
 #[tokio::test]
 async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_one() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let instance = Instance::random();
     let beside = || Hello::beside_request(&"node1".parse().unwrap(), TOKEN, instance);
-    let current = || pod.link("node1").unwrap().outbox;
+    let current = || pod.link("node1").unwrap().sender;
     let link = async || {
-        let before = pod.link("node1").map(|linked| linked.outbox.id);
+        let before = pod.link("node1").map(|linked| linked.sender.id);
         let call = peer::link_as_pod(&place, pod.pod.grpc, None, beside(), "node1").await.unwrap();
-        wait_until("the new link is the node's", || pod.link("node1").map(|l| l.outbox.id) != before).await;
+        wait_until("the new link is the node's", || pod.link("node1").map(|l| l.sender.id) != before).await;
         call
     };
     let mut first = peer::link(&place, &pod, "node1", Some(instance)).await;
@@ -153,7 +153,7 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
 
 #[tokio::test]
 async fn a_second_link_of_one_process_replaces_the_first_at_once() {
-    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let pod = TestPod::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let old = pod.has("node1").await;
@@ -161,13 +161,13 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     first.ends().await;
     wait_until("the old one's end is over", || pod.pod.metrics.links.get() == 1).await;
     let new = pod.link("node1").expect("the old one's end leaves the new one alone");
-    assert!(new.outbox.id != old.outbox.id && !new.outbox.is_closed());
+    assert!(new.sender.id != old.sender.id && !new.sender.is_closed());
     assert_eq!(pod.pod.metrics.nodes.get(), 1);
 }
 
 #[tokio::test]
 async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let old = pod.has("node1").await;
@@ -175,7 +175,7 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
         peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.err().unwrap();
     assert_eq!(refused.code(), Grpc::AlreadyExists);
     assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
-    assert_eq!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
+    assert_eq!(pod.link("node1").unwrap().sender.id, old.sender.id);
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
 
     let newcomer = start_edge(&place.edge("node1", pod.pod.grpc, ""));
@@ -185,7 +185,7 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
 
 #[tokio::test]
 async fn a_frozen_link_is_replaced_after_two_seconds() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let frozen = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let old = pod.has("node1").await;
@@ -193,36 +193,36 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let begun = Instant::now();
     let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 2);
-    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+    wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
         .await;
-    assert!(old.outbox.is_closed());
+    assert!(old.sender.is_closed());
     drop(frozen);
 }
 
 #[tokio::test]
 async fn a_plain_link_gives_way_at_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut plain = peer::link(&place, &pod, "node1", None).await;
     let old = pod.has("node1").await;
     hurry();
     let begun = Instant::now();
     let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
-    wait_until("the old one is closed", || old.outbox.is_closed()).await;
+    wait_until("the old one is closed", || old.sender.is_closed()).await;
     assert!(begun.elapsed().as_secs() < 1);
     plain.ends().await;
-    assert_ne!(pod.link("node1").unwrap().outbox.id, old.outbox.id);
+    assert_ne!(pod.link("node1").unwrap().sender.id, old.sender.id);
 }
 
 #[tokio::test]
 async fn a_silent_link_is_pinged_and_given_up() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     hurry();
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     let begun = Instant::now();
     let ping = silent.next().await.unwrap();
-    let Body::Ping(number) = from_message(ping, &Peer::Cloud(silent.node.clone())).unwrap().body else {
+    let FrameKind::Ping(number) = from_message(ping, &Peer::Cloud(silent.node.clone())).unwrap().body else {
         panic!("a ping")
     };
     assert!(number.is_some() && begun.elapsed().as_secs() == 5, "{:?}", begun.elapsed());
@@ -234,7 +234,7 @@ async fn a_silent_link_is_pinged_and_given_up() {
 
 #[tokio::test]
 async fn a_link_that_answers_its_pings_stays() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     hurry();
     let mut idle = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
@@ -242,19 +242,19 @@ async fn a_link_that_answers_its_pings_stays() {
     let begun = Instant::now();
     beside(async move { idle.ends().await });
     wait_within(4 * crate::support::PATIENCE, "a minute is over", || begun.elapsed().as_secs() >= 16).await;
-    assert_eq!(pod.link("node1").unwrap().outbox.id, link.outbox.id);
+    assert_eq!(pod.link("node1").unwrap().sender.id, link.sender.id);
 }
 
 #[tokio::test]
 async fn an_edge_whose_line_is_cut_is_back_at_once() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let old = pod.has("node1").await;
     is_ready(&edge).await;
     line.reset();
-    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.outbox.id != old.outbox.id))
+    wait_until("there is a new link", || pod.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
         .await;
     echoed(&mut open(pod.connect, &at("node1", echo)).await, "hello").await;
     is_ready(&edge).await;

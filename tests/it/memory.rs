@@ -5,11 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tunnel::tunnel::codec::StreamMsg;
+use tunnel::protocol::wire::codec::StreamMsg;
 
 use crate::support::call::plain;
 use crate::support::clients::stalled;
-use crate::support::programs::{Place, TestPod};
+use crate::support::programs::{TestDir, TestPod};
 use crate::support::raw::{DATA, Raw};
 use crate::support::{beside, soon, wait_until};
 
@@ -18,7 +18,7 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
     loop {
         let piece = soon("a message", edge.next()).await.unwrap();
         if piece.kind == DATA {
-            let mut reader = tunnel::tunnel::codec::Reader::default();
+            let mut reader = tunnel::protocol::wire::codec::Reader::default();
             reader.piece(piece.payload);
             let message = reader.message().unwrap().expect("a pod says each in one frame");
             if message.category != "stream" {
@@ -41,7 +41,7 @@ async fn accepted(pod: &TestPod, edge: &mut Raw, slow: bool) -> (TcpStream, Stri
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_nothing() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut bad = Raw::link(&place, &pod, "bad", None).await;
     let (_slow, slow) = accepted(&pod, &mut bad, true).await;
@@ -61,7 +61,7 @@ async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_no
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
     let mut bad = Raw::link(&place, &pod, "bad", None).await;
     let idle = accepted(&pod, &mut bad, false).await;

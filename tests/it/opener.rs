@@ -5,40 +5,40 @@ use std::net::SocketAddr;
 use tokio::io::AsyncReadExt;
 use tunnel::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::extension::to_message;
-use tunnel::tunnel::frame::{Body, Category, Frame, Word};
-use tunnel::tunnel::hello::{Caller, Hello};
-use tunnel::tunnel::{Code, Opener};
+use tunnel::protocol::wire::extension::to_message;
+use tunnel::protocol::wire::frame::{Category, Frame, FrameKind, SessionFrame};
+use tunnel::protocol::wire::hello::{Caller, Hello};
+use tunnel::protocol::{Code, Opener};
 
 use crate::support::call::Call;
 use crate::support::peer::{self, ScriptedPod};
-use crate::support::programs::{Place, TOKEN, TestPod, edge, start_edge};
+use crate::support::programs::{TOKEN, TestDir, TestPod, edge, start_edge};
 use crate::support::{pods, soon, targets};
 
 /// So many pods, through which edges reach one another and targets on loopback.
-fn start(place: &Place, count: u8) -> Vec<TestPod> {
+fn start(place: &TestDir, count: u8) -> Vec<TestPod> {
     let all = pods::addresses(count);
     let allow = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\"]\n";
     let text = |at: &SocketAddr| pods::config(place, *at, &format!("{}\n{allow}", pods::siblings(&all)));
     all.iter().map(|at| TestPod::from_text(&text(at))).collect()
 }
 
-async fn link(place: &Place, pod: &TestPod, node: &str, instance: u128) -> Call {
+async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: u128) -> Call {
     peer::link(place, pod, node, Some(Instance::from_bits(instance))).await
 }
 
 /// Says a word about a session with another node.
-async fn say_to(call: &Call, node: &str, id: SessionId, word: Word) {
+async fn say_to(call: &Call, node: &str, id: SessionId, word: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
-    call.send(to_message(Frame { node, body: Body::Session(id, Category::Ssh, word) })).await;
+    call.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) })).await;
 }
 
-fn open(target: SocketAddr, opener: Option<Opener>) -> Word {
-    Word::Open { target: target.into(), limit: 1000, epoch: 1, client: String::new(), opener }
+fn open(target: SocketAddr, opener: Option<Opener>) -> SessionFrame {
+    SessionFrame::Open { target: target.into(), limit: 1000, epoch: 1, client: String::new(), opener }
 }
 
-fn resume(epoch: u64, instance: Option<Instance>, opener: Option<Opener>) -> Word {
-    Word::Resume { received: 0, limit: 1000, epoch, instance, opener }
+fn resume(epoch: u64, instance: Option<Instance>, opener: Option<Opener>) -> SessionFrame {
+    SessionFrame::Resume { received: 0, limit: 1000, epoch, instance, opener }
 }
 
 fn pod(number: u128) -> Option<Opener> {
@@ -48,7 +48,7 @@ fn pod(number: u128) -> Option<Opener> {
 /// Waits for the answer to an Open. Returns the process that has accepted.
 async fn opened(call: &mut Call, id: SessionId) -> Option<Instance> {
     let (answered, word) = call.word().await;
-    let Word::Opened { instance, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Opened { instance, .. } = word else { panic!("{word:?}") };
     assert_eq!(answered, id);
     instance
 }
@@ -56,7 +56,7 @@ async fn opened(call: &mut Call, id: SessionId) -> Option<Instance> {
 /// Its Open or Resume is answered as if nobody knew the session.
 async fn is_unknown(call: &mut Call, attempt: u64) {
     let (_, word) = call.word().await;
-    let (Word::Reset { epoch, refusal } | Word::Refused { epoch, refusal }) = word else {
+    let (SessionFrame::Reset { epoch, refusal } | SessionFrame::Refused { epoch, refusal }) = word else {
         panic!("{word:?}")
     };
     assert_eq!((epoch, refusal.code), (attempt, Code::Unknown), "{refusal}");
@@ -65,18 +65,18 @@ async fn is_unknown(call: &mut Call, attempt: u64) {
 /// Its Resume is taken.
 async fn is_resumed(call: &mut Call, attempt: u64) {
     let (_, word) = call.word().await;
-    assert!(matches!(word, Word::Resumed { epoch, .. } if epoch == attempt), "{word:?}");
+    assert!(matches!(word, SessionFrame::Resumed { epoch, .. } if epoch == attempt), "{word:?}");
 }
 
 /// What the opener says comes back from the target.
 async fn echoes(call: &mut Call, id: SessionId, text: &'static str) {
-    call.say(id, Word::Data(text.into())).await;
-    assert_eq!(call.word().await, (id, Word::Data(text.into())));
+    call.say(id, SessionFrame::Data(text.into())).await;
+    assert_eq!(call.word().await, (id, SessionFrame::Data(text.into())));
 }
 
 #[tokio::test]
 async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = start(&place, 3);
     let _acceptor = edge(&place, &pods[1], "acceptor").await;
     let mut opener = link(&place, &pods[0], "opener", 1).await;
@@ -95,7 +95,7 @@ async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_pod() {
     for (pod, epoch) in [(&pods[2], 2), (&pods[1], 3)] {
         opener = link(&place, pod, "opener", 1).await;
         let received = u64::try_from("before".len() + 3 * "undisturbed".len()).unwrap();
-        let resume = Word::Resume { received, limit: 1000, epoch, instance: acceptor, opener: None };
+        let resume = SessionFrame::Resume { received, limit: 1000, epoch, instance: acceptor, opener: None };
         say_to(&opener, "acceptor", id, resume).await;
         is_resumed(&mut opener, epoch).await;
     }
@@ -104,15 +104,15 @@ async fn a_session_of_two_edges_is_taken_over_by_no_third_at_whatever_pod() {
 
 #[tokio::test]
 async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = start(&place, 3);
     let mut acceptor = link(&place, &pods[1], "acceptor", 1).await;
     let itself = Some(Instance::from_bits(1));
     let accepts = async {
         let (id, word) = acceptor.word().await;
-        let Word::Open { opener, .. } = word else { panic!("{word:?}") };
+        let SessionFrame::Open { opener, .. } = word else { panic!("{word:?}") };
         assert_eq!(opener, Some(Opener::Pod(pods[0].pod.table.instance())));
-        acceptor.say(id, Word::Opened { limit: 1000, epoch: 1, instance: itself }).await;
+        acceptor.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
         id
     };
     let (mut client, id) = tokio::join!(pods[0].open("acceptor:22"), accepts);
@@ -123,7 +123,7 @@ async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
     }
     acceptor.say(id, resume(50, Some(Instance::from_bits(9)), None)).await;
     is_unknown(&mut acceptor, 50).await;
-    acceptor.say(id, Word::Data("hello".into())).await;
+    acceptor.say(id, SessionFrame::Data("hello".into())).await;
     let mut heard = [0; 5];
     soon("bytes", client.read_exact(&mut heard)).await.unwrap();
     assert_eq!(&heard, b"hello");
@@ -131,7 +131,7 @@ async fn a_clients_session_is_taken_over_by_no_edge_not_even_its_acceptor() {
 
 #[tokio::test]
 async fn what_a_pod_dialled_for_one_edge_is_taken_over_by_no_other() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = start(&place, 2);
     let mut opener = link(&place, &pods[0], "opener", 1).await;
     let id = SessionId::random();
@@ -153,7 +153,7 @@ async fn what_a_pod_dialled_for_one_edge_is_taken_over_by_no_other() {
 
 #[tokio::test]
 async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut cloud = ScriptedPod::start(&place).await;
     let edge = start_edge(&place.edge("node1", cloud.at, ""));
     let mut call = cloud.call().await;
@@ -166,7 +166,7 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
     is_unknown(&mut call, 2).await;
     call.say(
         id,
-        Word::Open { target: echo.into(), limit: 9, epoch: 2, client: String::new(), opener: pod(2) },
+        SessionFrame::Open { target: echo.into(), limit: 9, epoch: 2, client: String::new(), opener: pod(2) },
     )
     .await;
     is_unknown(&mut call, 2).await;
@@ -181,7 +181,7 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
 }
 
 /// A pod of version 1, linked to that one.
-async fn old_pod(place: &Place, pod: &TestPod, number: u128, node: &str) -> Call {
+async fn old_pod(place: &TestDir, pod: &TestPod, number: u128, node: &str) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = peer::old(Caller::pod_request(Instance::from_bits(number)));
     peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, node).await.unwrap()
@@ -189,7 +189,7 @@ async fn old_pod(place: &Place, pod: &TestPod, number: u128, node: &str) -> Call
 
 #[tokio::test]
 async fn sessions_come_from_old_pods_and_go_on_through_old_and_new_ones() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = start(&place, 1);
     let _edge = edge(&place, &pods[0], "node1").await;
     let (mut first, id) = (old_pod(&place, &pods[0], 7, "node1").await, SessionId::random());
@@ -212,7 +212,7 @@ async fn sessions_come_from_old_pods_and_go_on_through_old_and_new_ones() {
 
 #[tokio::test]
 async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut cloud = ScriptedPod::start(&place).await;
     let _edge = start_edge(&place.edge("node1", cloud.at, ""));
     let (id, mut acceptor) = (SessionId::random(), None);
@@ -232,7 +232,7 @@ async fn an_edge_serves_pods_of_version_1_and_2_in_turns() {
 
 #[tokio::test]
 async fn edges_of_version_1_open_accept_and_resume_at_a_new_pod() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = start(&place, 2);
     let old = async |pod: &TestPod, name: &str, instance| {
         let hello = Hello::edge_request(&name.parse().unwrap(), TOKEN, Instance::from_bits(instance));
@@ -244,13 +244,13 @@ async fn edges_of_version_1_open_accept_and_resume_at_a_new_pod() {
     let itself = Some(Instance::from_bits(1));
     let (mut opener, id) = (old(&pods[1], "opener", 2).await, SessionId::random());
     say_to(&opener, "acceptor", id, open(([127, 0, 0, 1], 22).into(), None)).await;
-    assert!(matches!(acceptor.word().await, (asked, Word::Open { epoch: 1, .. }) if asked == id));
-    acceptor.say(id, Word::Opened { limit: 1000, epoch: 1, instance: itself }).await;
+    assert!(matches!(acceptor.word().await, (asked, SessionFrame::Open { epoch: 1, .. }) if asked == id));
+    acceptor.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: itself }).await;
     assert_eq!(opened(&mut opener, id).await, itself);
     drop((opener, acceptor));
     let (mut acceptor, mut opener) = (old(&pods[1], "acceptor", 1).await, old(&pods[0], "opener", 2).await);
     say_to(&opener, "acceptor", id, resume(2, itself, None)).await;
-    assert!(matches!(acceptor.word().await, (asked, Word::Resume { epoch: 2, .. }) if asked == id));
-    acceptor.say(id, Word::Resumed { received: 0, limit: 1000, epoch: 2 }).await;
+    assert!(matches!(acceptor.word().await, (asked, SessionFrame::Resume { epoch: 2, .. }) if asked == id));
+    acceptor.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch: 2 }).await;
     is_resumed(&mut opener, 2).await;
 }

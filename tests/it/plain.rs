@@ -2,12 +2,12 @@
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
-use tunnel::tunnel::codec::StreamMsg;
+use tunnel::protocol::wire::codec::StreamMsg;
 
 use crate::support::call::Call;
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::peer::ScriptedPod;
-use crate::support::programs::{Place, TestPod, edge_forgets_all, start_edge};
+use crate::support::programs::{TestDir, TestPod, edge_forgets_all, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 /// Opens a session to a plain edge, which accepts it.
@@ -23,7 +23,7 @@ async fn accepted(pod: &TestPod, edge: &mut Call) -> (tokio::net::TcpStream, Str
 
 #[tokio::test]
 async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     assert!(edge.headers.contains_key("tunnel-instance"), "a pod names itself to everybody");
@@ -52,7 +52,7 @@ async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
 
 #[tokio::test]
 async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     for (reason, status) in [
@@ -72,7 +72,7 @@ async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
 
 #[tokio::test]
 async fn a_plain_edge_that_never_answers_is_timed_out_and_told() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"300ms\"");
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (answer, asked) = tokio::join!(pod.ask("node1:22"), edge.hears());
@@ -84,7 +84,7 @@ async fn a_plain_edge_that_never_answers_is_timed_out_and_told() {
 
 #[tokio::test]
 async fn a_plain_edges_heartbeat_is_echoed_at_once() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let heartbeat = StreamMsg {
@@ -102,7 +102,7 @@ async fn a_plain_edges_heartbeat_is_echoed_at_once() {
 
 #[tokio::test]
 async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut client, topic) = accepted(&pod, &mut edge).await;
@@ -117,7 +117,7 @@ async fn a_client_that_ends_its_direction_still_gets_the_plain_edges_answer() {
 
 #[tokio::test]
 async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silence() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut client, topic) = accepted(&pod, &mut edge).await;
@@ -138,7 +138,7 @@ async fn a_clients_end_alone_closes_a_plain_session_after_half_a_minute_of_silen
 
 #[tokio::test]
 async fn sessions_of_a_plain_link_end_with_it() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut client, _) = accepted(&pod, &mut edge).await;
@@ -149,7 +149,7 @@ async fn sessions_of_a_plain_link_end_with_it() {
 
 #[tokio::test]
 async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut slow, slow_topic) = accepted(&pod, &mut edge).await;
@@ -179,7 +179,7 @@ async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
 
 #[tokio::test]
 async fn our_edge_serves_a_plain_pod_that_is_silent_until_it_hears_a_heartbeat() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut pod = ScriptedPod::start(&place).await;
     let edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
@@ -208,7 +208,7 @@ async fn our_edge_serves_a_plain_pod_that_is_silent_until_it_hears_a_heartbeat()
 
 #[tokio::test]
 async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before() {
-    let place = Place::new();
+    let place = TestDir::new();
     let target = targets::serve(|mut socket| async move {
         let _ = socket.write_all(b"last words").await;
     })
@@ -230,7 +230,7 @@ async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before(
 
 #[tokio::test]
 async fn our_edge_sends_a_plain_pod_a_heartbeat_each_minute() {
-    let place = Place::new();
+    let place = TestDir::new();
     let mut pod = ScriptedPod::start(&place).await;
     let _edge = start_edge(&place.edge("node1", pod.at, ""));
     let mut call = pod.call().await;
@@ -251,7 +251,7 @@ async fn our_edge_sends_a_plain_pod_a_heartbeat_each_minute() {
 
 #[tokio::test]
 async fn an_extended_and_a_plain_edge_hang_at_one_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = crate::support::programs::edge(&place, &pod, "node2").await;
     let mut plain = peer::link(&place, &pod, "node1", None).await;

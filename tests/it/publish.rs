@@ -8,12 +8,12 @@ use tunnel::config::Environment;
 use tunnel::config::cloud::Cloud;
 
 use crate::support::pods::{self, Dns, Says};
-use crate::support::programs::{Place, TOKEN, TestPod};
+use crate::support::programs::{TOKEN, TestDir, TestPod};
 use crate::support::{hurry, peer, wait_until, wait_within};
 
 #[tokio::test]
 async fn without_a_zone_no_node_takes_a_name_that_is_somebody_elses() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nknown.example.org:{TOKEN}\n"));
     let (dns, hosts, all) =
         (Dns::start(Says::NoSuchName).await, place.path().join("hosts"), pods::addresses(2));

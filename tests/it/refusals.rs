@@ -8,11 +8,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::names::Instance;
-use tunnel::tunnel::frame::Word;
-use tunnel::tunnel::{Code, Refusal};
+use tunnel::protocol::wire::frame::SessionFrame;
+use tunnel::protocol::{Code, Refusal};
 
 use crate::support::clients::{Answer, answer, ask, echoed, head, rest};
-use crate::support::programs::{Place, TestPod, at, edge, edge_with};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_with};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 fn says(answer: &Answer, status: u16, phrase: &str) {
@@ -23,7 +23,7 @@ fn says(answer: &Answer, status: u16, phrase: &str) {
 
 #[tokio::test]
 async fn bad_requests_are_told_what_is_wrong_with_them() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let answer = pod.ask("node1").await;
     assert_eq!(answer.status, 400, "{answer:?}");
@@ -44,7 +44,7 @@ async fn bad_requests_are_told_what_is_wrong_with_them() {
 
 #[tokio::test]
 async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
-    let (place, nothing) = (Place::new(), targets::nothing().await);
+    let (place, nothing) = (TestDir::new(), targets::nothing().await);
     let pod = TestPod::start(&place);
     says(&pod.ask("node1:22").await, 502, "node node1 is not connected");
     let edge = edge(&place, &pod, "node1").await;
@@ -60,7 +60,7 @@ async fn a_node_that_is_not_there_is_told_apart_from_a_target_that_is_not() {
 
 #[tokio::test]
 async fn an_edge_forbids_what_its_config_does_not_allow() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let more = format!("[mode.edge.allow]\ntargets = [\"127.0.0.0/8:{}\"]", echo.port());
     let _edge = edge_with(&place, &pod, "node1", &more).await;
@@ -72,7 +72,7 @@ async fn an_edge_forbids_what_its_config_does_not_allow() {
 
 #[tokio::test]
 async fn rules_and_networks_keep_clients_out() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let rules = format!("rules = [{{ nodes = [\"edge-*\"], ports = [{}] }}]", echo.port());
     let pod = TestPod::with(&place, &rules);
     let _edge = edge(&place, &pod, "edge-1").await;
@@ -87,7 +87,7 @@ async fn rules_and_networks_keep_clients_out() {
 
 #[tokio::test]
 async fn credentials_are_asked_for_and_checked() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let hash = bcrypt::hash("right", 4).unwrap();
     let users = place.file("htpasswd", &format!("ops:{hash}\n"));
     let rules = "rules = [{ users = [\"ops\"] }]";
@@ -114,7 +114,7 @@ async fn credentials_are_asked_for_and_checked() {
 
 #[tokio::test]
 async fn a_full_pod_says_so_and_has_room_again_later() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmax = 1");
     let _edge = edge(&place, &pod, "node1").await;
     let mut first = pod.open(&at("node1", echo)).await;
@@ -132,7 +132,7 @@ async fn a_full_pod_says_so_and_has_room_again_later() {
 
 #[tokio::test]
 async fn a_pod_that_stops_turns_away_who_was_already_connected() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let session = pod.open(&at("node1", echo)).await;
@@ -155,26 +155,26 @@ async fn wait_until_closed(at: std::net::SocketAddr) {
 
 #[tokio::test]
 async fn no_answer_in_time_is_told_as_such() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"200ms\"");
     let mut silent = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     says(&pod.ask("node1:22").await, 504, "node node1 did not answer within 200ms");
     let (id, open) = silent.word().await;
-    assert!(matches!(open, Word::Open { .. }), "{open:?}");
+    assert!(matches!(open, SessionFrame::Open { .. }), "{open:?}");
     let (again, reset) = silent.word().await;
-    assert!(again == id && matches!(reset, Word::Reset { .. }), "{reset:?}");
+    assert!(again == id && matches!(reset, SessionFrame::Reset { .. }), "{reset:?}");
     pod.forgets_all().await;
 }
 
 #[tokio::test]
 async fn what_an_edge_gives_as_reason_has_its_status() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut edge = peer::link(&place, &pod, "node1", Some(Instance::random())).await;
     for (code, status) in [(Code::TargetTimeout, 504), (Code::TargetUnreachable, 502), (Code::Busy, 503)] {
         let answer = async {
-            let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-            edge.say(id, Word::Refused { epoch, refusal: Refusal::new(code, "as it is") }).await;
+            let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+            edge.say(id, SessionFrame::Refused { epoch, refusal: Refusal::new(code, "as it is") }).await;
         };
         let (told, ()) = tokio::join!(pod.ask("node1:22"), answer);
         says(&told, status, "node node1: as it is");
@@ -183,7 +183,7 @@ async fn what_an_edge_gives_as_reason_has_its_status() {
 
 #[tokio::test]
 async fn a_long_head_is_refused() {
-    let pod = TestPod::start(&Place::new());
+    let pod = TestPod::start(&TestDir::new());
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(17 * 1024));
     let answer = ask(pod.connect, &long).await;
     assert_eq!(answer.status, 431, "{answer:?}");
@@ -192,7 +192,7 @@ async fn a_long_head_is_refused() {
 
 #[tokio::test]
 async fn a_slow_head_is_not_waited_for_longer_than_ten_seconds() {
-    let pod = TestPod::start(&Place::new());
+    let pod = TestPod::start(&TestDir::new());
     hurry();
     let begun = Instant::now();
     let mut silent = TcpStream::connect(pod.connect).await.unwrap();

@@ -8,15 +8,15 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::names::{Instance, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::Code;
-use tunnel::tunnel::frame::Word;
-use tunnel::tunnel::hello::Caller;
+use tunnel::protocol::Code;
+use tunnel::protocol::wire::frame::SessionFrame;
+use tunnel::protocol::wire::hello::Caller;
 
 use crate::certificates::Authority;
 use crate::support::clients::{echoed, rest};
 use crate::support::line::Line;
 use crate::support::pods::{self, Dns, Says, Separate};
-use crate::support::programs::{NAME, Place, TestPod, at, edge, edge_forgets_all, start_edge};
+use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_forgets_all, start_edge};
 use crate::support::{peer, soon, targets, wait_until};
 
 /// Opens a session as soon as that is possible, within a second.
@@ -40,7 +40,7 @@ async fn try_open(pod: &TestPod, target: &str) -> Result<TcpStream, String> {
 
 #[tokio::test]
 async fn a_node_is_reached_through_every_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 3);
     let edge = edge(&place, &pods[1], "node1").await;
     for pod in &pods {
@@ -58,7 +58,7 @@ async fn a_node_is_reached_through_every_pod() {
 
 #[tokio::test]
 async fn bulk_goes_through_another_pod_unchanged() {
-    let (place, source) = (Place::new(), targets::source(20 << 20).await);
+    let (place, source) = (TestDir::new(), targets::source(20 << 20).await);
     let pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[1], "node1").await;
     let mut client = pods[0].open(&at("node1", source)).await;
@@ -67,7 +67,7 @@ async fn bulk_goes_through_another_pod_unchanged() {
 
 #[tokio::test]
 async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(3);
     let lines: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &pods::siblings(&all))).collect();
     let (first, _second) = (TestPod::from_text(&lines[0]), TestPod::from_text(&lines[1]));
@@ -81,7 +81,7 @@ async fn a_node_that_nobody_has_is_told_with_who_was_asked() {
 
 #[tokio::test]
 async fn a_pod_that_was_told_of_no_other_asks_nobody() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let answer = pod.ask("node1:22").await;
     assert!(answer.body.starts_with("node node1 is not connected\n"), "{answer:?}");
@@ -89,7 +89,7 @@ async fn a_pod_that_was_told_of_no_other_asks_nobody() {
 
 #[tokio::test]
 async fn a_session_follows_its_node_from_pod_to_pod() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 3);
     let line = Line::to(pods[1].pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
@@ -116,7 +116,7 @@ async fn a_session_follows_its_node_from_pod_to_pod() {
 
 #[tokio::test]
 async fn bytes_survive_a_node_that_moves_while_they_flow() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 3);
     let line = Line::to(pods[1].pod.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
@@ -144,7 +144,7 @@ async fn bytes_survive_a_node_that_moves_while_they_flow() {
 
 #[tokio::test]
 async fn a_session_outlives_the_pod_that_holds_the_link() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
     let (front, last) = (TestPod::from_text(&text(0)), TestPod::from_text(&text(2)));
@@ -166,7 +166,7 @@ async fn a_session_outlives_the_pod_that_holds_the_link() {
 
 #[tokio::test]
 async fn a_pods_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 2);
     let silent = Line::to(pods[0].pod.grpc).await;
     let _old = start_edge(&place.edge("node1", silent.at, ""));
@@ -183,7 +183,7 @@ async fn a_pods_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
 
 #[tokio::test]
 async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     // The first pod reaches the second over a line of its own.
     let between = Line::to(all[1]).await;
@@ -207,7 +207,7 @@ async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
 
 #[tokio::test]
 async fn dns_alone_leads_to_the_pod_that_has_the_node() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let dns = Dns::start(Says::NoSuchName).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
@@ -224,7 +224,7 @@ async fn dns_alone_leads_to_the_pod_that_has_the_node() {
 
 #[tokio::test]
 async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     for says in
         [Says::Nothing, Says::NoSuchName, Says::At([127, 0, 0, 4].into()), Says::At([127, 0, 0, 99].into())]
     {
@@ -250,7 +250,7 @@ async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
 
 #[tokio::test]
 async fn a_node_that_speaks_plain_is_reached_through_another_pod() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let mut edge = peer::link(&place, &pods[1], "node1", None).await;
     let accept = async {
@@ -279,7 +279,7 @@ async fn a_node_that_speaks_plain_is_reached_through_another_pod() {
 
 #[tokio::test]
 async fn a_session_with_a_plain_node_outlives_the_link_between_the_pods() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     let between = Line::to(all[1]).await;
     let first = TestPod::from_text(&pods::config(&place, all[0], &pods::siblings(&[between.at])));
@@ -300,13 +300,13 @@ async fn a_session_with_a_plain_node_outlives_the_link_between_the_pods() {
     assert_eq!(&back, b"world");
 }
 
-fn own(place: &Place) -> Option<Identity> {
+fn own(place: &TestDir) -> Option<Identity> {
     Some(Identity { cert: place.files.cert.clone(), key: place.files.key.clone() })
 }
 
 #[tokio::test]
 async fn what_comes_from_a_pod_is_never_sent_to_another() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[1], "node1").await;
     // The first pod knows well where the node is.
@@ -314,7 +314,7 @@ async fn what_comes_from_a_pod_is_never_sent_to_another() {
     let headers = Caller::pod_request(Instance::from_bits(77));
     let mut link = peer::link_as_pod(&place, pods[0].pod.grpc, own(&place), headers, "node1").await.unwrap();
     let id = SessionId::random();
-    let open = Word::Open {
+    let open = SessionFrame::Open {
         target: "127.0.0.1:22".parse().unwrap(),
         limit: 1000,
         epoch: 1,
@@ -324,18 +324,18 @@ async fn what_comes_from_a_pod_is_never_sent_to_another() {
     link.say(id, open).await;
     let (answered, word) = link.word().await;
     assert_eq!(answered, id);
-    let Word::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { epoch: 1, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotHere);
     let instance = Some(Instance::from_bits(78));
-    link.say(id, Word::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None }).await;
+    link.say(id, SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None }).await;
     let (_, word) = link.word().await;
-    let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotHere);
 }
 
 #[tokio::test]
 async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[1], "node1").await;
     let headers = Caller::pod_request(Instance::from_bits(77));
@@ -343,17 +343,17 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
     let instance = Some(Instance::from_bits(78));
     link.say(
         SessionId::random(),
-        Word::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None },
+        SessionFrame::Resume { received: 0, limit: 1000, epoch: 2, instance, opener: None },
     )
     .await;
     let (_, word) = link.word().await;
-    let Word::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
+    let SessionFrame::Reset { epoch: 2, refusal } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::Unknown);
 }
 
 #[tokio::test]
 async fn nobody_is_a_pod_without_the_clouds_certificate() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let grpc = pods[0].pod.grpc;
     let headers = || Caller::pod_request(Instance::from_bits(77));
@@ -382,7 +382,7 @@ async fn nobody_is_a_pod_without_the_clouds_certificate() {
 
 #[tokio::test]
 async fn siblings_without_a_ca_file_are_a_fault_at_start() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(1);
     let text = pods::config(&place, all[0], &pods::siblings(&all)).replace("ca.crt", "nowhere.crt");
     let (settings, _) =
@@ -395,7 +395,7 @@ async fn siblings_without_a_ca_file_are_a_fault_at_start() {
 #[cfg(feature = "kubernetes")]
 #[tokio::test]
 async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables_name_it() {
-    let place = Place::new();
+    let place = TestDir::new();
     let env = tunnel::config::Environment {
         pod_ip: Some("127.0.0.1".into()),
         kubeconfig: Some(place.path().join("kubeconfig")),
@@ -414,7 +414,7 @@ async fn a_service_of_pods_without_a_ca_file_is_a_fault_unless_superedges_tables
 
 #[tokio::test]
 async fn three_hundred_sessions_follow_their_node_at_once() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
     let (front, last) = (TestPod::from_text(&text(0)), TestPod::from_text(&text(2)));
@@ -443,7 +443,7 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
 
 #[tokio::test]
 async fn who_asks_while_a_node_changes_pods_waits_for_it() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 3);
     let line = Line::to(pods[1].pod.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));

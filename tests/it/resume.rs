@@ -5,17 +5,17 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tunnel::names::Instance;
-use tunnel::tunnel::Code;
-use tunnel::tunnel::frame::Word;
+use tunnel::protocol::Code;
+use tunnel::protocol::wire::frame::SessionFrame;
 
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
-use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge};
+use crate::support::programs::{TestDir, TestPod, at, edge_forgets_all, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
@@ -35,7 +35,7 @@ async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
         let old = pod.has("node1").await;
         line.reset();
         wait_until("there is a new link", || {
-            pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+            pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
         })
         .await;
         assert_eq!(pod.pod.table.len(), 1, "cut {cut}");
@@ -49,7 +49,7 @@ async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
 
 #[tokio::test]
 async fn a_session_outlives_a_line_that_falls_silent() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
@@ -60,7 +60,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
     line.fall_silent();
     client.write_all(b"lost on the way").await.unwrap();
     wait_until("there is a new link", || {
-        pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+        pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
     .await;
     let mut back = [0; 15];
@@ -76,7 +76,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
 
 #[tokio::test]
 async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let old = start_edge(&place.edge("node1", line.at, ""));
@@ -95,11 +95,11 @@ async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
 }
 
 /// Another process of the same node, once the pod has seen that the old one is dead.
-async fn edge_after(place: &Place, pod: &TestPod) -> tunnel::edge::Edge {
+async fn edge_after(place: &TestDir, pod: &TestPod) -> tunnel::edge::Edge {
     let old = pod.link("node1").unwrap();
     let new = start_edge(&place.edge("node1", pod.pod.grpc, ""));
     wait_until("the new one is linked", || {
-        pod.link("node1").is_some_and(|link| link.outbox.id != old.outbox.id)
+        pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
     .await;
     new
@@ -107,12 +107,12 @@ async fn edge_after(place: &Place, pod: &TestPod) -> tunnel::edge::Edge {
 
 #[tokio::test]
 async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
-    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let pod = TestPod::with(&place, "[mode.cloud.session]\ngrace = \"30s\"");
     let mut edge = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {
-        let (id, Word::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
-        edge.say(id, Word::Opened { limit: 5, epoch, instance }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = edge.word().await else { panic!("an Open first") };
+        edge.say(id, SessionFrame::Opened { limit: 5, epoch, instance }).await;
     };
     let (mut client, ()) = tokio::join!(pod.open("node1:22"), accept);
     hurry();
@@ -127,36 +127,38 @@ async fn a_session_whose_edge_does_not_come_back_ends_after_the_grace_time() {
 
 #[tokio::test]
 async fn a_scripted_edge_resumes_where_it_was() {
-    let (place, instance) = (Place::new(), Some(Instance::random()));
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
     let pod = TestPod::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {
-        let (id, Word::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
-        first.say(id, Word::Opened { limit: 5, epoch, instance }).await;
+        let (id, SessionFrame::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
+        first.say(id, SessionFrame::Opened { limit: 5, epoch, instance }).await;
         (id, epoch)
     };
     let (mut client, (id, opened)) = tokio::join!(pod.open("node1:22"), accept);
     client.write_all(b"hello, resume").await.unwrap();
     let (_, data) = first.word().await;
-    assert_eq!(data, Word::Data("hello".into()), "no byte above the limit");
+    assert_eq!(data, SessionFrame::Data("hello".into()), "no byte above the limit");
     drop(first);
 
     let mut second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
     let (again, resume) = second.word().await;
-    let Word::Resume { received: 0, epoch, instance: named, .. } = resume else { panic!("{resume:?}") };
+    let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
+        panic!("{resume:?}")
+    };
     assert!(again == id && epoch > opened && named == instance);
     // Data before the Resumed belongs to an attempt that is over.
-    second.say(id, Word::Data("stale".into())).await;
-    second.say(id, Word::Resumed { received: 2, limit: 100, epoch }).await;
-    assert_eq!(second.word().await, (id, Word::Data("llo, resume".into())));
-    second.say(id, Word::Data("fresh".into())).await;
-    second.say(id, Word::Finish { total: 6 }).await;
+    second.say(id, SessionFrame::Data("stale".into())).await;
+    second.say(id, SessionFrame::Resumed { received: 2, limit: 100, epoch }).await;
+    assert_eq!(second.word().await, (id, SessionFrame::Data("llo, resume".into())));
+    second.say(id, SessionFrame::Data("fresh".into())).await;
+    second.say(id, SessionFrame::Finish { total: 6 }).await;
     assert_eq!(rest(&mut client).await, b"fresh");
     client.shutdown().await.unwrap();
-    assert_eq!(second.word().await, (id, Word::Finish { total: 14 }));
-    second.say(id, Word::Credit { received: 14, limit: 100 }).await;
+    assert_eq!(second.word().await, (id, SessionFrame::Finish { total: 14 }));
+    second.say(id, SessionFrame::Credit { received: 14, limit: 100 }).await;
     let (_, over) = second.word().await;
-    assert!(matches!(&over, Word::Reset { refusal, .. } if refusal.code == Code::Over), "{over:?}");
+    assert!(matches!(&over, SessionFrame::Reset { refusal, .. } if refusal.code == Code::Over), "{over:?}");
     drop(client);
     pod.forgets_all().await;
     assert!(pod.pod.metrics.frames_dropped.counted("out_of_place") >= 1);
@@ -164,7 +166,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
 
 #[tokio::test]
 async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let line = Line::to(pod.pod.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
@@ -181,39 +183,39 @@ async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_ses
 
 #[tokio::test]
 async fn a_path_that_is_lost_again_and_again_is_sought_with_pauses() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let instance = Some(Instance::from_bits(1));
     let mut edge = peer::link(&place, &pod, "node1", instance).await;
     let accept = async {
         let (id, _) = edge.word().await;
-        edge.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+        edge.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
         id
     };
     let (mut client, id) = tokio::join!(pod.open("node1:22"), accept);
     let begun = Instant::now();
-    edge.say(id, Word::Lost { epoch: 1 }).await;
+    edge.say(id, SessionFrame::Lost { epoch: 1 }).await;
     let mut last = 1;
     for _ in 0..6 {
         let (_, word) = edge.word().await;
-        let Word::Resume { epoch, .. } = word else { panic!("{word:?}") };
+        let SessionFrame::Resume { epoch, .. } = word else { panic!("{word:?}") };
         last = epoch;
-        edge.say(id, Word::Resumed { received: 0, limit: 1000, epoch }).await;
-        edge.say(id, Word::Lost { epoch }).await;
+        edge.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
+        edge.say(id, SessionFrame::Lost { epoch }).await;
     }
     // Full jitter below 0.1, 0.2, 0.4, 0.8 and 1.6 s; without pauses it takes a few milliseconds.
     assert!(begun.elapsed() > Duration::from_millis(150), "{:?}", begun.elapsed());
     let (_, word) = edge.word().await;
-    let Word::Resume { epoch, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Resume { epoch, .. } = word else { panic!("{word:?}") };
     assert!(epoch > last);
-    edge.say(id, Word::Resumed { received: 0, limit: 1000, epoch }).await;
-    edge.say(id, Word::Data("hello".into())).await;
+    edge.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
+    edge.say(id, SessionFrame::Data("hello".into())).await;
     let mut back = [0; 5];
     soon("bytes", client.read_exact(&mut back)).await.unwrap();
     // Bytes have moved: the next loss is mended at once.
-    edge.say(id, Word::Lost { epoch }).await;
+    edge.say(id, SessionFrame::Lost { epoch }).await;
     let begun = Instant::now();
     let (_, word) = edge.word().await;
-    assert!(matches!(word, Word::Resume { .. }), "{word:?}");
+    assert!(matches!(word, SessionFrame::Resume { .. }), "{word:?}");
     assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
 }

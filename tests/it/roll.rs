@@ -8,18 +8,18 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::tunnel::{Code, Session};
+use tunnel::protocol::{Code, Session};
 
 use crate::support::clients::{self, echoed, rest};
 use crate::support::line::Line;
 use crate::support::pods;
-use crate::support::programs::{Place, TestPod, at, edge_forgets_all, start_edge, target};
+use crate::support::programs::{TestDir, TestPod, at, edge_forgets_all, start_edge, target};
 use crate::support::sessions::{asked, says};
 use crate::support::{beside, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut both = pods::start(&place, 2);
     let (last, front) = (both.remove(1), both.remove(0));
     let line = Line::to(last.pod.grpc).await;
@@ -48,7 +48,7 @@ async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
 
 #[tokio::test]
 async fn a_pod_that_stops_serves_its_own_clients_over_the_old_link_and_new_ones_for_a_moment() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut both = pods::start(&place, 2);
     let (last, other) = (both.remove(1), both.remove(0));
     let line = Line::to(last.pod.grpc).await;
@@ -80,7 +80,7 @@ async fn between(edge: &Edge, to: &str) -> Result<Session, String> {
 
 #[tokio::test]
 async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_moves_of_both() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let text = |n: usize| pods::config(&place, all[n], &pods::siblings(&all));
     let closed = TestPod::from_text(&text(0));
@@ -115,7 +115,7 @@ async fn edges_reach_one_another_only_where_that_is_allowed_and_then_through_mov
 
 #[tokio::test]
 async fn what_an_edge_opened_moves_when_its_pod_stops() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(2);
     let allow = "[mode.cloud.allow]\nnodes = [\"node2\"]\n";
     let text = |n: usize| format!("{}\n{allow}", pods::config(&place, all[n], &pods::siblings(&all)));
@@ -138,7 +138,7 @@ async fn what_an_edge_opened_moves_when_its_pod_stops() {
 
 #[tokio::test]
 async fn a_session_with_a_plain_node_goes_on_while_the_pod_that_has_it_stops() {
-    let place = Place::new();
+    let place = TestDir::new();
     let mut pods = pods::start(&place, 2);
     let mut edge = peer::link(&place, &pods[1], "node1", None).await;
     let accept = async {
@@ -162,7 +162,7 @@ async fn a_session_with_a_plain_node_goes_on_while_the_pod_that_has_it_stops() {
 
 #[tokio::test]
 async fn an_edge_is_back_soon_after_its_only_pod_has_taken_its_time_to_stop() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let at_pod = pods::addresses(1)[0];
     let text = format!("{}[mode.cloud.session]\ndrain = \"5s\"\n", pods::config(&place, at_pod, ""));
     let pod = TestPod::from_text(&text);

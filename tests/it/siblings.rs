@@ -10,19 +10,19 @@ use tunnel::drain::Drain;
 use tunnel::names::{Instance, SessionId};
 use tunnel::net::pool::Pool;
 use tunnel::net::tls::{Identity, Mutual};
+use tunnel::protocol::link::grpc::LinkContext;
+use tunnel::protocol::wire::codec::StreamMsg;
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
+use tunnel::protocol::{Code, Found, Limits, Peer, Refusal, SessionTable, Windows};
 use tunnel::registry::Registry;
 use tunnel::registry::siblings::Siblings;
 use tunnel::telemetry::Metrics;
-use tunnel::tunnel::codec::StreamMsg;
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Frame, Word};
-use tunnel::tunnel::grpc::Ground;
-use tunnel::tunnel::{Code, Found, Limits, Peer, Refusal, Table, Windows};
 
 use crate::support::clients::{echoed, is_reset};
 use crate::support::peer::ScriptedPod;
 use crate::support::pods::{self, Dns, Says};
-use crate::support::programs::{Place, TestPod, at, edge};
+use crate::support::programs::{TestDir, TestPod, at, edge};
 use crate::support::sibling::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_pod};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
@@ -33,7 +33,7 @@ fn links(pod: &TestPod) -> i64 {
 
 #[tokio::test]
 async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[1], "node1").await;
     // Each has tried the other at its start.
@@ -57,7 +57,7 @@ async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
 
 #[tokio::test]
 async fn a_pod_never_links_to_itself() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     for _ in 0..3 {
         let answer = pods[0].ask("node1:22").await;
@@ -69,7 +69,7 @@ async fn a_pod_never_links_to_itself() {
 
 #[tokio::test]
 async fn a_sibling_that_does_not_answer_costs_a_second_once() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let all = pods::addresses(2);
     let list = pods::siblings(&[all[0], all[1], silent.local_addr().unwrap()]);
@@ -91,7 +91,7 @@ async fn a_sibling_that_does_not_answer_costs_a_second_once() {
 
 #[tokio::test]
 async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
-    let place = Place::new();
+    let place = TestDir::new();
     let mut other = ScriptedPod::start(&place).await;
     let dns = Dns::start(Says::At([127, 0, 0, 1].into())).await;
     let at = pods::addresses(1)[0];
@@ -111,7 +111,7 @@ async fn a_pod_in_dns_that_speaks_plain_is_named_in_the_error() {
 
 #[tokio::test]
 async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
-    let place = Place::new();
+    let place = TestDir::new();
     let all = pods::addresses(2);
     let list = format!("{}\n[mode.cloud.allow]\nnodes = [\"node*\"]", pods::siblings(&all));
     let text: Vec<_> = all.iter().map(|at| pods::config(&place, *at, &list)).collect();
@@ -123,9 +123,9 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
     let asked: StreamMsg = two.hears().await;
     assert_eq!((asked.r#type.as_str(), asked.node.as_str()), ("connecting", "node2"));
     assert_eq!(asked.category, "httpProxy", "an edge borrows no other front end's rights");
-    two.say(id, Word::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) }).await;
+    two.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance: Some(Instance::from_bits(2)) }).await;
     let (answered, word) = one.word().await;
-    assert_eq!((answered, matches!(word, Word::Opened { epoch: 1, .. })), (id, true));
+    assert_eq!((answered, matches!(word, SessionFrame::Opened { epoch: 1, .. })), (id, true));
 
     // By its own name it means the cloud, which dials nothing here.
     for (node, code) in
@@ -134,26 +134,26 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
         let id = SessionId::random();
         say_to(&one, node, id, open_word(1)).await;
         let (answered, word) = one.word().await;
-        let Word::Refused { refusal, .. } = word else { panic!("{node}: {word:?}") };
+        let SessionFrame::Refused { refusal, .. } = word else { panic!("{node}: {word:?}") };
         assert_eq!((answered, refusal.code), (id, code), "{node}: {refusal}");
     }
 }
 
 #[tokio::test]
 async fn edges_reach_no_node_unless_the_settings_say_so() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut one = peer::link(&place, &pod, "node1", Some(Instance::from_bits(1))).await;
     let _two = peer::link(&place, &pod, "node2", Some(Instance::from_bits(2))).await;
     say_to(&one, "node2", SessionId::random(), open_word(1)).await;
     let (_, word) = one.word().await;
-    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::NotAllowed);
 }
 
 #[tokio::test]
 async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut near = peer::link(&place, &pods[0], "node1", instance).await;
@@ -163,16 +163,16 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
     let silent = async {
         // Alive, but it does not answer what it is asked.
         let (id, word) = near.word().await;
-        assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
         asked.send(id).unwrap();
         let (_, word) = near.word().await;
-        assert!(matches!(word, Word::Lost { epoch: 1 }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Lost { epoch: 1 }), "{word:?}");
     };
     let answers = async {
         let (id, word) = far.word().await;
-        assert!(matches!(word, Word::Open { epoch: 2, .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { epoch: 2, .. }), "{word:?}");
         assert_eq!(was_asked.await, Ok(id));
-        far.say(id, Word::Opened { limit: 1000, epoch: 2, instance }).await;
+        far.say(id, SessionFrame::Opened { limit: 1000, epoch: 2, instance }).await;
     };
     let (_client, (), ()) = tokio::join!(pods[0].open("node1:22"), silent, answers);
     let took = begun.elapsed();
@@ -181,23 +181,23 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
 
 #[tokio::test]
 async fn a_slow_dial_is_no_reason_to_leave_the_only_path() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut far = peer::link(&place, &pods[1], "node1", instance).await;
     let answers = async {
         let (id, word) = far.word().await;
-        assert!(matches!(word, Word::Open { epoch: 1, .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
         let more = tokio::time::timeout(Duration::from_secs(5), far.word()).await;
         assert!(more.is_err(), "{more:?}");
-        far.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+        far.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
     let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
 }
 
 #[tokio::test]
 async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 3);
     let linking = (0..200).map(|n| {
         let (place, pod) = (&place, &pods[1]);
@@ -210,9 +210,9 @@ async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod(
         let answers = async {
             let edge = &mut edges[n];
             let (id, word) = edge.word().await;
-            let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+            let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
             let instance = Some(Instance::from_bits(n as u128));
-            edge.say(id, Word::Opened { limit: 1000, epoch, instance }).await;
+            edge.say(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
         };
         let target = format!("node{n}:22");
         let _clients = tokio::join!(pods[2].open(&target), answers);
@@ -221,7 +221,7 @@ async fn two_hundred_nodes_that_come_at_once_are_told_over_one_link_to_each_pod(
 
 #[tokio::test]
 async fn a_pod_stops_without_waiting_for_its_siblings() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let mut pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[0], "node1").await;
     drop(pods[1].open(&at("node1", echo)).await);
@@ -239,13 +239,13 @@ async fn a_pod_stops_without_waiting_for_its_siblings() {
 
 #[tokio::test]
 async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 2);
     let instance = Some(Instance::from_bits(1));
     let mut old = peer::link(&place, &pods[1], "node1", instance).await;
     let accept = async {
         let (id, _) = old.word().await;
-        old.say(id, Word::Opened { limit: 1000, epoch: 1, instance }).await;
+        old.say(id, SessionFrame::Opened { limit: 1000, epoch: 1, instance }).await;
     };
     let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), accept);
     drop(old);
@@ -258,7 +258,7 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
 
 #[tokio::test]
 async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_asked() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut stale, mut fresher) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -275,7 +275,7 @@ async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_ask
 
 #[tokio::test]
 async fn a_pod_that_has_just_heard_the_node_is_not_compared_with_those_that_are_slow_to_answer() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut slow, mut fresh) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -291,16 +291,16 @@ async fn a_pod_that_has_just_heard_the_node_is_not_compared_with_those_that_are_
 
 #[tokio::test]
 async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut wrong, mut right) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
     announces(&mut wrong, 1).await;
     let answers = async {
         let (id, word) = wrong.word().await;
-        let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
+        let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
         let refusal = Refusal::new(Code::NotHere, "it has gone");
-        wrong.say(id, Word::Refused { epoch, refusal }).await;
+        wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
         let (one, two) = tokio::join!(asked(&mut wrong), asked(&mut right));
         says(&wrong, one, false, Duration::ZERO).await;
         says(&right, two, true, Duration::ZERO).await;
@@ -313,7 +313,7 @@ async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
 
 #[tokio::test]
 async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut impostor, mut right) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -328,16 +328,16 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
         age: None,
     };
     let node = impostor.node.clone();
-    impostor.send(to_message(Frame { node, body: Body::Found(found) })).await;
+    impostor.send(to_message(Frame { node, body: FrameKind::Found(found) })).await;
     // The path is lost. Only the pod that has the right process is asked to resume.
     drop(right);
     let mut right = scripted_pod(&place, &pods[0], 9).await;
     says(&right, 0, true, Duration::ZERO).await;
     let (id, word) = right.word().await;
-    let Word::Resume { epoch, instance, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Resume { epoch, instance, .. } = word else { panic!("{word:?}") };
     assert_eq!(instance, Some(Instance::from_bits(1)));
-    right.say(id, Word::Resumed { received: 0, limit: 1000, epoch }).await;
-    right.say(id, Word::Data("hello".into())).await;
+    right.say(id, SessionFrame::Resumed { received: 0, limit: 1000, epoch }).await;
+    right.say(id, SessionFrame::Data("hello".into())).await;
     let mut back = [0; 5];
     soon("bytes", client.read_exact(&mut back)).await.unwrap();
     let resumed = tokio::time::timeout(Duration::from_millis(50), impostor.word()).await;
@@ -346,7 +346,7 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
 
 #[tokio::test]
 async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_it() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let (mut wrong, mut right) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
@@ -355,10 +355,10 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
             loop {
                 let message = wrong.next().await.expect("the stream goes on");
                 match from_message(message, &Peer::Pod).unwrap().body {
-                    Body::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
-                    Body::Session(id, _, Word::Open { epoch, .. }) => {
+                    FrameKind::Find(question) => says(&wrong, question, true, Duration::ZERO).await,
+                    FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
                         let refusal = Refusal::new(Code::NotHere, "not here");
-                        wrong.say(id, Word::Refused { epoch, refusal }).await;
+                        wrong.say(id, SessionFrame::Refused { epoch, refusal }).await;
                     }
                     _ => {}
                 }
@@ -368,13 +368,13 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
             loop {
                 let message = right.next().await.expect("the stream goes on");
                 match from_message(message, &Peer::Pod).unwrap().body {
-                    Body::Find(question) => {
+                    FrameKind::Find(question) => {
                         tokio::time::sleep(Duration::from_millis(100)).await;
                         says(&right, question, true, Duration::ZERO).await;
                     }
-                    Body::Session(id, _, Word::Open { epoch, .. }) => {
+                    FrameKind::Session(id, _, SessionFrame::Open { epoch, .. }) => {
                         let instance = Some(Instance::from_bits(1));
-                        return right.say(id, Word::Opened { limit: 1000, epoch, instance }).await;
+                        return right.say(id, SessionFrame::Opened { limit: 1000, epoch, instance }).await;
                     }
                     _ => {}
                 }
@@ -389,7 +389,7 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
 
 #[tokio::test]
 async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     // It does not answer pings, so that each announcement would wait for a second.
     let _silent = peer::link(&place, &pods[0], "node1", Some(Instance::from_bits(1))).await;
@@ -406,7 +406,7 @@ async fn a_pod_that_announces_without_end_makes_no_tasks_without_end() {
 
 #[tokio::test]
 async fn a_pod_that_links_without_end_has_few_links() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let mut all = Vec::new();
     for _ in 0..30 {
@@ -421,14 +421,14 @@ async fn a_pod_that_links_without_end_has_few_links() {
 
 #[tokio::test]
 async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_takes_connections_does_not() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = pods::start(&place, 1).remove(0);
     let (at, port) = (pod.pod.grpc.ip(), pod.pod.grpc.port());
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
     let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
-    let table = Table::new(Instance::random(), limits, metrics.clone());
-    let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
+    let table = SessionTable::new(Instance::random(), limits, metrics.clone());
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // What looks like a pod and is a proxy that takes everything.
@@ -450,7 +450,7 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
 
 #[tokio::test]
 async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look() {
-    let place = Place::new();
+    let place = TestDir::new();
     let dns = Dns::start(Says::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n[mode.cloud.allow]\nnodes = [\"*\"]", dns.at);
     let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
@@ -461,23 +461,23 @@ async fn an_edge_that_looks_for_nodes_without_end_leaves_room_for_others_to_look
         say_to(&bad, &format!("away{n}"), SessionId::random(), open_word(1)).await;
     }
     let (_, word) = bad.word().await;
-    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::Busy);
     // What is found at once needs no search; nor is another's held up by that one's.
     for edge in [&bad, &good] {
         say_to(edge, "node2", SessionId::random(), open_word(1)).await;
         let (_, word) = soon("what the other edge was asked for", other.word()).await;
-        assert!(matches!(word, Word::Open { .. }), "{word:?}");
+        assert!(matches!(word, SessionFrame::Open { .. }), "{word:?}");
     }
     say_to(&good, "away", SessionId::random(), open_word(1)).await;
     let (_, word) = good.word().await;
-    let Word::Refused { refusal, .. } = word else { panic!("{word:?}") };
+    let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
     assert_eq!(refusal.code, Code::TargetUnreachable);
 }
 
 #[tokio::test]
 async fn a_pod_that_has_gone_is_not_named_as_one_that_does_not_answer() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pod = pods::start(&place, 1).remove(0);
     let mut gone = scripted_pod(&place, &pod, 7).await;
     says(&gone, 0, true, Duration::ZERO).await;

@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 
 use crate::support::clients::{echoed, reset, stalled};
-use crate::support::programs::{Place, TestPod, at, edge, edge_forgets_all};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all};
 use crate::support::{soon, targets, wait_until};
 
 /// Waits until a number stands still for a while, and returns it.
@@ -25,7 +25,7 @@ async fn settled(mut number: impl FnMut() -> u64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_reader_does_not_stall_its_neighbour() {
-    let (place, echo, fountain) = (Place::new(), targets::echo().await, targets::fountain().await);
+    let (place, echo, fountain) = (TestDir::new(), targets::echo().await, targets::fountain().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut readers = Vec::new();
@@ -52,7 +52,7 @@ async fn a_stalled_reader_does_not_stall_its_neighbour() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_target_does_not_stall_its_neighbour() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     let hole = targets::serve(|socket| async move {
         std::future::pending::<()>().await;
         drop(socket);
@@ -76,7 +76,7 @@ async fn a_stalled_target_does_not_stall_its_neighbour() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     let bytes = 32 << 20;
-    let (place, source) = (Place::new(), targets::source(bytes).await);
+    let (place, source) = (TestDir::new(), targets::source(bytes).await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut client = stalled(&pod, &at("node1", source)).await;
@@ -92,7 +92,7 @@ async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn uploads_with_wide_windows_leave_an_edge_room_for_new_sessions() {
-    let (place, echo, sink) = (Place::new(), targets::echo().await, targets::sink().await);
+    let (place, echo, sink) = (TestDir::new(), targets::echo().await, targets::sink().await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
     let mut uploads = Vec::new();

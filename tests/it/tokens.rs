@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::support::clients::{echoed, get, is_reset};
-use crate::support::programs::{Place, TOKEN, at, edge, start_edge};
+use crate::support::programs::{TOKEN, TestDir, at, edge, start_edge};
 use crate::support::{hurry, pods, targets, wait_until, wait_within};
 
 #[tokio::test]
 async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_others() {
-    let (place, echo) = (Place::new(), targets::echo().await);
+    let (place, echo) = (TestDir::new(), targets::echo().await);
     place.file("token", &format!("node1:{TOKEN}\nnode2:{TOKEN}\n"));
     let pods = pods::start(&place, 2);
     let revoked = edge(&place, &pods[1], "node1").await;
@@ -46,10 +46,10 @@ async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_o
 
 #[tokio::test]
 async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
-    let place = Place::new();
+    let place = TestDir::new();
     let pods = pods::start(&place, 1);
     let _edge = edge(&place, &pods[0], "node1").await;
-    let link = pods[0].link("node1").unwrap().outbox.id;
+    let link = pods[0].link("node1").unwrap().sender.id;
     hurry();
     for text in ["", " \n", "# all gone\n", "default:\n", "garbage"] {
         place.file("token", text);
@@ -57,13 +57,13 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
     }
     std::fs::remove_file(place.path().join("token")).unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(pods[0].link("node1").map(|linked| linked.outbox.id), Some(link));
+    assert_eq!(pods[0].link("node1").map(|linked| linked.sender.id), Some(link));
     let _other = edge(&place, &pods[0], "node2").await;
 }
 
 #[tokio::test]
 async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
-    let place = Place::new();
+    let place = TestDir::new();
     place.file("token", "node1:old\n");
     place.file("mine", "\nnew\n old \n");
     let pods = pods::start(&place, 1);
@@ -72,7 +72,7 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
         place.edge("node1", pods[0].pod.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
     let _edge = start_edge(&text);
     pods[0].has("node1").await;
-    let link = || pods[0].link("node1").map(|linked| linked.outbox.id);
+    let link = || pods[0].link("node1").map(|linked| linked.sender.id);
     let first = link();
     hurry();
     place.file("token", "node1:new\n");

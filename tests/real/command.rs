@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::parts::{free_port, loopback};
 use crate::process::{PATIENCE, Running, Said, ask, run};
-use crate::tunnel::{Edge, Pair, Place, tunnel};
+use crate::tunnel::{Edge, Pair, TestDir, tunnel};
 use crate::wait::wait_until;
 
 #[test]
@@ -24,7 +24,7 @@ fn the_demo_checks_itself_and_tells_times() {
 
 #[test]
 fn a_bad_config_is_told_with_all_its_faults_and_exit_code_64() {
-    let place = Place::new();
+    let place = TestDir::new();
     let file = place.config(
         "bad",
         "[mode.cloud.stream.server]\nlisten = \"nowhere\"\nkey = 7\n[mode.cloud.ssh]\nprot = 22\n\
@@ -52,7 +52,7 @@ fn a_config_that_is_not_there_is_exit_code_64() {
 
 #[test]
 fn a_port_in_use_is_told_with_its_key_and_exit_code_1() {
-    let place = Place::new();
+    let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
     let config = format!(
@@ -68,7 +68,7 @@ fn a_port_in_use_is_told_with_its_key_and_exit_code_1() {
 /// SuperEdge's files may not mention ssh at all, and its port 22 is often the machine's own sshd's.
 #[test]
 fn a_port_22_that_nobody_asked_for_may_be_missing() {
-    let place = Place::new();
+    let place = TestDir::new();
     // Taken by somebody else, taken here, or forbidden to this user: missing in any case.
     let _taken = TcpListener::bind("0.0.0.0:22");
     let (grpc, log_port) = (free_port(), free_port());
@@ -86,7 +86,7 @@ fn a_port_22_that_nobody_asked_for_may_be_missing() {
 
 #[test]
 fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
-    let place = Place::new();
+    let place = TestDir::new();
     let dir = place.path().join("logs");
     let (grpc, log_port) = (free_port(), free_port());
     let file = place.config("cloud", &place.cloud_config(loopback(grpc), log_port));
@@ -109,7 +109,7 @@ fn flags_in_gos_spelling_are_understood_and_logs_go_to_files() {
 
 #[test]
 fn logs_go_to_files_and_to_stderr_if_both_are_asked_for() {
-    let place = Place::new();
+    let place = TestDir::new();
     let dir = place.path().join("logs");
     let log_port = free_port();
     let file = place.config("cloud", &place.cloud_config(loopback(free_port()), log_port));
@@ -132,7 +132,7 @@ fn a_flag_that_nobody_knows_is_refused() {
 
 #[test]
 fn the_log_level_is_set_while_it_runs() {
-    let place = Place::new();
+    let place = TestDir::new();
     let log_port = free_port();
     let file = place.config("cloud", &place.cloud_config(loopback(free_port()), log_port));
     let config = format!("--c={}", file.display());

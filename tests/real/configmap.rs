@@ -14,7 +14,7 @@ use tunnel::registry::publish::configmap::{ConfigMap, Lives, Settings};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::process::PATIENCE;
-use crate::tunnel::{Cloud, Edge, Place};
+use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
 /// What people and other programs have put there.
@@ -69,8 +69,8 @@ fn pods_that_race_over_hundreds_of_nodes_lose_no_line_and_touch_none_of_others()
 #[test]
 fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts_nothing() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
-    let (one, two) = (Place::new(), Place::new());
-    let pod = |place: &Place, ip: &str| {
+    let (one, two) = (TestDir::new(), TestDir::new());
+    let pod = |place: &TestDir, ip: &str| {
         // As SuperEdge's manifests have it.
         let tables =
             format!("[mode.cloud.stream.dns]\nconfigmap = \"tunnel-nodes\"\nservice = \"{SERVICE}\"\n");

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use socket2::SockRef;
 
 use crate::parts::free_port;
-use crate::tunnel::{Cloud, Edge, Place};
+use crate::tunnel::{Cloud, Edge, TestDir};
 
 /// Pods on loopback addresses of their own and one port.
 pub(crate) struct Fleet {
     // Fields drop in order: processes before the files they use.
     pub(crate) pods: Vec<Cloud>,
     pub(crate) at: Vec<SocketAddr>,
-    pub(crate) place: Place,
+    pub(crate) place: TestDir,
     listed: bool,
     registry: String,
 }
@@ -23,11 +23,11 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Three pods that have a list of all; `registry` goes on in their `[mode.cloud.registry]`.
     pub(crate) fn start(registry: &str) -> Self {
-        Self::start_in(Place::new(), true, registry)
+        Self::start_in(TestDir::new(), true, registry)
     }
 
     /// Three pods, which have a list of all or no list; `registry` goes on in their `[mode.cloud.registry]`.
-    pub(crate) fn start_in(place: Place, listed: bool, registry: &str) -> Self {
+    pub(crate) fn start_in(place: TestDir, listed: bool, registry: &str) -> Self {
         let port = free_port();
         let at: Vec<_> = (2..5).map(|last| SocketAddr::from(([127, 0, 0, last], port))).collect();
         let mut fleet = Self { pods: Vec::new(), at, place, listed, registry: registry.to_owned() };

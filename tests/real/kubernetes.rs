@@ -17,7 +17,7 @@ use crate::certificates::Files;
 use crate::parts::{free_port, kept};
 use crate::process::{PATIENCE, Running};
 use crate::publish::Etcd;
-use crate::tunnel::Place;
+use crate::tunnel::TestDir;
 use crate::wait::wait_until;
 
 /// Where the tunnel's pods are.
@@ -34,7 +34,7 @@ pub(crate) struct Kubernetes {
     program: PathBuf,
     etcd_url: String,
     port: u16,
-    place: Place,
+    place: TestDir,
     runtime: Runtime,
     admin: Client,
 }
@@ -43,7 +43,7 @@ impl Kubernetes {
     /// Starts it; none if its programs are not built.
     pub(crate) fn start() -> Option<Self> {
         let (etcd, program) = (kept("etcd-3.6.16/etcd")?, kept("kubernetes-1.36.3/kube-apiserver")?);
-        let (place, port) = (Place::new(), free_port());
+        let (place, port) = (TestDir::new(), free_port());
         let etcd = Etcd::start(&place, &etcd, false);
         let etcd_url = etcd.url.clone();
         std::fs::write(place.path().join("users.csv"), "admin,admin,1,system:masters\npod,pod,2\n").unwrap();
@@ -166,7 +166,7 @@ impl Kubernetes {
     }
 }
 
-fn apiserver(place: &Place, program: &Path, etcd: &str, port: u16) -> Running {
+fn apiserver(place: &TestDir, program: &Path, etcd: &str, port: u16) -> Running {
     let Files { ca, cert, key } = &place.files;
     let mut command = Command::new(program);
     command.arg("--tls-cert-file").arg(cert).arg("--tls-private-key-file").arg(key);

@@ -7,7 +7,7 @@ use crate::parts::{have, kept};
 use crate::process::{PATIENCE, run};
 use crate::publish::{Dns, etcd_and_dns};
 use crate::sshd::Sshd;
-use crate::tunnel::{Edge, Place};
+use crate::tunnel::{Edge, TestDir};
 use crate::wait::wait_until;
 
 const PROGRAMS: [&str; 5] = ["dig", "sshd", "ssh", "ssh-keygen", "nc.openbsd"];
@@ -49,7 +49,7 @@ fn moves(mut fleet: Fleet, dns: &Dns, at_once: bool) {
 
 fn through_hosts(listed: bool) {
     let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&PROGRAMS)) else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let hosts = place.path().join("hosts");
     std::fs::write(&hosts, "# for all pods\n").unwrap();
     let dns = Dns::of_hosts(&place, &coredns, &hosts);

@@ -10,12 +10,12 @@ use crate::parts::{free_port, have, plain_peer};
 use crate::process::{PATIENCE, Running, run};
 use crate::ssh::helper;
 use crate::sshd::Sshd;
-use crate::tunnel::{Cloud, Edge, Place, SERVER_NAME, TOKEN};
+use crate::tunnel::{Cloud, Edge, SERVER_NAME, TOKEN, TestDir};
 
 #[test]
 fn a_plain_edge_is_served_by_our_cloud() {
     let Some(program) = ready() else { return };
-    let (sshd, place) = (Sshd::start(), Place::new());
+    let (sshd, place) = (Sshd::start(), TestDir::new());
     let mut cloud = Cloud::start(&place);
     let _edge = plain_edge(program, &place, cloud.grpc);
     cloud.has("node1");
@@ -25,7 +25,7 @@ fn a_plain_edge_is_served_by_our_cloud() {
 #[test]
 fn a_plain_edge_tells_our_client_why_it_could_not_dial() {
     let Some(program) = ready() else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let mut cloud = Cloud::start(&place);
     let _edge = plain_edge(program, &place, cloud.grpc);
     cloud.has("node1");
@@ -37,7 +37,7 @@ fn a_plain_edge_tells_our_client_why_it_could_not_dial() {
 #[test]
 fn a_plain_cloud_is_served_by_our_edge() {
     let Some(program) = ready() else { return };
-    let (sshd, place) = (Sshd::start(), Place::new());
+    let (sshd, place) = (Sshd::start(), TestDir::new());
     let mut cloud = PlainCloud::start(program, &place);
     let _edge = Edge::start(&place, &cloud.grpc.to_string());
     cloud.process.says("attached node1");
@@ -48,7 +48,7 @@ fn a_plain_cloud_is_served_by_our_edge() {
 #[test]
 fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
     let Some(program) = ready() else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let mut cloud = PlainCloud::start(program, &place);
     let _edge = Edge::start(&place, &cloud.grpc.to_string());
     cloud.process.says("attached node1");
@@ -75,7 +75,7 @@ fn an_answer_that_ends_by_closing_ends_at_once_at_a_plain_clouds_client() {
 #[test]
 fn the_plain_peers_serve_each_other() {
     let Some(program) = ready() else { return };
-    let (sshd, place) = (Sshd::start(), Place::new());
+    let (sshd, place) = (Sshd::start(), TestDir::new());
     let mut cloud = PlainCloud::start(program, &place);
     let _edge = plain_edge(program, &place, cloud.grpc.port());
     cloud.process.says("attached node1");
@@ -89,7 +89,7 @@ fn the_plain_peers_serve_each_other() {
 #[test]
 fn idle_links_with_plain_peers_outlive_their_keepalives() {
     let Some(program) = ready() else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let mut cloud = Cloud::start(&place);
     let mut plain_edge = plain_edge(program, &place, cloud.grpc);
     cloud.has("node1");
@@ -120,7 +120,7 @@ struct PlainCloud {
 }
 
 impl PlainCloud {
-    fn start(program: &Path, place: &Place) -> Self {
+    fn start(program: &Path, place: &TestDir) -> Self {
         let mut command = Command::new(program);
         command.args(["cloud", "--token", TOKEN, "--cert"]).arg(&place.files.cert);
         let mut process =
@@ -132,7 +132,7 @@ impl PlainCloud {
     }
 }
 
-fn plain_edge(program: &Path, place: &Place, cloud: u16) -> Running {
+fn plain_edge(program: &Path, place: &TestDir, cloud: u16) -> Running {
     let mut command = Command::new(program);
     command.args(["edge", "--node", "node1", "--token", TOKEN, "--name", SERVER_NAME]);
     command.arg("--cloud").arg(format!("127.0.0.1:{cloud}")).arg("--ca").arg(&place.files.ca);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::certificates::Files;
 use crate::parts::{free_port, have, kept};
 use crate::process::{PATIENCE, Running, run};
-use crate::tunnel::{Cloud, Edge, Place};
+use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
 /// What the pod says its address is.
@@ -16,7 +16,7 @@ const POD_IP: &str = "127.0.0.77";
 #[test]
 fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
     let Some(coredns) = kept("coredns-1.15.0/coredns").filter(|_| have(&["dig"])) else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let hosts = place.path().join("hosts");
     std::fs::write(&hosts, "127.0.0.9 other.nodes.test\n").unwrap();
     let dns = Dns::of_hosts(&place, &coredns, &hosts);
@@ -110,7 +110,7 @@ fn an_etcd_with_tls_wants_our_certificate_and_shows_its_own() {
 }
 
 /// A node's name resolves while its edge is linked, to a pod with these settings, which stops in the end.
-fn comes_and_goes(place: &Place, dns: &Dns, registry: &str) {
+fn comes_and_goes(place: &TestDir, dns: &Dns, registry: &str) {
     let mut cloud = cloud(place, registry);
     let mut edge = Edge::start(place, &format!("127.0.0.1:{}", cloud.grpc));
     dns.answers("node1.nodes.test", POD_IP);
@@ -132,7 +132,7 @@ fn pass(time: Duration, meanwhile: impl Fn()) {
     });
 }
 
-fn cloud(place: &Place, registry: &str) -> Cloud {
+fn cloud(place: &TestDir, registry: &str) -> Cloud {
     let registry = format!("[mode.cloud.registry]\nzone = \"nodes.test\"\n{registry}");
     Cloud::start_with(place, &registry, &[("POD_IP", POD_IP)])
 }
@@ -144,7 +144,7 @@ pub(crate) struct Dns {
 }
 
 impl Dns {
-    pub(crate) fn start(place: &Place, program: &Path, corefile: &str) -> Self {
+    pub(crate) fn start(place: &TestDir, program: &Path, corefile: &str) -> Self {
         let (port, file) = (free_port(), place.path().join("Corefile"));
         std::fs::write(&file, corefile).unwrap();
         let mut command = Command::new(program);
@@ -155,7 +155,7 @@ impl Dns {
     }
 
     /// One that reads a hosts file.
-    pub(crate) fn of_hosts(place: &Place, program: &Path, hosts: &Path) -> Self {
+    pub(crate) fn of_hosts(place: &TestDir, program: &Path, hosts: &Path) -> Self {
         let corefile = format!(
             ".:{{$PORT}} {{\n bind 127.0.0.1\n hosts {} {{\n ttl 1\n reload 300ms\n no_reverse\n }}\n}}\n",
             hosts.display()
@@ -184,18 +184,18 @@ pub(crate) struct Etcd {
 }
 
 impl Etcd {
-    pub(crate) fn start(place: &Place, program: &Path, tls: bool) -> Self {
+    pub(crate) fn start(place: &TestDir, program: &Path, tls: bool) -> Self {
         let scheme = if tls { "https" } else { "http" };
         let (url, peers) = (format!("{scheme}://127.0.0.1:{}", free_port()), free_port());
         let process = Self::run(place, program, &url, peers);
         Self { process, program: program.to_owned(), url, peers }
     }
 
-    fn restart(&mut self, place: &Place) {
+    fn restart(&mut self, place: &TestDir) {
         self.process = Self::run(place, &self.program, &self.url, self.peers);
     }
 
-    fn run(place: &Place, program: &Path, url: &str, peers: u16) -> Running {
+    fn run(place: &TestDir, program: &Path, url: &str, peers: u16) -> Running {
         let peers = format!("http://127.0.0.1:{peers}");
         let mut command = Command::new(program);
         command.arg("--data-dir").arg(place.path().join("etcd"));
@@ -215,12 +215,12 @@ impl Etcd {
     }
 }
 
-pub(crate) fn etcd_and_dns(tls: bool) -> Option<(Etcd, Dns, Place)> {
+pub(crate) fn etcd_and_dns(tls: bool) -> Option<(Etcd, Dns, TestDir)> {
     let (etcd, coredns) = (kept("etcd-3.6.16/etcd")?, kept("coredns-1.15.0/coredns")?);
     if !have(&["dig"]) {
         return None;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let etcd = Etcd::start(&place, &etcd, tls);
     let url = &etcd.url;
     let Files { ca, cert, key } = &place.files;

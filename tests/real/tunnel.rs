@@ -18,7 +18,7 @@ pub(crate) const TOKEN: &str = "token-of-a-test";
 
 /// The files of one test: certificates, token, configs, logs.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TestDir {
     dir: TempDir,
     pub(crate) files: Files,
 }
@@ -48,10 +48,10 @@ pub(crate) struct Pair {
     // Fields drop in order: processes before the files they use.
     pub(crate) edge: Edge,
     pub(crate) cloud: Cloud,
-    pub(crate) place: Place,
+    pub(crate) place: TestDir,
 }
 
-impl Place {
+impl TestDir {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let files = Authority::new().write(dir.path(), &[SERVER_NAME, "localhost", "127.0.0.1"]);
@@ -128,17 +128,17 @@ pub(crate) fn tunnel() -> Command {
 }
 
 impl Cloud {
-    pub(crate) fn start(place: &Place) -> Self {
+    pub(crate) fn start(place: &TestDir) -> Self {
         Self::start_with(place, "", &[])
     }
 
     /// As [`Self::start`], with more tables and an environment.
-    pub(crate) fn start_with(place: &Place, more: &str, env: &[(&str, &str)]) -> Self {
+    pub(crate) fn start_with(place: &TestDir, more: &str, env: &[(&str, &str)]) -> Self {
         Self::start_as(place, more, env, &[])
     }
 
     /// As [`Self::start_with`], with more arguments.
-    pub(crate) fn start_as(place: &Place, more: &str, env: &[(&str, &str)], args: &[&str]) -> Self {
+    pub(crate) fn start_as(place: &TestDir, more: &str, env: &[(&str, &str)], args: &[&str]) -> Self {
         let grpc = loopback(free_port());
         let mut cloud = Self::launch(place, ("cloud", grpc), more, env, args);
         cloud.ready();
@@ -147,7 +147,7 @@ impl Cloud {
 
     /// Starts one that links come to at an address, called `name` in logs, and does not wait for it.
     pub(crate) fn launch(
-        place: &Place,
+        place: &TestDir,
         (name, grpc): (&str, SocketAddr),
         more: &str,
         env: &[(&str, &str)],
@@ -199,12 +199,12 @@ auth = "none"
 
 impl Edge {
     /// Starts `node1` towards a cloud's address.
-    pub(crate) fn start(place: &Place, cloud: &str) -> Self {
+    pub(crate) fn start(place: &TestDir, cloud: &str) -> Self {
         Self::start_as(place, "node1", cloud)
     }
 
     /// Starts a node of that name towards a cloud's address.
-    pub(crate) fn start_as(place: &Place, node: &str, cloud: &str) -> Self {
+    pub(crate) fn start_as(place: &TestDir, node: &str, cloud: &str) -> Self {
         let log_port = free_port();
         let config = format!(
             r#"
@@ -231,7 +231,7 @@ impl Pair {
 
     /// As [`Self::start`], where the edge reaches the cloud through a port of the test's own.
     pub(crate) fn start_behind(line: impl FnOnce(u16) -> u16) -> Self {
-        let place = Place::new();
+        let place = TestDir::new();
         let mut cloud = Cloud::start(&place);
         let edge = Edge::start(&place, &format!("127.0.0.1:{}", line(cloud.grpc)));
         cloud.has("node1");

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tunnel::names::{Instance, SessionId};
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 
 use super::ledger::Ledger;
 use super::world::World;
@@ -14,10 +14,10 @@ pub(crate) struct Hops(HashMap<(SessionId, u64), (Vec<usize>, usize)>);
 
 impl Hops {
     pub(crate) fn said(&mut self, frame: &Frame, way: [usize; 2], pods: [bool; 2], ledger: &Ledger) {
-        let Body::Session(id, _, word) = &frame.body else { return };
+        let FrameKind::Session(id, _, word) = &frame.body else { return };
         let [from, to] = way;
         match word {
-            Word::Open { epoch, .. } | Word::Resume { epoch, .. } => {
+            SessionFrame::Open { epoch, .. } | SessionFrame::Resume { epoch, .. } => {
                 let (been, between) = self.0.entry((*id, *epoch)).or_insert_with(|| (vec![from], 0));
                 if been.last() != Some(&from) {
                     ledger.fault(format!("an attempt comes from {from}, and went {been:?}"));
@@ -36,10 +36,10 @@ impl Hops {
                 }
                 been.push(to);
             }
-            Word::Opened { epoch, .. } => ledger.answers(*id, *epoch, from),
+            SessionFrame::Opened { epoch, .. } => ledger.answers(*id, *epoch, from),
             _ => {}
         }
-        if let Word::Resume { instance: Some(instance), .. } = word
+        if let SessionFrame::Resume { instance: Some(instance), .. } = word
             && !pods[1]
             && *instance != Instance::from_bits(to as u128 + 1)
         {
@@ -90,7 +90,7 @@ impl World {
         }
         for line in &self.lines {
             for (side, end) in line.ends.iter().enumerate().filter(|(_, end)| self.processes[end.at].alive) {
-                let (sessions, waiting) = (end.outbox.sessions(), end.outbox.waiting());
+                let (sessions, waiting) = (end.sender.sessions(), end.sender.waiting());
                 if sessions + waiting + end.turns.unanswered > 0 {
                     let unanswered = end.turns.unanswered;
                     left.push(format!(

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tunnel::names::SessionId;
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 
 /// The attempts that it has passed on, each with the last Open or Resume.
 #[derive(Default)]
@@ -16,10 +16,10 @@ impl HalfWay {
 
     /// Whether a frame goes on: bind, pass, or drop.
     pub(crate) fn passes(&mut self, side: usize, frame: &Frame) -> bool {
-        let Body::Session(id, _, word) = &frame.body else { return true };
+        let FrameKind::Session(id, _, word) = &frame.body else { return true };
         let bound = self.0.get(id).map(|(epoch, _)| *epoch);
         match word {
-            Word::Open { epoch, .. } | Word::Resume { epoch, .. } if side == 0 => {
+            SessionFrame::Open { epoch, .. } | SessionFrame::Resume { epoch, .. } if side == 0 => {
                 if bound.is_some_and(|bound| bound >= *epoch) {
                     return false;
                 }
@@ -27,7 +27,9 @@ impl HalfWay {
                 true
             }
             // One that answers an older attempt must not take the newer one's binding with it.
-            Word::Refused { epoch, .. } | Word::Reset { epoch, .. } | Word::Lost { epoch } => match bound {
+            SessionFrame::Refused { epoch, .. }
+            | SessionFrame::Reset { epoch, .. }
+            | SessionFrame::Lost { epoch } => match bound {
                 Some(bound) if bound <= *epoch => self.0.remove(id).is_some(),
                 bound => bound.is_some(),
             },
@@ -38,8 +40,8 @@ impl HalfWay {
     /// What both ends are told if the session is lost here.
     pub(crate) fn lose(&mut self, id: SessionId) -> Option<Frame> {
         let (epoch, mut frame) = self.0.remove(&id)?;
-        if let Body::Session(_, _, word) = &mut frame.body {
-            *word = Word::Lost { epoch };
+        if let FrameKind::Session(_, _, word) = &mut frame.body {
+            *word = SessionFrame::Lost { epoch };
         }
         Some(frame)
     }

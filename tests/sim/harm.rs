@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tunnel::protocol::session::state::LinkId;
+use tunnel::protocol::{Code, Dialect, LinkSender, Refusal};
 use tunnel::registry::Linked;
-use tunnel::tunnel::session::end::LinkId;
-use tunnel::tunnel::{Code, Dialect, Outbox, Refusal};
 
 use super::line::{HEALED, Line};
 use super::plan::About;
@@ -19,16 +19,16 @@ impl World {
         let outboxes = [0, 1].map(|side| {
             let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
             let far = Some(other.table.instance());
-            Outbox::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, Dialect::NEWEST)
+            LinkSender::new(LinkId(self.links * 2 + side as u64), me.sees(other), far, Dialect::NEWEST)
         });
         self.ledger.note(|| format!("link {} is made between {at:?}", self.links));
         for side in [0, 1] {
             self.ways.add(at[side], at[1 - side], &outboxes[side]);
         }
-        let (pod, outbox) = (&self.processes[at[0]], outboxes[0].clone());
-        let instance = outbox.instance;
+        let (pod, sender) = (&self.processes[at[0]], outboxes[0].clone());
+        let instance = sender.instance;
         if pod.place.route.is_some() {
-            pod.registry.insert(Linked { outbox, instance, from: ([127, 0, 0, 1], 1).into() }, false);
+            pod.registry.insert(Linked { sender, instance, from: ([127, 0, 0, 1], 1).into() }, false);
         }
         let mut plan = self.plan.clone();
         if !plan.healed && plan.about == About::Pods {
@@ -75,8 +75,8 @@ impl World {
         if self.dice.one_in(40) && !self.lines.is_empty() {
             let line = self.dice.below(self.lines.len());
             let end = &mut self.lines[line].ends[self.dice.below(2)];
-            if !end.outbox.is_closed() {
-                end.outbox.ping();
+            if !end.sender.is_closed() {
+                end.sender.ping();
                 end.turns.ping();
             }
         }
@@ -95,15 +95,15 @@ impl World {
             return;
         }
         let end = &line.ends[self.dice.below(2)];
-        let (process, outbox) = (end.at, end.outbox.clone());
+        let (process, sender) = (end.at, end.sender.clone());
         let table = self.processes[process].table.clone();
         if self.dice.one_in(2) {
             self.ledger
                 .note(|| format!("process {process} releases what passes through link {}", line.number));
-            table.release(&outbox, |_| true);
+            table.release(&sender, |_| true);
         } else {
             self.ledger.note(|| format!("process {process} leaves link {}", line.number));
-            self.sought(table.leave(&outbox, |_, _| true), process);
+            self.sought(table.leave(&sender, |_, _| true), process);
         }
     }
 
@@ -132,10 +132,10 @@ impl World {
                 }
                 line.ends[side].over = true;
                 self.ledger.note(|| format!("end {side} of link {} notices", line.number));
-                let (outbox, process) = (line.ends[side].outbox.clone(), line.ends[side].at);
+                let (sender, process) = (line.ends[side].sender.clone(), line.ends[side].at);
                 let Process { table, registry, .. } = &self.processes[process];
-                let parked = table.link_ended(&outbox, &Refusal::new(Code::GivenUp, "link gone"), now);
-                registry.remove(&outbox);
+                let parked = table.link_ended(&sender, &Refusal::new(Code::GivenUp, "link gone"), now);
+                registry.remove(&sender);
                 self.sought(parked, process);
             }
         }

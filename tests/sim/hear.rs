@@ -1,8 +1,8 @@
 //! What processes do with what arrives.
 
 use tokio::time::Instant;
-use tunnel::tunnel::frame::Body;
-use tunnel::tunnel::{Event, Parked};
+use tunnel::protocol::wire::frame::FrameKind;
+use tunnel::protocol::{Event, Parked};
 
 use super::world::World;
 
@@ -19,14 +19,14 @@ impl World {
         for frame in self.lines[line].deliver(side, &self.dice, &self.ledger) {
             let end = &mut self.lines[line].ends[side];
             end.turns.heard(&frame.body);
-            let (at, outbox) = (end.at, end.outbox.clone());
+            let (at, sender) = (end.at, end.sender.clone());
             match frame.body {
-                Body::Ping(number) => outbox.pong(number),
-                Body::Pong(Some(number)) => drop(outbox.ponged(number, now)),
-                Body::Pong(None) => self.ledger.fault("a pong without a number"),
-                Body::Session(id, category, word) => {
+                FrameKind::Ping(number) => sender.pong(number),
+                FrameKind::Pong(Some(number)) => drop(sender.ponged(number, now)),
+                FrameKind::Pong(None) => self.ledger.fault("a pong without a number"),
+                FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();
-                    let event = table.hear(&outbox, frame.node, id, category, word, now);
+                    let event = table.on_frame(&sender, frame.node, id, category, word, now);
                     self.event(event, at);
                 }
                 other => self.ledger.fault(format!("nobody says {other:?} here")),
@@ -41,7 +41,7 @@ impl World {
             Some(Event::Offer(offer)) if !process.is_pod() => {
                 place.cradle.spawn("acceptor".into(), place.clone().answer(offer));
             }
-            Some(Event::Asked(asked)) if process.is_pod() && self.plan.pods > 1 => {
+            Some(Event::RelayRequest(asked)) if process.is_pod() && self.plan.pods > 1 => {
                 place.cradle.spawn("guide".into(), place.clone().guide(asked));
             }
             Some(Event::Parked(parked)) => self.sought(vec![parked], at),

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::sleep;
-use tunnel::net::Duplex as _;
-use tunnel::tunnel::{Code, Refusal, Session};
+use tunnel::net::ByteStream as _;
+use tunnel::protocol::{Code, Refusal, Session};
 
 use super::chance::{MOST, content};
 use super::ledger::Who;
@@ -48,7 +48,7 @@ impl Held {
         let mut drop_after = self.drop_after();
         loop {
             let taken = poll_fn(|cx| match self.session.borrow_mut().as_mut() {
-                Some(session) => session.poll_take(cx).map(Some),
+                Some(session) => session.poll_read_chunk(cx).map(Some),
                 None => Poll::Ready(None),
             });
             let taken = self.alive(taken).await;
@@ -138,7 +138,7 @@ impl Held {
     async fn give(&self, bytes: &mut Bytes) -> Option<std::io::Result<()>> {
         self.place.ledger.wrote(self.number, self.who, bytes.len());
         let given = poll_fn(|cx| match self.session.borrow_mut().as_mut() {
-            Some(session) => session.poll_give(cx, bytes).map(Some),
+            Some(session) => session.poll_write_chunk(cx, bytes).map(Some),
             None => Poll::Ready(None),
         });
         self.alive(given).await.flatten()

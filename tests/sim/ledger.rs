@@ -138,6 +138,7 @@ impl Ledger {
             pair.peer = who;
             let peer = who.and_then(|who| pair.ends.get(&who));
             pair.killed |= dead || peer.is_some_and(|end| end.early);
+            pair.died |= dead;
             let accepted = peer.is_some_and(|end| end.accepted);
             (!accepted).then(|| "is open, but nobody accepted it".into())
         });

@@ -8,10 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 use tunnel::names::SessionId;
-use tunnel::tunnel::Outbox;
-use tunnel::tunnel::codec::{Reader, encode};
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::LinkSender;
+use tunnel::protocol::wire::codec::{Reader, encode};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 
 use super::chance::Dice;
 use super::crowd::Woken;
@@ -35,7 +35,7 @@ pub(crate) struct Line {
 pub(crate) struct End {
     /// Whose end.
     pub(crate) at: usize,
-    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) sender: Arc<LinkSender>,
     woken: Arc<Woken>,
     waker: Waker,
     idle: bool,
@@ -57,7 +57,7 @@ struct Wire {
 }
 
 impl Line {
-    pub(crate) fn new(number: u64, at: [usize; 2], outboxes: [Arc<Outbox>; 2], plan: &Plan) -> Self {
+    pub(crate) fn new(number: u64, at: [usize; 2], outboxes: [Arc<LinkSender>; 2], plan: &Plan) -> Self {
         let Plan { latency, rate, codec, .. } = *plan;
         let [a, b] = outboxes;
         let wire = || Wire {
@@ -90,7 +90,7 @@ impl Line {
     pub(crate) fn pull(&mut self, side: usize, now: Instant, dice: &Dice, ledger: &Ledger) -> Option<Frame> {
         let end = &mut self.ends[side];
         end.woken.take();
-        let frame = match end.outbox.poll_pull(&mut Context::from_waker(&end.waker), now) {
+        let frame = match end.sender.poll_pull(&mut Context::from_waker(&end.waker), now) {
             Poll::Ready(Some(frame)) => frame,
             Poll::Pending => {
                 end.idle = true;
@@ -105,7 +105,7 @@ impl Line {
         };
         end.idle = false;
         end.turns.pulled(&frame, ledger);
-        let session = if let Body::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
+        let session = if let FrameKind::Session(id, ..) = &frame.body { ledger.number(*id) } else { None };
         ledger.note(|| format!("link {} {} {session:?} {}", self.number, [">", "<"][side], show(&frame)));
         let passes = self.half_way.as_mut().is_none_or(|half_way| half_way.passes(side, &frame));
         let wire = &mut self.wires[side];
@@ -146,7 +146,7 @@ impl Line {
         let mut frames = Vec::new();
         loop {
             match wire.reader.message() {
-                Ok(Some(message)) => match from_message(message, &self.ends[side].outbox.peer) {
+                Ok(Some(message)) => match from_message(message, &self.ends[side].sender.peer) {
                     Ok(frame) => frames.push(frame),
                     Err(why) => ledger.fault(format!("a message that is no frame: {why}")),
                 },
@@ -208,10 +208,10 @@ impl Line {
 }
 
 impl End {
-    fn new(at: usize, outbox: Arc<Outbox>) -> Self {
+    fn new(at: usize, sender: Arc<LinkSender>) -> Self {
         let woken = Arc::new(Woken::default());
         let waker = woken.clone().into();
-        Self { at, outbox, woken, waker, idle: false, notices: None, over: false, turns: Turns::default() }
+        Self { at, sender, woken, waker, idle: false, notices: None, over: false, turns: Turns::default() }
     }
 }
 
@@ -242,14 +242,14 @@ impl Wire {
 }
 
 fn weight(frame: &Frame) -> usize {
-    100 + if let Body::Session(_, _, Word::Data(bytes)) = &frame.body { bytes.len() } else { 0 }
+    100 + if let FrameKind::Session(_, _, SessionFrame::Data(bytes)) = &frame.body { bytes.len() } else { 0 }
 }
 
 /// A frame for the trace, without the session's random id.
 pub(crate) fn show(frame: &Frame) -> String {
     match &frame.body {
-        Body::Session(_, _, Word::Data(bytes)) => format!("{} bytes", bytes.len()),
-        Body::Session(_, _, word) => format!("{word:?}"),
+        FrameKind::Session(_, _, SessionFrame::Data(bytes)) => format!("{} bytes", bytes.len()),
+        FrameKind::Session(_, _, word) => format!("{word:?}"),
         body => format!("{body:?}"),
     }
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tunnel::tunnel::{Asked, Code, Outbox, Peer, Refusal};
+use tunnel::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
 
 use super::owner::Place;
 
 impl Place {
-    pub(crate) async fn guide(self, asked: Asked) {
+    pub(crate) async fn guide(self, asked: RelayRequest) {
         let dice = &self.dice;
         let lies = self.plan.borrow().lies;
         if dice.one_in(3) {
@@ -30,8 +30,8 @@ impl Place {
         }
         let far = matches!(asked.from().peer, Peer::Edge(_));
         match self.ways.next(self.at, &node, asked.instance(), far, dice) {
-            Some(way) if far && dice.one_in(2) => self.relay(asked, &way.outbox).await,
-            Some(way) => asked.pass(&way.outbox),
+            Some(way) if far && dice.one_in(2) => self.relay(asked, &way.sender).await,
+            Some(way) => asked.pass(&way.sender),
             None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
                 asked.refuse(Refusal::new(Code::Unknown, "the node is another process now"));
             }
@@ -40,7 +40,7 @@ impl Place {
     }
 
     /// Tries one way after the other while the acceptor is not there, or while it says nothing for too long.
-    async fn relay(&self, asked: Asked, first: &Arc<Outbox>) {
+    async fn relay(&self, asked: RelayRequest, first: &Arc<LinkSender>) {
         let (dice, node) = (&self.dice, asked.node().clone());
         asked.try_way(first);
         loop {
@@ -53,7 +53,7 @@ impl Place {
                 Err(_) => false,
             };
             match self.ways.next(self.at, &node, asked.instance(), true, dice) {
-                Some(way) => asked.try_way(&way.outbox),
+                Some(way) => asked.try_way(&way.sender),
                 None if sought => return asked.refuse(Refusal::new(Code::NotHere, "it is nowhere else")),
                 None => {}
             }
@@ -61,7 +61,7 @@ impl Place {
     }
 
     /// A stale answer, one that goes in circles, or none at all.
-    fn misguide(&self, asked: Asked) {
+    fn misguide(&self, asked: RelayRequest) {
         let node = asked.node().clone();
         let way = if self.dice.one_in(3) {
             self.ways.any(self.at, &self.dice).filter(|way| way.node.is_none())
@@ -71,7 +71,7 @@ impl Place {
         // Whoever resumes must not meet another process: that one knows nothing of it, and says so.
         let other = |instance| asked.instance().is_some_and(|meant| Some(meant) != instance);
         match way {
-            Some(way) if way.node.is_none() || !other(way.outbox.instance) => asked.pass(&way.outbox),
+            Some(way) if way.node.is_none() || !other(way.sender.instance) => asked.pass(&way.sender),
             _ => asked.refuse(Refusal::new(Code::NotHere, "wrong")),
         }
     }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::names::{Instance, NodeName, Target};
+use tunnel::protocol::{
+    Answer, Category, Code, Full, LinkSender, Offer, Parked, Refusal, Session, SessionTable,
+};
 use tunnel::route::{Request, Route, RouteError};
-use tunnel::tunnel::{Answer, Category, Code, Full, Offer, Outbox, Parked, Refusal, Session, Table};
 
 use super::chance::Dice;
 use super::crowd::Cradle;
@@ -28,7 +30,7 @@ pub(crate) struct Place {
     pub(crate) route: Option<Route>,
     /// The node that it is, if it is an edge.
     pub(crate) node: Option<NodeName>,
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<SessionTable>,
     pub(crate) ways: Ways,
 }
 
@@ -164,7 +166,7 @@ impl Place {
     }
 
     /// Where to ask: in one pod's world any link; else as the registry says, which may lie.
-    fn way(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<Outbox>> {
+    fn way(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
         let plan = self.plan.borrow();
         let anywhere = plan.about != About::Pods || self.node.is_some() || self.dice.one_in(plan.lies);
         let way = if anywhere {
@@ -174,7 +176,7 @@ impl Place {
         };
         // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its own.
         let wrong = way.node.as_ref().is_some_and(|there| there != node);
-        let other = instance.is_some() && way.node.is_some() && way.outbox.instance != instance;
-        (!wrong && !other).then_some(way.outbox)
+        let other = instance.is_some() && way.node.is_some() && way.sender.instance != instance;
+        (!wrong && !other).then_some(way.sender)
     }
 }

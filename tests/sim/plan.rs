@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tunnel::tunnel::Windows;
+use tunnel::protocol::Windows;
 
 use super::chance::Dice;
 

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName};
+use tunnel::protocol::{Limits, Peer, SessionTable};
 use tunnel::registry::Registry;
 use tunnel::registry::find::Finder;
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
-use tunnel::tunnel::{Limits, Peer, Table};
 
 use super::chance::chance;
 use super::owner::Place;
@@ -20,7 +20,7 @@ use super::world::World;
 pub(crate) struct Process {
     /// An edge's name; two processes may have the same. None for a pod.
     pub(crate) node: Option<NodeName>,
-    pub(crate) table: Arc<Table>,
+    pub(crate) table: Arc<SessionTable>,
     pub(crate) metrics: Metrics,
     pub(crate) registry: Arc<Registry>,
     pub(crate) place: Place,
@@ -51,7 +51,7 @@ impl World {
         let (windows, memory, grace) = (plan.windows[kind], plan.memory[kind], plan.grace);
         let limits = Limits { windows, memory, sessions: 1000, grace };
         let counted = metrics();
-        let table = Table::new(Instance::from_bits(at as u128 + 1), limits, counted.clone());
+        let table = SessionTable::new(Instance::from_bits(at as u128 + 1), limits, counted.clone());
         let registry = Registry::new(metrics());
         // No longer than ended ids are remembered: else a late Open would be dialled again.
         let patience = plan.grace.min(Duration::from_secs(12));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tunnel::names::SessionId;
-use tunnel::tunnel::frame::{Body, Frame, Word};
+use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 
 use super::ledger::Ledger;
 
@@ -24,10 +24,10 @@ impl Turns {
         self.ping = true;
     }
 
-    pub(crate) fn heard(&mut self, body: &Body) {
+    pub(crate) fn heard(&mut self, body: &FrameKind) {
         match body {
-            Body::Ping(number) => self.pong = *number,
-            Body::Pong(_) => self.unanswered = 0,
+            FrameKind::Ping(number) => self.pong = *number,
+            FrameKind::Pong(_) => self.unanswered = 0,
             _ => {}
         }
     }
@@ -47,18 +47,18 @@ impl Turns {
 
     pub(crate) fn pulled(&mut self, frame: &Frame, ledger: &Ledger) {
         match &frame.body {
-            Body::Ping(_) => {
+            FrameKind::Ping(_) => {
                 self.ping = false;
                 self.unanswered += 1;
             }
-            Body::Pong(number) => {
+            FrameKind::Pong(number) => {
                 let answers = self.pong.take() == *number;
                 if !answers {
                     ledger.fault("a pong that answers no ping, or not the newest");
                 }
             }
-            Body::Session(id, _, Word::Open { target, .. }) => ledger.knows(*id, target),
-            Body::Session(id, _, Word::Data(bytes)) => self.data(*id, bytes.len(), ledger),
+            FrameKind::Session(id, _, SessionFrame::Open { target, .. }) => ledger.knows(*id, target),
+            FrameKind::Session(id, _, SessionFrame::Data(bytes)) => self.data(*id, bytes.len(), ledger),
             _ => {}
         }
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tunnel::names::{Instance, NodeName};
-use tunnel::tunnel::{Outbox, Peer};
+use tunnel::protocol::{LinkSender, Peer};
 
 use super::chance::Dice;
 
@@ -18,15 +18,15 @@ pub(crate) struct Ways(Rc<RefCell<Vec<Way>>>);
 pub(crate) struct Way {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) sender: Arc<LinkSender>,
     /// The node at its other end, if that is an edge.
     pub(crate) node: Option<NodeName>,
 }
 
 impl Ways {
-    pub(crate) fn add(&self, from: usize, to: usize, outbox: &Arc<Outbox>) {
-        let node = if let Peer::Edge(node) = &outbox.peer { Some(node.clone()) } else { None };
-        self.0.borrow_mut().push(Way { from, to, outbox: outbox.clone(), node });
+    pub(crate) fn add(&self, from: usize, to: usize, sender: &Arc<LinkSender>) {
+        let node = if let Peer::Edge(node) = &sender.peer { Some(node.clone()) } else { None };
+        self.0.borrow_mut().push(Way { from, to, sender: sender.clone(), node });
     }
 
     /// A process has vanished.
@@ -36,7 +36,7 @@ impl Ways {
 
     /// Forgets those that have ended: the registry is told late.
     pub(crate) fn tidy(&self) {
-        self.0.borrow_mut().retain(|way| !way.outbox.is_closed());
+        self.0.borrow_mut().retain(|way| !way.sender.is_closed());
     }
 
     /// Any link of a process, live or not.
@@ -56,7 +56,7 @@ impl Ways {
     ) -> Option<Way> {
         let leads = |way: &Way| match instance {
             // What the cloud accepted is in a pod.
-            Some(_) => way.outbox.instance == instance,
+            Some(_) => way.sender.instance == instance,
             None => way.node.as_ref() == Some(node),
         };
         let near = self.all(|way| way.from == from && leads(way) && (far || way.node.is_some()));

@@ -2,10 +2,10 @@ use super::*;
 use crate::policy::targets::Listening;
 use tokio::net::TcpListener;
 
-fn at(node: &str, own: &'static [&'static str], targets: Targets) -> Place {
-    let own = Own::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
+fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDialer {
+    let own = LocalAddresses::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
     let resolver = Resolver::system().unwrap();
-    Place {
+    TargetDialer {
         node: Some(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
@@ -14,11 +14,16 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> Place {
     }
 }
 
-fn place(allowed: &[&str]) -> Place {
+fn place(allowed: &[&str]) -> TargetDialer {
     at("edge-1", &[], allowed.iter().map(|t| t.parse().unwrap()).collect())
 }
 
-async fn found(place: &Place, target: &str, own: &[&str], names: &[&str]) -> Result<Vec<String>, Refusal> {
+async fn found(
+    place: &TargetDialer,
+    target: &str,
+    own: &[&str],
+    names: &[&str],
+) -> Result<Vec<String>, Refusal> {
     let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
     let names: Vec<IpAddr> = names.iter().map(|ip| ip.parse().unwrap()).collect();
     let lookup = async |_| Ok(names.clone());
@@ -60,7 +65,7 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
 
 #[tokio::test]
 async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
-    let pod = |allowed: &[&str]| Place { node: None, ..place(allowed) };
+    let pod = |allowed: &[&str]| TargetDialer { node: None, ..place(allowed) };
     let listed = pod(&["10.1.0.0/16:443", "own:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
     assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
@@ -86,7 +91,7 @@ async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest
 #[tokio::test]
 async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
     let listening = || ["127.0.0.1:51010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
-    let edge = Place { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    let edge = TargetDialer { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
     let own = ["192.0.2.7"];
     for (target, names) in [
         ("edge-1:51010", &[][..]),
@@ -102,7 +107,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
         assert_eq!(refused.code, Code::NotAllowed);
     }
     assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
-    let pod = Place { node: None, ..edge };
+    let pod = TargetDialer { node: None, ..edge };
     let refused = found(&pod, "192.0.2.7:7", &own, &[]).await.unwrap_err();
     assert_eq!(refused.reason, "192.0.2.7:7 is a port of the cloud's own pod");
 }

@@ -14,12 +14,12 @@ pub(super) struct Recent {
 
 impl Recent {
     pub(super) fn holds(&self, print: u128, now: Instant) -> bool {
-        self.since.get(&print).is_some_and(|since| now.saturating_duration_since(*since) < REMEMBERED)
+        self.since.get(&print).is_some_and(|since| now.saturating_duration_since(*since) < LOGIN_TTL)
     }
 
     pub(super) fn add(&mut self, print: u128, now: Instant) {
         while let Some((since, oldest)) = self.order.front().copied() {
-            if self.order.len() < RECENT && now.saturating_duration_since(since) < REMEMBERED {
+            if self.order.len() < RECENT && now.saturating_duration_since(since) < LOGIN_TTL {
                 break;
             }
             self.order.pop_front();
@@ -34,7 +34,7 @@ impl Recent {
 }
 
 /// How long somebody let in need not be checked again: a loop of short connections then costs no bcrypt each.
-pub(super) const REMEMBERED: Duration = Duration::from_secs(60);
+pub(super) const LOGIN_TTL: Duration = Duration::from_secs(60);
 
 /// Logins remembered at most, about 100 bytes each. Only right ones are.
 const RECENT: usize = 16 * 1024;
@@ -52,6 +52,6 @@ mod tests {
             assert!(recent.holds(print, now));
         }
         assert!(recent.since.len() <= RECENT && recent.order.len() <= RECENT);
-        assert!(!recent.holds(3 * RECENT as u128 - 1, now + REMEMBERED));
+        assert!(!recent.holds(3 * RECENT as u128 - 1, now + LOGIN_TTL));
     }
 }

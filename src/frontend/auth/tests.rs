@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use futures_util::future::join_all;
 
-use super::recent::REMEMBERED;
+use super::recent::LOGIN_TTL;
 use super::*;
 use crate::policy::{Rule, network};
 
@@ -51,7 +51,7 @@ async fn whom_it_let_in_it_knows_for_a_minute() {
     let _turns: Vec<_> = (0..at_work()).map(|_| logins.turns.try_enter(&here()).unwrap()).collect();
     assert_eq!(check(&logins, "ops:pw").await.unwrap(), "ops");
     assert!(matches!(check(&logins, "ops:other").await, Err(Denial::Busy(_))));
-    tokio::time::advance(REMEMBERED).await;
+    tokio::time::advance(LOGIN_TTL).await;
     assert!(matches!(check(&logins, "ops:pw").await, Err(Denial::Busy(_))));
 }
 
@@ -88,7 +88,7 @@ async fn who_fails_ten_times_in_a_minute_waits_and_nobody_else() {
     logins.check(&head("ops:pw"), Source::of([10, 0, 0, 2].into())).await.unwrap();
     // Verified a moment ago, it waits nowhere.
     check(&logins, "ops:pw").await.unwrap();
-    tokio::time::advance(REMEMBERED).await;
+    tokio::time::advance(LOGIN_TTL).await;
     for _ in 0..9 {
         assert!(matches!(check(&logins, "ops:wrong").await, Err(Denial::Credentials)));
     }

@@ -9,13 +9,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use crate::names::{Instance, NodeName, Target};
-use crate::net::Duplex;
-use crate::tunnel::frame::Body;
-use crate::tunnel::outbox::Outbox;
-use crate::tunnel::recv::Windows;
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Dialect, Peer};
-use crate::tunnel::{Event, Limits, Offer, Table};
+use crate::net::ByteStream;
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::session::recv::Windows;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::FrameKind;
+use crate::protocol::{Dialect, Peer};
+use crate::protocol::{Event, Limits, Offer, SessionTable};
 
 fn head(method: &str, uri: &str) -> Parts {
     Http::builder().method(method).uri(uri).body(()).unwrap().into_parts().0
@@ -108,17 +108,17 @@ async fn session(drain: &Drain) -> (Session, Session) {
     let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
     let grace = Duration::from_secs(60);
     let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
-    let table = || Table::new(Instance::random(), limits.clone(), Metrics::edge());
-    let outbox = |n| Outbox::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
-    let (near, far, opener, acceptor) = (outbox(1), outbox(2), table(), table());
+    let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
+    let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
+    let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
     let (offers, mut offered) = mpsc::channel::<Offer>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
         let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());
         drain.spawn(Span::none(), async move {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
-                let Body::Session(id, category, word) = frame.body else { continue };
+                let FrameKind::Session(id, category, word) = frame.body else { continue };
                 if let Some(Event::Offer(offer)) =
-                    to.hear(&back, frame.node, id, category, word, Instant::now())
+                    to.on_frame(&back, frame.node, id, category, word, Instant::now())
                 {
                     offers.try_send(offer).unwrap();
                 }
@@ -152,7 +152,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
 }
 
 async fn take(session: &mut Session) -> std::io::Result<Bytes> {
-    poll_fn(|cx| session.poll_take(cx)).await
+    poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 
 async fn ended(metrics: &Metrics, result: &'static str) -> u64 {
@@ -174,7 +174,7 @@ async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
     }
     assert_eq!(all, b"early and late");
     let mut answer = Bytes::from_static(b"answer");
-    poll_fn(|cx| far.poll_give(cx, &mut answer)).await.unwrap();
+    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
     poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
     let mut text = String::new();
     client.read_to_string(&mut text).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use crate::net::Duplex;
+use crate::net::ByteStream;
 use crate::net::socket::Socket;
 use crate::net::unacknowledged::unacknowledged;
 
@@ -14,15 +14,15 @@ use crate::net::unacknowledged::unacknowledged;
 ///
 /// Finishes the sending direction, then reads and throws away until the peer finishes too: closing a socket while
 /// bytes from the peer are unread makes the kernel send RST, and that discards what the peer has not read. Gives up
-/// after [`SILENCE`] without a byte, [`PATIENCE`] in all, or [`ENOUGH`] bytes. Errors are of no interest any more.
-pub async fn linger<D: Duplex>(stream: &mut D) {
-    let _ = timeout(PATIENCE, async {
+/// after [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in all, or [`LINGER_MAX_BYTES`] bytes. Errors are of no interest any more.
+pub async fn linger<D: ByteStream>(stream: &mut D) {
+    let _ = timeout(LINGER_TIMEOUT, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
             return;
         }
         let mut discarded = 0;
-        while discarded < ENOUGH {
-            match timeout(SILENCE, poll_fn(|cx| stream.poll_take(cx))).await {
+        while discarded < LINGER_MAX_BYTES {
+            match timeout(LINGER_SILENCE, poll_fn(|cx| stream.poll_read_chunk(cx))).await {
                 Ok(Ok(bytes)) if !bytes.is_empty() => discarded += bytes.len(),
                 _ => return,
             }
@@ -35,7 +35,7 @@ pub async fn linger<D: Duplex>(stream: &mut D) {
 /// what waits to be sent, while what has arrived is still read behind it, as on a direct connection.
 ///
 /// What comes meanwhile is thrown away, so that a peer that first writes and then reads does not get stuck. Gives up once
-/// the peer has broken off itself, or after [`DELIVERY`]; where the system does not tell, after [`SILENCE`].
+/// the peer has broken off itself, or after [`DELIVERY`]; where the system does not tell, after [`LINGER_SILENCE`].
 pub async fn deliver(socket: &mut Socket<TcpStream>) {
     let begun = Instant::now();
     let (mut pause, mut ended) = (FIRST_LOOK, false);
@@ -43,14 +43,14 @@ pub async fn deliver(socket: &mut Socket<TcpStream>) {
         let patience = match unacknowledged(socket.io()) {
             Ok(0) => return,
             Ok(_) => DELIVERY,
-            Err(_) => SILENCE,
+            Err(_) => LINGER_SILENCE,
         };
         if begun.elapsed() >= patience {
             return;
         }
         let broken = async {
             while !ended {
-                match poll_fn(|cx| socket.poll_take(cx)).await {
+                match poll_fn(|cx| socket.poll_read_chunk(cx)).await {
                     Ok(bytes) => ended = bytes.is_empty(),
                     Err(_) => return,
                 }
@@ -72,10 +72,10 @@ const FIRST_LOOK: Duration = Duration::from_millis(1);
 const SELDOM_LOOK: Duration = Duration::from_millis(100);
 
 /// Silence after which a peer is taken to send nothing more: TCP has then repeated a lost segment three times.
-pub const SILENCE: Duration = Duration::from_secs(2);
+pub const LINGER_SILENCE: Duration = Duration::from_secs(2);
 
 /// How long closing may take in all, so that a peer that never stops sending cannot hold us.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes to throw away at most: several times what both kernels' buffers hold, half a second of a 1 Gbit/s upload.
-pub const ENOUGH: usize = 64 << 20;
+pub const LINGER_MAX_BYTES: usize = 64 << 20;

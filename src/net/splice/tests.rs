@@ -71,15 +71,15 @@ async fn half_close_is_kept_on_real_sockets() {
 /// Says how much was taken from the stream inside.
 struct Counted(Socket<TcpStream>, watch::Sender<usize>);
 
-impl Duplex for Counted {
-    fn poll_take(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
-        let taken = ready!(self.0.poll_take(cx))?;
+impl ByteStream for Counted {
+    fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        let taken = ready!(self.0.poll_read_chunk(cx))?;
         self.1.send_modify(|all| *all += taken.len());
         Poll::Ready(Ok(taken))
     }
 
-    fn poll_give(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
-        self.0.poll_give(cx, bytes)
+    fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+        self.0.poll_write_chunk(cx, bytes)
     }
 
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -165,15 +165,15 @@ impl Scripted {
     }
 }
 
-impl Duplex for Scripted {
-    fn poll_take(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+impl ByteStream for Scripted {
+    fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         match self.takes.is_empty() {
             true => Poll::Pending,
             false => Poll::Ready(self.takes.remove(0)),
         }
     }
 
-    fn poll_give(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write_chunk(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         match &mut self.gives {
             Ok(all) => all.extend_from_slice(&bytes.copy_to_bytes(bytes.len())),
             Err(kind) => return Poll::Ready(Err((*kind).into())),
@@ -216,13 +216,13 @@ async fn a_side_that_cannot_be_read_ends_the_splice_after_its_last_byte() {
 /// Always has bytes, and counts how many were taken; what it is given it swallows.
 struct Endless(usize);
 
-impl Duplex for Endless {
-    fn poll_take(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+impl ByteStream for Endless {
+    fn poll_read_chunk(&mut self, _: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
         self.0 += 1;
         Poll::Ready(Ok(Bytes::from_static(&[0; 64 * 1024])))
     }
 
-    fn poll_give(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
+    fn poll_write_chunk(&mut self, _: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>> {
         bytes.clear();
         Poll::Ready(Ok(()))
     }
@@ -243,7 +243,7 @@ async fn an_endless_copy_gives_way_and_neither_direction_starves() {
             tokio::task::yield_now().await;
         }
     }
-    assert_eq!(a.0 + b.0, 10 * TURN / (64 * 1024));
+    assert_eq!(a.0 + b.0, 10 * BYTES_PER_TURN / (64 * 1024));
     assert_eq!(a.0, b.0);
 }
 
@@ -261,24 +261,24 @@ async fn lingering_ends_with_the_peer_or_after_a_silence_or_in_the_end() {
     }
     let ends = lingered(async |mut far| assert!(rest(&mut far).await.is_empty())).await;
     let silent = lingered(async |far| {
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(LINGER_TIMEOUT).await;
         drop(far);
     })
     .await;
     let chatty = lingered(async |mut far| {
         while far.write_all(b"more").await.is_ok() {
-            tokio::time::sleep(SILENCE / 2).await;
+            tokio::time::sleep(LINGER_SILENCE / 2).await;
         }
     })
     .await;
-    assert_eq!((ends, silent, chatty), (Duration::ZERO, SILENCE, PATIENCE));
+    assert_eq!((ends, silent, chatty), (Duration::ZERO, LINGER_SILENCE, LINGER_TIMEOUT));
 }
 
 #[tokio::test(start_paused = true)]
 async fn lingering_does_not_swallow_for_ever() {
     let mut endless = Endless(0);
     linger(&mut endless).await;
-    assert_eq!(endless.0, ENOUGH / (64 * 1024));
+    assert_eq!(endless.0, LINGER_MAX_BYTES / (64 * 1024));
 }
 
 proptest! {

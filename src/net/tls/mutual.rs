@@ -7,7 +7,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::verify::Siblings;
-use super::{Client, Identity, Offer, Trust, pem, roots, text};
+use super::{Client, Identity, TlsParams, Trust, pem, roots, text};
 use crate::net::reload::{Reload, ReloadError};
 
 /// The files of a pod that dials other pods.
@@ -50,7 +50,7 @@ impl Mutual {
                 return Err("a file is missing".into());
             };
             let own = pem::certs(&identity.cert, cert).map_err(text)?;
-            let provider = Offer::default().provider();
+            let provider = TlsParams::default().provider();
             let siblings = Siblings::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
             let config = client.config(Some((identity, cert, key)), Some(ca))?;
             Ok(Dialer { config: Arc::new(config), name: siblings.name().clone() })

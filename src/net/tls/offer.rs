@@ -9,12 +9,12 @@ use super::TlsError;
 
 /// Versions and suites to offer. The default is TLS 1.2 and 1.3 with every suite the library has.
 #[derive(Debug, Clone)]
-pub struct Offer {
+pub struct TlsParams {
     provider: Arc<CryptoProvider>,
     versions: &'static [&'static SupportedProtocolVersion],
 }
 
-impl Offer {
+impl TlsParams {
     /// From `tls_min_version` and `tls_cipher_suites` as SuperEdge spells them; empty text means the default.
     ///
     /// TLS 1.3 and its suites are always on, as in Go. The second value is a warning for each thing that is not as
@@ -59,7 +59,7 @@ impl Offer {
     }
 }
 
-impl Default for Offer {
+impl Default for TlsParams {
     fn default() -> Self {
         Self { provider: Arc::new(aws_lc_rs::default_provider()), versions: BOTH }
     }
@@ -98,13 +98,13 @@ mod tests {
         TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305,TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305,\
         TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA,TLS_RSA_WITH_AES_128_CBC_SHA";
 
-    fn old_suites(offer: &Offer) -> usize {
+    fn old_suites(offer: &TlsParams) -> usize {
         offer.provider.cipher_suites.iter().filter(|suite| suite.tls13().is_none()).count()
     }
 
     #[test]
     fn the_shipped_list_gives_six_suites_and_warns_of_the_rest() {
-        let (offer, warnings) = Offer::parse("VersionTLS12", SHIPPED).unwrap();
+        let (offer, warnings) = TlsParams::parse("VersionTLS12", SHIPPED).unwrap();
         assert_eq!(old_suites(&offer), 6);
         assert_eq!(warnings.len(), 2, "{warnings:?}");
         assert_eq!(offer.provider.cipher_suites.len() - 6, 3, "TLS 1.3's own are always on");
@@ -112,26 +112,26 @@ mod tests {
 
     #[test]
     fn empty_texts_mean_the_default() {
-        let (offer, warnings) = Offer::parse("", " ").unwrap();
+        let (offer, warnings) = TlsParams::parse("", " ").unwrap();
         assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (2, 6, 0));
     }
 
     #[test]
     fn old_versions_are_raised_with_a_warning_and_unknown_ones_are_refused() {
-        let (offer, warnings) = Offer::parse("VersionTLS10", "").unwrap();
+        let (offer, warnings) = TlsParams::parse("VersionTLS10", "").unwrap();
         assert_eq!((offer.versions.len(), warnings.len()), (2, 1));
-        assert_eq!(Offer::parse("VersionTLS13", "").unwrap().0.versions.len(), 1);
-        assert!(matches!(Offer::parse("1.2", ""), Err(TlsError::Version(_))));
+        assert_eq!(TlsParams::parse("VersionTLS13", "").unwrap().0.versions.len(), 1);
+        assert!(matches!(TlsParams::parse("1.2", ""), Err(TlsError::Version(_))));
     }
 
     #[test]
     fn a_list_with_nothing_usable_is_an_error() {
-        assert!(matches!(Offer::parse("", "TLS_RSA_WITH_RC4_128_SHA"), Err(TlsError::NoSuite(_))));
+        assert!(matches!(TlsParams::parse("", "TLS_RSA_WITH_RC4_128_SHA"), Err(TlsError::NoSuite(_))));
     }
 
     #[test]
     fn a_list_of_tls_1_3_suites_only_offers_no_older_version() {
-        let (offer, warnings) = Offer::parse("", "TLS_AES_128_GCM_SHA256").unwrap();
+        let (offer, warnings) = TlsParams::parse("", "TLS_AES_128_GCM_SHA256").unwrap();
         assert_eq!((offer.versions.len(), old_suites(&offer), warnings.len()), (1, 0, 0));
     }
 }

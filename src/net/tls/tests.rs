@@ -44,7 +44,7 @@ impl Authority {
 }
 
 fn server(identity: Identity, clients: Clients) -> Reload<ServerConfig> {
-    Server { identity, clients, offer: Offer::default(), alpn: vec![b"h2".to_vec()] }.load().unwrap()
+    Server { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }.load().unwrap()
 }
 
 fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
@@ -164,7 +164,7 @@ fn a_key_of_another_certificate_is_said_so() {
     let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
     let mixed = Identity { cert: one.cert, key: two.key };
     let failed =
-        Server { identity: mixed, clients: Clients::Anonymous, offer: Offer::default(), alpn: vec![] }
+        Server { identity: mixed, clients: Clients::Anonymous, offer: TlsParams::default(), alpn: vec![] }
             .load()
             .unwrap_err();
     assert!(failed.to_string().contains("does not belong to"), "{failed}");

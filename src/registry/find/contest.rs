@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::{ALIVE_WITHIN, Finder};
+use super::{Finder, PONG_TIMEOUT};
 use crate::names::NodeName;
+use crate::protocol::{Conflict, Found, LinkSender};
 use crate::registry;
-use crate::tunnel::{Conflict, Found, Outbox};
 
 impl Finder {
     /// Another pod has said unasked that the node is there. An older link of it here is asked for a sign of life, and
     /// closed if there is none within 1 s. Another process of that name has 2 s; if it answers, and its link is the
     /// older one, it keeps the name, and the other pod is told.
-    pub async fn contest(&self, other: &Arc<Outbox>, node: &NodeName, found: Found) {
+    pub async fn contest(&self, other: &Arc<LinkSender>, node: &NodeName, found: Found) {
         let Some(linked) = self.registry.here(node) else { return };
         // A plain link cannot be asked.
         if linked.instance.is_none() {
@@ -19,11 +19,11 @@ impl Finder {
         }
         let same = found.instance == linked.instance;
         // A pod of version 1 says no age, and cannot be told: there both links stay.
-        let older = found.age.is_none_or(|age| age < linked.outbox.age());
-        let patience = if same { ALIVE_WITHIN } else { registry::ALIVE_WITHIN };
-        if !linked.outbox.answers_within(patience).await {
+        let older = found.age.is_none_or(|age| age < linked.sender.age());
+        let patience = if same { PONG_TIMEOUT } else { registry::PONG_TIMEOUT };
+        if !linked.sender.answers_within(patience).await {
             tracing::info!(%node, "linked to another pod, and silent here: its old link is closed");
-            return linked.outbox.close();
+            return linked.sender.close();
         }
         if same || !older {
             return;

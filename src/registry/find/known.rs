@@ -12,8 +12,8 @@ use crate::registry::siblings::Pod;
 
 /// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
-pub(super) struct Known {
-    /// Bounded by [`MOST`].
+pub(super) struct LocationCache {
+    /// Bounded by [`MAX_LOCATIONS`].
     nodes: Mutex<HashMap<NodeName, At>>,
     /// Bounded by [`MOST_MISSED`].
     missed: Mutex<HashMap<NodeName, (Instant, NotFound)>>,
@@ -28,7 +28,7 @@ struct At {
     lost: Option<Instant>,
 }
 
-impl Known {
+impl LocationCache {
     /// The pod that was last said to have the node, and the node's process.
     pub(super) fn of(&self, node: &NodeName) -> Option<(Pod, Option<Instance>)> {
         self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
@@ -37,7 +37,7 @@ impl Known {
     /// A pod has said that it has the node.
     pub(super) fn learn(&self, node: &NodeName, pod: Pod, instance: Option<Instance>) {
         let mut nodes = self.lock();
-        if nodes.len() >= MOST && !nodes.contains_key(node) {
+        if nodes.len() >= MAX_LOCATIONS && !nodes.contains_key(node) {
             // Half of them, whichever: each can be found again.
             let mut keep = false;
             nodes.retain(|_, _| {
@@ -96,7 +96,7 @@ impl Known {
 }
 
 /// Nodes that are remembered; a few MiB.
-const MOST: usize = 50_000;
+const MAX_LOCATIONS: usize = 50_000;
 /// Nodes that were looked for in vain: a flood of more names than this is asked for each time.
 const MOST_MISSED: usize = 4096;
 /// How long nobody looks again for a node that is nowhere, unless it comes.
@@ -109,9 +109,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_miss_is_remembered_for_a_second_or_until_the_node_comes_and_there_are_few() {
-        let (known, node) = (Known::default(), "node1".parse().unwrap());
+        let (known, node) = (LocationCache::default(), "node1".parse().unwrap());
         let said = NotFound { asked: 3, ..NotFound::default() };
-        for come in [|known: &Known, node: &NodeName| known.learn(node, pod(1), None), Known::forget_all] {
+        for come in [
+            |known: &LocationCache, node: &NodeName| known.learn(node, pod(1), None),
+            LocationCache::forget_all,
+        ] {
             known.miss(&node, &said);
             assert_eq!(known.missing(&node), Some(said.clone()));
             come(&known, &node);
@@ -129,12 +132,12 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_remembered_is_bounded_and_forgotten_once_wrong() {
-        let (known, one, two) = (Known::default(), pod(1), pod(2));
-        for n in 0..MOST + 10 {
+        let (known, one, two) = (LocationCache::default(), pod(1), pod(2));
+        for n in 0..MAX_LOCATIONS + 10 {
             known.learn(&format!("node{n}").parse().unwrap(), one.clone(), None);
         }
-        assert!(known.lock().len() <= MOST);
-        let newest: NodeName = format!("node{}", MOST + 9).parse().unwrap();
+        assert!(known.lock().len() <= MAX_LOCATIONS);
+        let newest: NodeName = format!("node{}", MAX_LOCATIONS + 9).parse().unwrap();
         known.forget(&newest, &two);
         assert!(known.of(&newest).is_some(), "it is not the other pod that was wrong");
         known.forget(&newest, &one);

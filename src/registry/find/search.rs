@@ -11,16 +11,16 @@ use futures_util::future::{BoxFuture, FusedFuture as _, Shared, WeakShared};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::time::{Instant, sleep_until};
 
-use super::{Known, NotFound};
+use super::{LocationCache, NotFound};
 use crate::names::{Instance, NodeName};
+use crate::protocol::session::state::LinkId;
+use crate::protocol::{LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
-use crate::registry::siblings::{Answer, Pod, Siblings, Unreachable, Yes};
-use crate::tunnel::session::end::LinkId;
-use crate::tunnel::{Outbox, Peer};
+use crate::registry::siblings::{Answer, NodeFound, Pod, Siblings, Unreachable};
 
 /// What is looked for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Wanted {
+pub(super) struct NodeQuery {
     pub(super) node: NodeName,
     /// Only this process of it will do.
     instance: Option<Instance>,
@@ -33,23 +33,23 @@ pub(super) struct Wanted {
 /// The searches under way: who looks for the same joins in, so that a thousand sessions of one node ask once.
 #[derive(Debug)]
 pub(super) struct Searches {
-    means: Means,
-    running: Mutex<HashMap<Wanted, WeakShared<Running>>>,
+    means: SearchContext,
+    running: Mutex<HashMap<NodeQuery, WeakShared<Running>>>,
 }
 
 #[derive(Debug, Clone)]
-struct Means {
+struct SearchContext {
     siblings: Arc<Siblings>,
-    known: Arc<Known>,
+    known: Arc<LocationCache>,
     dns: Arc<Dns>,
     port: u16,
 }
 
-type Outcome = Result<Yes, NotFound>;
+type Outcome = Result<NodeFound, NotFound>;
 type Running = BoxFuture<'static, Outcome>;
 
-impl Wanted {
-    pub(super) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&Outbox>) -> Self {
+impl NodeQuery {
+    pub(super) fn new(node: &NodeName, instance: Option<Instance>, not: Option<&LinkSender>) -> Self {
         let not_pod = not.filter(|not| not.peer == Peer::Pod).and_then(|not| not.instance);
         Self { node: node.clone(), instance, not: not.map(|not| not.id), not_pod }
     }
@@ -65,20 +65,20 @@ impl Wanted {
     }
 
     /// Whether that link is a way.
-    pub(super) fn suits(&self, instance: Option<Instance>, outbox: &Outbox) -> bool {
-        let is_not = self.not == Some(outbox.id)
-            || outbox.peer == Peer::Pod && self.not_pod.is_some() && self.not_pod == outbox.instance;
+    pub(super) fn suits(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
+        let is_not = self.not == Some(sender.id)
+            || sender.peer == Peer::Pod && self.not_pod.is_some() && self.not_pod == sender.instance;
         self.is_of(instance) && !is_not
     }
 }
 
 impl Searches {
-    pub(super) fn new(siblings: Arc<Siblings>, known: Arc<Known>, dns: Dns, port: u16) -> Self {
-        Self { means: Means { siblings, known, dns: Arc::new(dns), port }, running: Mutex::default() }
+    pub(super) fn new(siblings: Arc<Siblings>, known: Arc<LocationCache>, dns: Dns, port: u16) -> Self {
+        Self { means: SearchContext { siblings, known, dns: Arc::new(dns), port }, running: Mutex::default() }
     }
 
     /// Searches, or joins in. Takes about 2 s at most. Cancel safe.
-    pub(super) async fn join(&self, wanted: Wanted) -> Outcome {
+    pub(super) async fn join(&self, wanted: NodeQuery) -> Outcome {
         let search = {
             let mut running = self.lock();
             let known = running.get(&wanted).and_then(WeakShared::upgrade);
@@ -95,7 +95,7 @@ impl Searches {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Wanted, WeakShared<Running>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeQuery, WeakShared<Running>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -103,7 +103,7 @@ impl Searches {
 /// The last who leaves a search takes it off the list.
 struct Joined<'a> {
     searches: &'a Searches,
-    wanted: Wanted,
+    wanted: NodeQuery,
     search: Option<Shared<Running>>,
 }
 
@@ -117,7 +117,7 @@ impl Drop for Joined<'_> {
     }
 }
 
-async fn search(means: Means, wanted: Wanted) -> Outcome {
+async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
     let begun = Instant::now();
     let head_start = if means.dns.has_failed_lately() { Duration::ZERO } else { dns::SLOW };
     let dns = means.dns.clone();
@@ -125,7 +125,8 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
     let mut lookup = pin!(async move { dns.lookup(&node).await }.fuse());
     let mut asking =
         Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
-    let (mut said, mut best, mut all, mut without) = (NotFound::default(), None::<Yes>, false, Vec::new());
+    let (mut said, mut best, mut all, mut without) =
+        (NotFound::default(), None::<NodeFound>, false, Vec::new());
     // Where it was last is likelier than anywhere else; its link was not needed for a while, or has just ended.
     asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
     loop {
@@ -140,7 +141,7 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
         let until = match &best {
             _ if !all => begun + head_start,
             Some(_) => begun + FRESHEST_WITHIN,
-            None => begun + CEILING,
+            None => begun + SEARCH_TIMEOUT,
         };
         tokio::select! {
             found = &mut lookup => match found {
@@ -148,7 +149,7 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
                 Err(why) => said.dns = Some(why),
             },
             Some(answer) = asking.answers.next() => match answer {
-                Ok(Answer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.outbox) => {
+                Ok(Answer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
                     let fresh = yes.heard <= FRESH;
                     if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
                         best = Some(yes);
@@ -178,8 +179,8 @@ async fn search(means: Means, wanted: Wanted) -> Outcome {
 
 /// Who was asked, and the answers to come.
 struct Asking<'a> {
-    means: &'a Means,
-    wanted: &'a Wanted,
+    means: &'a SearchContext,
+    wanted: &'a NodeQuery,
     asked: Vec<Pod>,
     answers: FuturesUnordered<BoxFuture<'static, Result<Answer, Unreachable>>>,
 }
@@ -199,7 +200,7 @@ impl Asking<'_> {
 }
 
 /// The pods at the addresses that DNS named.
-fn named(means: &Means, addresses: Vec<IpAddr>) -> Vec<Pod> {
+fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<Pod> {
     let first = addresses.into_iter().take(MOST_NAMED);
     first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
 }
@@ -209,6 +210,6 @@ const FRESH: Duration = Duration::from_secs(5);
 /// If none is as fresh, the freshest is taken after so long.
 const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
 /// Of a whole search: DNS takes at most 1 s, and so does a link.
-const CEILING: Duration = Duration::from_secs(2);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// Addresses of one node in DNS that are asked.
 const MOST_NAMED: usize = 8;

@@ -15,7 +15,7 @@ use tracing::{debug, info};
 
 use super::lines;
 use crate::registry::addresses::Known;
-use crate::registry::cluster::{Cluster, ClusterError, PATIENCE};
+use crate::registry::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of the rest, only lines of dead pods go.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct Settings {
     pub pod: IpAddr,
     /// Which pods there are; `None`: nobody tells, and lines of dead pods stay.
     pub endpoints: Option<watch::Receiver<Known>>,
-    /// Asked of pods that are not ready.
+    /// RelayRequest of pods that are not ready.
     pub lives: Lives,
 }
 
@@ -115,12 +115,12 @@ impl ConfigMap {
 
     /// When to look although nothing has changed here.
     pub(super) fn due(&self) -> Instant {
-        let look = Instant::now() + PULSE;
+        let look = Instant::now() + REWRITE_INTERVAL;
         self.gone.values().min().map_or(look, |sweep| look.min(*sweep))
     }
 
     async fn change(&mut self, records: &BTreeSet<String>, create: bool) -> Result<(), ConfigMapError> {
-        let changed = timeout(PATIENCE, self.try_on(records, create)).await;
+        let changed = timeout(REQUEST_TIMEOUT, self.try_on(records, create)).await;
         let changed = changed.unwrap_or_else(|_| Err(self.failed(ClusterError::Silent)));
         if matches!(changed, Err(ConfigMapError::Cluster { .. })) {
             // The next try reads the files anew: a certificate or a token may be over.
@@ -137,7 +137,8 @@ impl ConfigMap {
             if old.is_none() && !create {
                 return Ok(());
             }
-            let text = old.as_ref().and_then(|old| old.data.as_ref()?.get(KEY)).map_or("", String::as_str);
+            let text =
+                old.as_ref().and_then(|old| old.data.as_ref()?.get(HOSTS_KEY)).map_or("", String::as_str);
             self.pods = lines::pods(text.as_bytes());
             // Whoever was quicker than we may have been one who is judged: its turn comes again at once. And who leaves
             // has no time to ask.
@@ -212,7 +213,7 @@ impl ConfigMap {
             new.metadata.name = Some(name.clone());
             new
         });
-        object.data.get_or_insert_with(BTreeMap::new).insert(KEY.to_owned(), text);
+        object.data.get_or_insert_with(BTreeMap::new).insert(HOSTS_KEY.to_owned(), text);
         let texts = object.data.iter().flat_map(BTreeMap::values).map(String::len);
         let blobs = object.binary_data.iter().flat_map(BTreeMap::values).map(|blob| blob.0.len());
         let bytes = texts.chain(blobs).sum();
@@ -246,7 +247,7 @@ fn renewed(text: &str, pod: IpAddr, records: &BTreeSet<String>, gone: &BTreeSet<
 }
 
 /// The key that SuperEdge uses, and the name of the file where the ConfigMap is mounted.
-const KEY: &str = "hosts";
+const HOSTS_KEY: &str = "hosts";
 
 /// What Kubernetes takes in one ConfigMap.
 const MOST_BYTES: usize = 1 << 20;
@@ -255,7 +256,7 @@ const MOST_BYTES: usize = 1 << 20;
 const MOST_TRIES: u32 = 50;
 
 /// How often we look whether our lines still stand, and who else has some.
-const PULSE: Duration = Duration::from_secs(10);
+const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a pod with lines may be missing among the ready ones before it is judged: a new one is not ready at once.
 const ABSENCE: Duration = Duration::from_secs(20);

@@ -107,7 +107,7 @@ impl Etcd {
 
     /// When the lease wants to be kept alive.
     pub(super) fn due(&self) -> Instant {
-        self.lease.as_ref().map_or_else(Instant::now, |lease| lease.kept) + PULSE
+        self.lease.as_ref().map_or_else(Instant::now, |lease| lease.kept) + RENEWAL_INTERVAL
     }
 
     async fn revoke(&mut self, id: i64) -> Result<(), EtcdError> {
@@ -149,7 +149,7 @@ impl Etcd {
         self.connected().await?;
         let Some(connection) = &self.connection else { return Err(EtcdError::NoMember) };
         if let Some(lease) = &mut self.lease {
-            if lease.kept.elapsed() < PULSE {
+            if lease.kept.elapsed() < RENEWAL_INTERVAL {
                 return Ok(());
             }
             if connection.keep_alive(lease.id).await? {
@@ -244,7 +244,7 @@ fn value(address: IpAddr) -> Vec<u8> {
 }
 
 /// How often the lease is kept alive: twice it may fail.
-const PULSE: Duration = Duration::from_secs(5);
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long the records of a dead pod stand.
 const LEASE: Duration = Duration::from_secs(15);

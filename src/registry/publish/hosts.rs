@@ -110,7 +110,7 @@ fn failed(path: &Path) -> impl Fn(io::Error) -> HostsError {
 }
 
 /// How often we look whether our lines still stand: somebody may have written the file anew.
-pub(super) const PULSE: Duration = Duration::from_secs(10);
+pub(super) const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Longest wait for other writers: each takes a few milliseconds.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);

@@ -62,7 +62,7 @@ impl Named {
 }
 
 async fn look(mut named: Named, resolver: Resolver, tell: watch::Sender<Vec<SocketAddr>>, drain: Drain) {
-    let mut ticks = interval(LOOK);
+    let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut found, mut said) = (Vec::new(), None);
     loop {
@@ -92,7 +92,7 @@ async fn look(mut named: Named, resolver: Resolver, tell: watch::Sender<Vec<Sock
 }
 
 /// Between two look-ups: a pod that comes is asked within so long, and until then tells of itself.
-const LOOK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

@@ -8,21 +8,21 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::LinkSender;
 use crate::registry::Registry;
-use crate::tunnel::Outbox;
 
 /// Nodes that one other pod is to be told of.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct Announcements {
     nodes: Mutex<HashSet<NodeName>>,
     more: Notify,
 }
 
-impl News {
+impl Announcements {
     /// The node has come here. What does not fit is found when it is asked for.
     pub(super) fn add(&self, node: &NodeName) {
         let mut nodes = self.lock();
-        if nodes.len() < MOST {
+        if nodes.len() < MAX_ANNOUNCED {
             nodes.insert(node.clone());
         }
         drop(nodes);
@@ -46,7 +46,7 @@ impl News {
 
     /// Tells all there is to tell over a link, as fast as it takes it, until the link is closed. What was taken when
     /// this is dropped is not told.
-    pub(super) async fn tell(&self, to: &Arc<Outbox>, registry: &Registry, own: Instance) {
+    pub(super) async fn tell(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
         let nodes = std::mem::take(&mut *self.lock());
         for node in nodes {
             // One that has gone meanwhile is no news.
@@ -69,6 +69,6 @@ impl News {
 /// The question that nobody asked.
 pub(super) const UNASKED: u64 = 0;
 /// Nodes that wait to be told of to one pod: more than a pod has.
-const MOST: usize = 50_000;
+const MAX_ANNOUNCED: usize = 50_000;
 /// How long a link with too much to say is left alone.
 const FULL: Duration = Duration::from_millis(5);

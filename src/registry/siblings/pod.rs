@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::reach::Unreachable;
 use super::sibling::Sibling;
 use crate::names::Instance;
-use crate::tunnel::Outbox;
+use crate::protocol::LinkSender;
 
 /// One other pod that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
@@ -16,16 +16,16 @@ pub struct Pod(pub(super) Which);
 #[derive(Debug, Clone)]
 pub(super) enum Which {
     Known(Arc<Sibling>),
-    Incoming(Arc<Outbox>),
+    Incoming(Arc<LinkSender>),
 }
 
 /// A pod has a node.
 #[derive(Debug, Clone)]
-pub struct Yes {
+pub struct NodeFound {
     /// Which pod.
     pub pod: Pod,
     /// The link to it.
-    pub outbox: Arc<Outbox>,
+    pub sender: Arc<LinkSender>,
     /// The process that is a session's other end: the node's, or that pod's own if the node speaks plain.
     pub instance: Option<Instance>,
     /// How long ago the node was heard there.
@@ -38,30 +38,30 @@ pub struct Answer {
     /// Which process it is.
     pub pod: Option<Instance>,
     /// Where the node is, if it has it.
-    pub yes: Option<Yes>,
+    pub yes: Option<NodeFound>,
 }
 
 impl Pod {
     /// A link to it, made if need be. Waits at most 1 s.
-    pub async fn link(&self) -> Result<Arc<Outbox>, Unreachable> {
+    pub async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
         match &self.0 {
             Which::Known(sibling) => sibling.link().await,
-            Which::Incoming(outbox) if outbox.is_closed() => Err(Unreachable::Silent(self.to_string())),
-            Which::Incoming(outbox) => Ok(outbox.clone()),
+            Which::Incoming(sender) if sender.is_closed() => Err(Unreachable::Silent(self.to_string())),
+            Which::Incoming(sender) => Ok(sender.clone()),
         }
     }
 
     /// The link to it, if there is one.
-    pub fn up(&self) -> Option<Arc<Outbox>> {
+    pub fn up(&self) -> Option<Arc<LinkSender>> {
         match &self.0 {
             Which::Known(sibling) => sibling.up(),
-            Which::Incoming(outbox) => (!outbox.is_closed()).then(|| outbox.clone()),
+            Which::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
         }
     }
 
     /// Whether it can never be asked again: it was known by its own link only, and that has ended.
     pub fn is_gone(&self) -> bool {
-        matches!(&self.0, Which::Incoming(outbox) if outbox.is_closed())
+        matches!(&self.0, Which::Incoming(sender) if sender.is_closed())
     }
 
     /// Whether both are the same.
@@ -78,7 +78,7 @@ impl fmt::Display for Pod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Which::Known(sibling) => sibling.at.fmt(f),
-            Which::Incoming(outbox) => match outbox.instance {
+            Which::Incoming(sender) => match sender.instance {
                 Some(instance) => write!(f, "{instance:?}"),
                 None => f.write_str("without a name"),
             },

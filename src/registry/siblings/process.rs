@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 
-use super::{ALIVE_WITHIN, Siblings, Unreachable};
+use super::{PONG_TIMEOUT, Siblings, Unreachable};
 use crate::names::Instance;
-use crate::tunnel::Outbox;
+use crate::protocol::LinkSender;
 
 impl Siblings {
     /// A link to the pod that is this process, made if need be. Takes 1 s at most. Cancel safe.
@@ -15,8 +15,8 @@ impl Siblings {
     /// # Errors
     ///
     /// None of those that could be asked is it. Returns those that could not.
-    pub async fn process(&self, instance: Instance) -> Result<Arc<Outbox>, Vec<Unreachable>> {
-        let is = |link: &Arc<Outbox>| link.instance == Some(instance) && !link.is_closed();
+    pub async fn process(&self, instance: Instance) -> Result<Arc<LinkSender>, Vec<Unreachable>> {
+        let is = |link: &Arc<LinkSender>| link.instance == Some(instance) && !link.is_closed();
         // Of two links to one pod, one may be dead and not known to be.
         if let Some(link) = self.links().into_iter().filter(is).min_by_key(|link| link.silence()) {
             return Ok(link);
@@ -39,7 +39,7 @@ impl Siblings {
     pub async fn answers(&self, ip: IpAddr, port: u16) -> bool {
         for pod in self.at(ip, port) {
             if let Ok(link) = pod.link().await
-                && link.answers_within(ALIVE_WITHIN).await
+                && link.answers_within(PONG_TIMEOUT).await
             {
                 return true;
             }

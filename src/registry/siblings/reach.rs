@@ -17,9 +17,9 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::net::tls::Dialer;
+use crate::protocol::Link;
+use crate::protocol::link::grpc::{DialError, LinkContext, dial_pod};
 use crate::registry::Registry;
-use crate::tunnel::Link;
-use crate::tunnel::grpc::{DialError, Ground, dial_pod};
 
 /// Why another pod could not be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -59,7 +59,7 @@ impl Unreachable {
         match (self.is_strange(), listed) {
             (true, _) => STRANGE_FOR,
             (false, true) => {
-                let again = AGAIN.saturating_mul(1 << failures.saturating_sub(1).min(3));
+                let again = REDIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(3));
                 again.mul_f64(0.75 + rand::random::<f64>() / 2.0)
             }
             // Whoever asks for a name chooses what DNS names: not a dial for each of them.
@@ -70,8 +70,8 @@ impl Unreachable {
 
 /// What every keeper needs.
 #[derive(Debug, Clone)]
-pub(super) struct Means {
-    pub(super) ground: Ground,
+pub(super) struct DialContext {
+    pub(super) ground: LinkContext,
     pub(super) registry: Arc<Registry>,
     pub(super) tls: Reload<Dialer>,
     pub(super) pool: Pool,
@@ -81,7 +81,7 @@ pub(super) struct Means {
     pub(super) changed: watch::Sender<()>,
 }
 
-impl Means {
+impl DialContext {
     /// A link to the pod at an address. Nothing is said there before TLS has proved that it is one of ours.
     pub(super) async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
         let made = timeout(CONNECT, self.try_connect(at)).await;
@@ -121,7 +121,7 @@ fn is_of_a_stranger(error: &io::Error) -> bool {
 const CONNECT: Duration = Duration::from_secs(4);
 /// The first pause after a failure, doubled up to eight times: a dead pod costs nobody a timeout, one that is back is
 /// soon asked again (and, once it has a node, tells so itself).
-pub(super) const AGAIN: Duration = Duration::from_millis(250);
+pub(super) const REDIAL_DELAY: Duration = Duration::from_millis(250);
 /// After a failure of one that DNS named.
 const NAMED_AGAIN: Duration = Duration::from_secs(1);
 /// After one that is not a pod of ours: its certificate, or ours, has to change first.

@@ -9,10 +9,10 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::news::News;
-use super::reach::{Means, Unreachable};
+use super::news::Announcements;
+use super::reach::{DialContext, Unreachable};
 use crate::names::NodeName;
-use crate::tunnel::{Link, Outbox};
+use crate::protocol::{Link, LinkSender};
 
 /// One other pod. Its keeper runs [`Self::keep`].
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Sibling {
     /// Whether it is one of those that are asked for every node; else DNS named it once.
     pub(super) listed: AtomicBool,
     /// What it is to be told.
-    news: News,
+    news: Announcements,
     wanted: Notify,
     dismissed: CancellationToken,
     /// When its link was last of use.
@@ -40,7 +40,7 @@ enum State {
     Dialling(Instant),
     /// None could be made; not tried again before then.
     Failed(Instant, Unreachable),
-    Up(Arc<Outbox>),
+    Up(Arc<LinkSender>),
     /// Its keeper has ended, or it is ourselves.
     Never(Unreachable),
 }
@@ -51,7 +51,7 @@ impl Sibling {
         let sibling = Self {
             at,
             listed: AtomicBool::new(listed),
-            news: News::default(),
+            news: Announcements::default(),
             wanted: Notify::new(),
             dismissed: CancellationToken::new(),
             used: Mutex::new(Instant::now()),
@@ -66,10 +66,10 @@ impl Sibling {
     }
 
     /// The link, if there is one.
-    pub(super) fn up(&self) -> Option<Arc<Outbox>> {
+    pub(super) fn up(&self) -> Option<Arc<LinkSender>> {
         let state = self.state.borrow().clone();
         match state {
-            State::Up(outbox) if !outbox.is_closed() => Some(outbox),
+            State::Up(sender) if !sender.is_closed() => Some(sender),
             _ => None,
         }
     }
@@ -91,15 +91,15 @@ impl Sibling {
 
     /// The link, made if there is none. Waits at most 1 s for one; who comes later waits only what is left of it, and
     /// for a while after a failure nobody waits at all. Cancel safe.
-    pub(super) async fn link(&self) -> Result<Arc<Outbox>, Unreachable> {
+    pub(super) async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
         let mut state = self.state.subscribe();
         let begun = Instant::now();
         loop {
             let known = state.borrow_and_update().clone();
             let since = match known {
-                State::Up(outbox) if !outbox.is_closed() => {
+                State::Up(sender) if !sender.is_closed() => {
                     self.touch();
-                    return Ok(outbox);
+                    return Ok(sender);
                 }
                 State::Never(why) => return Err(why),
                 State::Failed(until, why) if Instant::now() < until => return Err(why),
@@ -140,7 +140,7 @@ impl Sibling {
     }
 
     /// Makes links whenever one is wanted, until draining begins or it is dismissed; for one that DNS named, once.
-    pub(super) async fn keep(self: Arc<Self>, means: Means) {
+    pub(super) async fn keep(self: Arc<Self>, means: DialContext) {
         let drain = means.ground.drain.clone();
         loop {
             self.keep_linked(&means).await;
@@ -158,7 +158,7 @@ impl Sibling {
         }
     }
 
-    async fn keep_linked(&self, means: &Means) {
+    async fn keep_linked(&self, means: &DialContext) {
         let drain = means.ground.drain.clone();
         let mut failures = 0;
         loop {
@@ -203,34 +203,34 @@ impl Sibling {
     }
 
     /// A link is up: kept until it ends, or has had nothing to do for a minute.
-    async fn serve(&self, link: Link, means: &Means) {
-        let (outbox, own) = (link.outbox.clone(), means.ground.table.instance());
+    async fn serve(&self, link: Link, means: &DialContext) {
+        let (sender, own) = (link.sender.clone(), means.ground.table.instance());
         if means.links.send(link).await.is_err() {
             return;
         }
-        tracing::info!(at = %self.at, instance = ?outbox.instance, "linked to another pod");
-        self.state.send_replace(State::Up(outbox.clone()));
+        tracing::info!(at = %self.at, instance = ?sender.instance, "linked to another pod");
+        self.state.send_replace(State::Up(sender.clone()));
         self.note(None, means);
         means.registry.told_of_a_pod();
         if !self.news.is_empty() {
-            self.news.tell(&outbox, &means.registry, own).await;
+            self.news.tell(&sender, &means.registry, own).await;
         }
         // Whoever wanted it while it was made has it now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.touch();
-        while !outbox.is_closed() {
+        while !sender.is_closed() {
             tokio::select! {
-                () = outbox.closed() => {}
+                () = sender.closed() => {}
                 () = self.news.come() => {
                     self.touch();
-                    self.news.tell(&outbox, &means.registry, own).await;
+                    self.news.tell(&sender, &means.registry, own).await;
                 }
                 () = sleep(IDLE / 4) => {
-                    if outbox.sessions() > 0 {
+                    if sender.sessions() > 0 {
                         self.touch();
                     } else if self.unused() >= IDLE {
                         tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
-                        outbox.close();
+                        sender.close();
                     }
                 }
             }
@@ -239,7 +239,7 @@ impl Sibling {
     }
 
     /// Says so, and returns for how long nobody tries again.
-    fn failed(&self, failures: u32, why: Unreachable, means: &Means) -> Duration {
+    fn failed(&self, failures: u32, why: Unreachable, means: &DialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
         // Pods that start together find each other not there yet.
         if listed && (failures == LOUD_AFTER || failures == 1 && why.is_strange()) {
@@ -254,7 +254,7 @@ impl Sibling {
         pause
     }
 
-    fn note(&self, trouble: Option<Unreachable>, means: &Means) {
+    fn note(&self, trouble: Option<Unreachable>, means: &DialContext) {
         let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = *known != trouble;
         *known = trouble;
@@ -266,7 +266,7 @@ impl Sibling {
 
     /// As if it had just been linked.
     #[cfg(test)]
-    pub(super) fn is_linked(&self, link: &Arc<Outbox>) {
+    pub(super) fn is_linked(&self, link: &Arc<LinkSender>) {
         self.state.send_replace(State::Up(link.clone()));
     }
 

@@ -1,18 +1,18 @@
 use futures_util::FutureExt as _;
 
 use super::list::MOST_KNOWN;
-use super::reach::AGAIN;
+use super::reach::REDIAL_DELAY;
 use super::*;
 use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::tls::{self, Trust};
+use crate::protocol::{Dialect, Limits, Peer, SessionTable, Windows};
 use crate::telemetry::Metrics;
-use crate::tunnel::{Dialect, Limits, Peer, Table, Windows};
 
 /// A pod that has made a link to us.
 pub(in crate::registry) fn pod(number: u64) -> Pod {
     let instance = Some(Instance::from_bits(number.into()));
-    Pod(Which::Incoming(Outbox::new(LinkId(number), Peer::Pod, instance, Dialect::NEWEST)))
+    Pod(Which::Incoming(LinkSender::new(LinkId(number), Peer::Pod, instance, Dialect::NEWEST)))
 }
 
 /// Those of a pod of which nobody listens at any address.
@@ -23,8 +23,8 @@ fn siblings(list: &[&str]) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mp
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
     let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
-    let table = Table::new(Instance::from_bits(1), limits, metrics.clone());
-    let ground = Ground { table, metrics: metrics.clone(), drain: Drain::new() };
+    let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (siblings, made) = Siblings::new(addresses, Registry::new(metrics), tls, Pool::new(), ground);
     (siblings, tell, made)
@@ -56,7 +56,7 @@ async fn who_is_off_the_list_stays_a_pod_as_long_as_its_link_lives() {
     let Pod(Which::Known(sibling)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
     // It is tried at once, in vain.
     siblings.changes().changed().await.unwrap();
-    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     sibling.is_linked(&link);
     tell.send_replace(vec!["127.0.0.1:2".parse().unwrap()]);
     while !names(&siblings.all()).contains(&"127.0.0.1:2".to_owned()) {
@@ -149,12 +149,12 @@ async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
 #[tokio::test]
 async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     let (siblings, _tell, _made) = siblings(&[]);
-    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link);
     let pod = siblings.all().pop().unwrap();
     let node = "node1".parse().unwrap();
     let found = |question| Found { question, here: true, heard: Duration::ZERO, instance: None, age: None };
-    let other = Outbox::new(LinkId(8), Peer::Pod, None, Dialect::NEWEST);
+    let other = LinkSender::new(LinkId(8), Peer::Pod, None, Dialect::NEWEST);
     let answers = async {
         while siblings.questions().is_empty() {
             tokio::task::yield_now().await;
@@ -164,7 +164,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
         assert!(!siblings.heard(&link, found(1)));
     };
     let (asked, ()) = tokio::join!(siblings.ask(&pod, &node), answers);
-    assert_eq!(asked.unwrap().yes.unwrap().outbox.id, link.id);
+    assert_eq!(asked.unwrap().yes.unwrap().sender.id, link.id);
     assert!(siblings.heard(&link, found(UNASKED)));
     siblings.left(&link);
     assert!(siblings.all().is_empty() && siblings.questions().is_empty());
@@ -173,7 +173,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one_is_closed() {
     let (siblings, _tell, _made) = siblings(&[]);
-    let link = |id| Outbox::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     let (old, new) = (link(1), link(2));
     siblings.joined(&old);
     siblings.joined(&new);
@@ -196,12 +196,15 @@ async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
             && last != Some(until)
         {
             let pause = until - tokio::time::Instant::now();
-            assert!(failures > 0 || pause <= AGAIN.mul_f64(1.25), "{pause:?} after the first failure");
+            assert!(failures > 0 || pause <= REDIAL_DELAY.mul_f64(1.25), "{pause:?} after the first failure");
             (failures, last, longest) = (failures + 1, Some(until), longest.max(pause));
         }
     }
     assert!((2..=12).contains(&failures), "{failures} dials in 10 s");
-    assert!((AGAIN * 5..=AGAIN * 10).contains(&longest), "one that is back is found soon: {longest:?}");
+    assert!(
+        (REDIAL_DELAY * 5..=REDIAL_DELAY * 10).contains(&longest),
+        "one that is back is found soon: {longest:?}"
+    );
 }
 
 #[tokio::test]
@@ -209,7 +212,7 @@ async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
     let (siblings, _tell, _made) = siblings(&[]);
     let registry = siblings.means.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
-    let link = Outbox::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link);
     assert!(arrival.come().now_or_never().is_some());
 }

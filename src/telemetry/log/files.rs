@@ -152,7 +152,7 @@ fn today() -> u64 {
 }
 
 /// A week, and an eighth of the smallest disk that a node comes with.
-pub(super) const KEPT: Kept = Kept { days: 7, bytes: 100 * 1024 * 1024 };
+pub(super) const RETENTION: Kept = Kept { days: 7, bytes: 100 * 1024 * 1024 };
 
 /// The share of all bytes that one file may take: small enough that removing the oldest leaves most of the past.
 const PARTS: u64 = 8;
@@ -206,7 +206,7 @@ mod tests {
     fn a_restart_goes_on_in_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["one\n", "two\n"] {
-            Files::open(dir.path(), "t", KEPT).unwrap().write_all(line.as_bytes()).unwrap();
+            Files::open(dir.path(), "t", RETENTION).unwrap().write_all(line.as_bytes()).unwrap();
         }
         let [name] = names(dir.path()).try_into().unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), "one\ntwo\n");

@@ -19,9 +19,9 @@ use tunnel::net::listen::breaks_off;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Socket;
 use tunnel::net::splice::{How, Side, linger, splice};
+use tunnel::protocol::Category;
 use tunnel::route::{Request, Route};
 use tunnel::telemetry::log::{Logs, Settings as Lines};
-use tunnel::tunnel::Category;
 
 use crate::soak::target::line;
 

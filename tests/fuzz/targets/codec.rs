@@ -5,10 +5,10 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use tunnel::names::NodeName;
-use tunnel::tunnel::Peer;
-use tunnel::tunnel::codec::{BadStream, Reader, StreamMsg, encode};
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::Body;
+use tunnel::protocol::Peer;
+use tunnel::protocol::wire::codec::{BadStream, Reader, StreamMsg, encode};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::FrameKind;
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (piece, stream) = input;
@@ -46,7 +46,7 @@ fn send_on(message: &StreamMsg) {
         let Ok(frame) = from_message(message.clone(), &peer) else { continue };
         let again = from_message(to_message(frame.clone()), &peer);
         // A pong without a number is a plain peer's, whose pongs look like its pings.
-        let expected = if frame.body == Body::Pong(None) { Body::Ping(None) } else { frame.body };
+        let expected = if frame.body == FrameKind::Pong(None) { FrameKind::Ping(None) } else { frame.body };
         assert_eq!(again.map(|f| f.body), Ok(expected), "a frame changes on its way");
     }
 }

@@ -11,11 +11,11 @@ use hyper::body::Incoming;
 use tokio::sync::{mpsc, oneshot};
 use tonic::Status;
 use tunnel::names::{Instance, NodeName, SessionId};
-use tunnel::tunnel::Peer;
-use tunnel::tunnel::codec::{Reader, StreamMsg, encode};
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Category, Frame, Word};
-use tunnel::tunnel::hello::Hello;
+use tunnel::protocol::Peer;
+use tunnel::protocol::wire::codec::{Reader, StreamMsg, encode};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Category, Frame, FrameKind, SessionFrame};
+use tunnel::protocol::wire::hello::Hello;
 
 use super::soon;
 
@@ -75,12 +75,12 @@ impl Call {
     }
 
     /// Says something about a session, in the extended dialect.
-    pub(crate) async fn say(&self, id: SessionId, word: Word) {
+    pub(crate) async fn say(&self, id: SessionId, word: SessionFrame) {
         self.send(self.message(id, word)).await;
     }
 
     /// The message that says something about a session in the extended dialect.
-    pub(crate) fn message(&self, id: SessionId, word: Word) -> StreamMsg {
+    pub(crate) fn message(&self, id: SessionId, word: SessionFrame) -> StreamMsg {
         message(&self.node, id, word)
     }
 
@@ -131,12 +131,12 @@ impl Call {
     }
 
     /// As [`Self::hears`], for the next word about a session that is not mere credit.
-    pub(crate) async fn word(&mut self) -> (SessionId, Word) {
+    pub(crate) async fn word(&mut self) -> (SessionId, SessionFrame) {
         loop {
             let message = self.hears().await;
             match from_message(message, &Peer::Cloud(self.node.clone())).unwrap().body {
-                Body::Session(_, _, Word::Credit { .. }) => {}
-                Body::Session(id, _, word) => return (id, word),
+                FrameKind::Session(_, _, SessionFrame::Credit { .. }) => {}
+                FrameKind::Session(id, _, word) => return (id, word),
                 other => panic!("{other:?}"),
             }
         }
@@ -167,8 +167,8 @@ impl Call {
 }
 
 /// The message that says something about a session in the extended dialect.
-pub(crate) fn message(node: &NodeName, id: SessionId, word: Word) -> StreamMsg {
-    to_message(Frame { node: node.clone(), body: Body::Session(id, Category::Ssh, word) })
+pub(crate) fn message(node: &NodeName, id: SessionId, word: SessionFrame) -> StreamMsg {
+    to_message(Frame { node: node.clone(), body: FrameKind::Session(id, Category::Ssh, word) })
 }
 
 /// One of SuperEdge's messages about a session.

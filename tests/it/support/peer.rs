@@ -14,11 +14,11 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tunnel::names::Instance;
-use tunnel::net::tls::{self, Clients, Identity, Offer, Trust};
-use tunnel::tunnel::hello::Hello;
+use tunnel::net::tls::{self, Clients, Identity, TlsParams, Trust};
+use tunnel::protocol::wire::hello::Hello;
 
 use super::call::{Call, said};
-use super::programs::{NAME, Place, TOKEN, TestPod};
+use super::programs::{NAME, TOKEN, TestDir, TestPod};
 use super::{beside, soon};
 
 /// A pod that is the test. Edges may dial it as often as they like.
@@ -29,7 +29,7 @@ pub(crate) struct ScriptedPod {
 }
 
 /// Links to a pod as an edge that speaks extended if it has an instance, else plain.
-pub(crate) async fn link(place: &Place, pod: &TestPod, node: &str, instance: Option<Instance>) -> Call {
+pub(crate) async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: Option<Instance>) -> Call {
     let call = try_link(place, pod.pod.grpc, node, instance).await.unwrap();
     pod.has(node).await;
     call
@@ -37,7 +37,7 @@ pub(crate) async fn link(place: &Place, pod: &TestPod, node: &str, instance: Opt
 
 /// As [`link`]; the pod may refuse.
 pub(crate) async fn try_link(
-    place: &Place,
+    place: &TestDir,
     pod: SocketAddr,
     node: &str,
     instance: Option<Instance>,
@@ -59,7 +59,7 @@ pub(crate) fn headers(node: &str, instance: Option<Instance>) -> HeaderMap {
 
 /// Links to a pod as another pod that shows that certificate, if any. Its messages are about `node`.
 pub(crate) async fn link_as_pod(
-    place: &Place,
+    place: &TestDir,
     pod: SocketAddr,
     shows: Option<Identity>,
     headers: HeaderMap,
@@ -70,12 +70,12 @@ pub(crate) async fn link_as_pod(
 }
 
 /// A connection to a pod's gRPC port, encrypted.
-pub(crate) async fn encrypted(place: &Place, pod: SocketAddr) -> TlsStream<TcpStream> {
+pub(crate) async fn encrypted(place: &TestDir, pod: SocketAddr) -> TlsStream<TcpStream> {
     connect(place, pod, None).await.unwrap()
 }
 
 async fn connect(
-    place: &Place,
+    place: &TestDir,
     pod: SocketAddr,
     identity: Option<Identity>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
@@ -94,7 +94,7 @@ pub(crate) fn old(mut headers: HeaderMap) -> HeaderMap {
 
 /// Links to a pod with that metadata. Its messages are about `node`.
 pub(crate) async fn dial(
-    place: &Place,
+    place: &TestDir,
     pod: SocketAddr,
     headers: HeaderMap,
     node: &str,
@@ -125,9 +125,9 @@ async fn call(io: TlsStream<TcpStream>, headers: HeaderMap, node: &str) -> Resul
 
 impl ScriptedPod {
     /// A pod with the certificate of `place`.
-    pub(crate) async fn start(place: &Place) -> Self {
+    pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-        let (offer, _) = Offer::parse("", "").unwrap();
+        let (offer, _) = TlsParams::parse("", "").unwrap();
         let server = tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
         let acceptor = TlsAcceptor::from(server.load().unwrap().load());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -15,7 +15,7 @@ use hickory_resolver::proto::rr::rdata::A;
 use hickory_resolver::proto::rr::{RData, Record, RecordType};
 
 use super::beside;
-use super::programs::{Place, TestPod};
+use super::programs::{TestDir, TestPod};
 
 /// A pod with a runtime of its own, so that it can be killed.
 pub(crate) struct Separate {
@@ -64,7 +64,7 @@ pub(crate) fn addresses(count: u8) -> Vec<SocketAddr> {
 }
 
 /// The config of the pod at an address, with lines in `[mode.cloud.registry]`.
-pub(crate) fn config(place: &Place, at: SocketAddr, registry: &str) -> String {
+pub(crate) fn config(place: &TestDir, at: SocketAddr, registry: &str) -> String {
     let text = place.cloud(&format!("[mode.cloud.registry]\n{registry}\n"));
     text.replacen("listen = \"127.0.0.1:0\"", &format!("listen = \"{at}\""), 1)
 }
@@ -76,7 +76,7 @@ pub(crate) fn siblings(all: &[SocketAddr]) -> String {
 }
 
 /// So many pods that know each other by a list.
-pub(crate) fn start(place: &Place, count: u8) -> Vec<TestPod> {
+pub(crate) fn start(place: &TestDir, count: u8) -> Vec<TestPod> {
     let all = addresses(count);
     all.iter().map(|at| TestPod::from_text(&config(place, *at, &siblings(&all)))).collect()
 }

@@ -11,7 +11,7 @@ use tunnel::config::Environment;
 use tunnel::config::cloud::Cloud;
 use tunnel::edge::Edge;
 use tunnel::names::{NodeName, Target};
-use tunnel::registry::{Linked, Place as Where};
+use tunnel::registry::{Linked, NodeLocation as Where};
 
 use super::clients::{self, Answer};
 use super::wait_until;
@@ -20,7 +20,7 @@ use crate::certificates::{Authority, Files};
 use tokio::net::TcpStream;
 
 /// A directory with certificates and a token file, shared by the programs of one test.
-pub(crate) struct Place {
+pub(crate) struct TestDir {
     dir: TempDir,
     /// What has issued its certificates.
     pub(crate) authority: Authority,
@@ -34,7 +34,7 @@ pub(crate) struct TestPod {
     pub(crate) connect: SocketAddr,
 }
 
-impl Place {
+impl TestDir {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::new();
@@ -93,12 +93,12 @@ log_listen = "127.0.0.1:0"
 }
 
 impl TestPod {
-    pub(crate) fn start(place: &Place) -> Self {
+    pub(crate) fn start(place: &TestDir) -> Self {
         Self::with(place, "")
     }
 
-    /// A pod whose config goes on with `more`, see [`Place::cloud`].
-    pub(crate) fn with(place: &Place, more: &str) -> Self {
+    /// A pod whose config goes on with `more`, see [`TestDir::cloud`].
+    pub(crate) fn with(place: &TestDir, more: &str) -> Self {
         Self::from_text(&place.cloud(more))
     }
 
@@ -147,19 +147,19 @@ impl TestPod {
         let links = self.pod.registry.nodes();
         for node in links {
             if let Some(linked) = self.link(node.as_str()) {
-                wait_until("the link has no sessions", || linked.outbox.sessions() == 0).await;
+                wait_until("the link has no sessions", || linked.sender.sessions() == 0).await;
             }
         }
     }
 }
 
 /// An edge of that name, linked to a pod.
-pub(crate) async fn edge(place: &Place, pod: &TestPod, node: &str) -> Edge {
+pub(crate) async fn edge(place: &TestDir, pod: &TestPod, node: &str) -> Edge {
     edge_with(place, pod, node, "").await
 }
 
-/// As [`edge`], with more config, see [`Place::edge`].
-pub(crate) async fn edge_with(place: &Place, pod: &TestPod, node: &str, more: &str) -> Edge {
+/// As [`edge`], with more config, see [`TestDir::edge`].
+pub(crate) async fn edge_with(place: &TestDir, pod: &TestPod, node: &str, more: &str) -> Edge {
     let edge = start_edge(&place.edge(node, pod.pod.grpc, more));
     pod.has(node).await;
     edge

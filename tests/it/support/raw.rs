@@ -12,9 +12,9 @@ use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
 use tokio_util::task::AbortOnDropHandle;
 use tunnel::names::{Instance, NodeName};
-use tunnel::tunnel::codec::{StreamMsg, encode};
+use tunnel::protocol::wire::codec::{StreamMsg, encode};
 
-use super::programs::{NAME, Place, TestPod};
+use super::programs::{NAME, TestDir, TestPod};
 use super::{beside, peer, soon};
 
 type Io = TlsStream<TcpStream>;
@@ -51,7 +51,7 @@ struct Windows {
 
 impl Raw {
     /// A connection that says it takes `window` bytes on each stream, and as many in all.
-    pub(crate) async fn connect(place: &Place, pod: SocketAddr, node: &str, window: u32) -> Self {
+    pub(crate) async fn connect(place: &TestDir, pod: SocketAddr, node: &str, window: u32) -> Self {
         let (from, mut to) = tokio::io::split(peer::encrypted(place, pod).await);
         to.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
         let windows = Arc::<Windows>::default();
@@ -73,7 +73,7 @@ impl Raw {
     }
 
     /// A link to a pod as an edge that speaks extended if it has an instance, else plain. It reads as much as comes.
-    pub(crate) async fn link(place: &Place, pod: &TestPod, node: &str, instance: Option<Instance>) -> Self {
+    pub(crate) async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: Option<Instance>) -> Self {
         let mut raw = Self::connect(place, pod.pod.grpc, node, MOST).await;
         raw.call(&peer::headers(node, instance)).await;
         while soon("an answer to the call", raw.next()).await.unwrap().kind != HEADERS {}

@@ -5,9 +5,9 @@ use std::future::poll_fn;
 use bytes::Bytes;
 use tunnel::edge::Edge;
 use tunnel::names::{NodeName, Target};
-use tunnel::net::Duplex as _;
+use tunnel::net::ByteStream as _;
+use tunnel::protocol::{Category, Session};
 use tunnel::route::Request;
-use tunnel::tunnel::{Category, Session};
 
 use super::{soon, wait_until};
 
@@ -22,10 +22,10 @@ pub(crate) async fn asked(edge: &Edge, node: NodeName, target: Target) -> Result
 /// Says something to what repeats it, and hears it again.
 pub(crate) async fn says(session: &mut Session, text: &str) {
     let mut bytes = Bytes::copy_from_slice(text.as_bytes());
-    poll_fn(|cx| session.poll_give(cx, &mut bytes)).await.unwrap();
+    poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
     let mut back = Vec::new();
     while back.len() < text.len() {
-        let more = soon("the echo", poll_fn(|cx| session.poll_take(cx))).await.unwrap();
+        let more = soon("the echo", poll_fn(|cx| session.poll_read_chunk(cx))).await.unwrap();
         assert!(!more.is_empty(), "the end after {back:?}");
         back.extend_from_slice(&more);
     }

@@ -4,24 +4,24 @@ use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName, SessionId};
 use tunnel::net::tls::Identity;
-use tunnel::tunnel::extension::{from_message, to_message};
-use tunnel::tunnel::frame::{Body, Category, Frame, Word};
-use tunnel::tunnel::hello::Caller;
-use tunnel::tunnel::{Found, Peer};
+use tunnel::protocol::wire::extension::{from_message, to_message};
+use tunnel::protocol::wire::frame::{Category, Frame, FrameKind, SessionFrame};
+use tunnel::protocol::wire::hello::Caller;
+use tunnel::protocol::{Found, Peer};
 
 use super::call::Call;
-use super::programs::{Place, TestPod};
+use super::programs::{TestDir, TestPod};
 use super::{peer, soon};
 
 /// Says a word about a session with another node.
-pub(crate) async fn say_to(edge: &Call, node: &str, id: SessionId, word: Word) {
+pub(crate) async fn say_to(edge: &Call, node: &str, id: SessionId, word: SessionFrame) {
     let node: NodeName = node.parse().unwrap();
-    edge.send(to_message(Frame { node, body: Body::Session(id, Category::Ssh, word) })).await;
+    edge.send(to_message(Frame { node, body: FrameKind::Session(id, Category::Ssh, word) })).await;
 }
 
 /// Asks to open a session.
-pub(crate) fn open_word(epoch: u64) -> Word {
-    Word::Open {
+pub(crate) fn open_word(epoch: u64) -> SessionFrame {
+    SessionFrame::Open {
         target: "127.0.0.1:22".parse().unwrap(),
         limit: 1000,
         epoch,
@@ -31,7 +31,7 @@ pub(crate) fn open_word(epoch: u64) -> Word {
 }
 
 /// Another pod that is the test, linked to that one.
-pub(crate) async fn scripted_pod(place: &Place, pod: &TestPod, number: u128) -> Call {
+pub(crate) async fn scripted_pod(place: &TestDir, pod: &TestPod, number: u128) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
     let mut call = peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap();
@@ -41,11 +41,13 @@ pub(crate) async fn scripted_pod(place: &Place, pod: &TestPod, number: u128) -> 
 
 /// Waits until the other pod has heard what was said: the answer to a question comes after.
 pub(crate) async fn is_heard(call: &mut Call) {
-    call.send(to_message(Frame { node: call.node.clone(), body: Body::Find(5) })).await;
+    call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Find(5) })).await;
     let answer = async {
         loop {
             let message = call.next().await.expect("the stream goes on");
-            if let Body::Found(Found { question: 5, .. }) = from_message(message, &Peer::Pod).unwrap().body {
+            if let FrameKind::Found(Found { question: 5, .. }) =
+                from_message(message, &Peer::Pod).unwrap().body
+            {
                 return;
             }
         }
@@ -58,7 +60,7 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
     let question = async {
         loop {
             let message = call.next().await.expect("the stream goes on");
-            if let Body::Find(question) = from_message(message, &Peer::Pod).unwrap().body {
+            if let FrameKind::Find(question) = from_message(message, &Peer::Pod).unwrap().body {
                 return question;
             }
         }
@@ -69,7 +71,7 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
 /// Says whether the node is here.
 pub(crate) async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
     let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)), age: None };
-    call.send(to_message(Frame { node: call.node.clone(), body: Body::Found(found) })).await;
+    call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
 }
 
 /// Says unasked that the node is here, and waits until the other pod knows.
@@ -82,13 +84,13 @@ pub(crate) async fn announces(call: &mut Call, instance: u128) {
         instance: Some(Instance::from_bits(instance)),
         age: None,
     };
-    call.send(to_message(Frame { node: node.clone(), body: Body::Found(found) })).await;
+    call.send(to_message(Frame { node: node.clone(), body: FrameKind::Found(found) })).await;
     is_heard(call).await;
 }
 
 /// Takes what is asked for at the node.
 pub(crate) async fn opens(call: &mut Call) {
     let (id, word) = call.word().await;
-    let Word::Open { epoch, .. } = word else { panic!("{word:?}") };
-    call.say(id, Word::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
+    let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
+    call.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
 }

@@ -127,7 +127,7 @@ async fn a_conflict_is_tried_again_at_once_on_what_the_other_has_written() {
         .extend([object("10.0.0.2    b\n10.0.0.2    c\n"), object("# mine\n10.0.0.2    c\n")]);
     let before = std::time::SystemTime::now();
     map.write(&names(&["a"])).await.unwrap();
-    assert!(before.elapsed().unwrap() < PULSE / 2);
+    assert!(before.elapsed().unwrap() < REWRITE_INTERVAL / 2);
     assert_eq!(server.lock().unwrap().hosts(), "10.0.0.1    a\n# mine\n10.0.0.2    c\n");
 }
 
@@ -228,7 +228,7 @@ async fn lines_of_a_pod_that_stays_away_go_and_those_of_one_that_comes_back_stay
     tokio::time::advance(ABSENCE / 2).await;
     told.send_replace(pods(&[1, 3], &[2]));
     map.write(&none).await.unwrap();
-    assert!(map.due() <= Instant::now() + PULSE);
+    assert!(map.due() <= Instant::now() + REWRITE_INTERVAL);
     tokio::time::advance(ABSENCE - Duration::from_millis(1)).await;
     map.write(&none).await.unwrap();
     assert_eq!(hosts(), text, "3 came back, 2 is not away for long");

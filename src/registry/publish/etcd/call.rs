@@ -117,15 +117,15 @@ impl Connection {
             |cause: &dyn fmt::Display| EtcdError::Unreachable { at: at.clone(), cause: cause.to_string() };
         // "http" though it may be TLS: tonic must leave that to our connector.
         let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|e| unreachable(&told(&e)))?;
-        let endpoint = endpoint.timeout(PATIENCE);
+        let endpoint = endpoint.timeout(CALL_TIMEOUT);
         let target = at.clone();
         let connector = tower::service_fn(move |_: Uri| {
             let (target, tls, resolver) = (target.clone(), tls.clone(), resolver.clone());
             async move { connect(&target, tls, &resolver).await.map(TokioIo::new) }
         });
-        let opened = timeout(PATIENCE, endpoint.connect_with_connector(connector)).await;
+        let opened = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;
         let channel = opened
-            .map_err(|_| unreachable(&format_args!("no answer within {PATIENCE:?}")))?
+            .map_err(|_| unreachable(&format_args!("no answer within {CALL_TIMEOUT:?}")))?
             .map_err(|e| unreachable(&told(&e)))?;
         let mut connection = Self { at: at.clone(), channel, token: None };
         if let Some((user, password_file)) = login {
@@ -150,7 +150,7 @@ impl Connection {
             let answer = self.heard(answer)?.message().await;
             answer.map_err(|status| self.refused(status))
         };
-        let answer = timeout(PATIENCE, asking).await;
+        let answer = timeout(CALL_TIMEOUT, asking).await;
         let answer = answer.map_err(|_| self.refused(Status::deadline_exceeded("no answer in time")))??;
         Ok(answer.is_some_and(|answer| answer.ttl > 0))
     }
@@ -217,7 +217,7 @@ async fn connect(at: &Target, tls: Option<Arc<ClientConfig>>, resolver: &Resolve
     };
     let addresses = resolver.lookup(&host).await.map_err(io::Error::other)?;
     let addresses: Vec<_> = addresses.into_iter().map(|ip| (ip, at.port).into()).collect();
-    let socket = dial(&addresses, PATIENCE).await.map_err(io::Error::other)?;
+    let socket = dial(&addresses, CALL_TIMEOUT).await.map_err(io::Error::other)?;
     let Some(tls) = tls else { return Ok(Either::Left(socket)) };
     let name = server_name(&host).map_err(io::Error::other)?;
     Ok(Either::Right(TlsConnector::from(tls).connect(name, socket).await?))
@@ -230,4 +230,4 @@ fn told(error: &dyn std::error::Error) -> String {
 }
 
 /// For a connection and for each call: a lease must survive a member that says nothing, and the next one's turn.
-const PATIENCE: Duration = Duration::from_secs(3);
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);

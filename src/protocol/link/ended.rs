@@ -1,0 +1,51 @@
+//! How links end.
+
+use crate::protocol::link::UNREAD;
+use crate::protocol::wire::codec::BadStream;
+use crate::protocol::wire::codec::inbound::Ended;
+
+/// How a link ended.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinkEnded {
+    /// The peer ended the stream, or the connection broke.
+    #[error("the far end closed the link: {0}")]
+    Closed(String),
+    /// Its pod ended it, because another process has our name.
+    #[error("{0}")]
+    NameTaken(String),
+    /// Nothing at all was heard for 15 s.
+    #[error("nothing was heard for 15s")]
+    Silent,
+    /// The peer speaks and does not read.
+    #[error("the far end has taken nothing for {UNREAD:?}")]
+    Unread,
+    /// We closed it: replaced by a newer one, or stopping.
+    #[error("closed here")]
+    ClosedHere,
+    /// What came is not the protocol.
+    #[error("protocol violated: {0}")]
+    BadStream(#[from] BadStream),
+}
+
+impl LinkEnded {
+    /// A fixed word for metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Closed(_) => "closed",
+            Self::NameTaken(_) => "name_taken",
+            Self::Silent => "silent",
+            Self::Unread => "unread",
+            Self::ClosedHere => "closed_here",
+            Self::BadStream(_) => "bad_stream",
+        }
+    }
+}
+
+impl From<Ended> for LinkEnded {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Closed(why) => Self::Closed(why),
+            Ended::NameTaken(why) => Self::NameTaken(why),
+        }
+    }
+}

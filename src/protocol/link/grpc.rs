@@ -1,0 +1,84 @@
+//! Both ends of the one gRPC call, on hyper's HTTP/2: accept links, dial links.
+//!
+//! tonic's own transport hides HTTP/2's send buffer and joins messages, and its codec copies each of them twice; so the
+//! call is made and served here, with tonic's statuses and the generated messages. See docs/decisions.md#pull-not-push.
+
+mod accept;
+mod body;
+mod dial;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use http::HeaderValue;
+use tracing::Span;
+
+pub use crate::protocol::link::grpc::accept::{Call, Dismissal, Waiting, serve};
+pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
+
+use crate::drain::Drain;
+use crate::names::{Instance, NodeName};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::{Encoding, Puller};
+use crate::protocol::session::state::LinkId;
+use crate::protocol::table::SessionTable;
+use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::peer::Peer;
+use crate::protocol::wire::plain::Plain;
+use crate::telemetry::Metrics;
+
+/// What every link of this process shares.
+#[derive(Debug, Clone)]
+pub struct LinkContext {
+    /// The sessions.
+    pub table: Arc<SessionTable>,
+    /// The numbers.
+    pub metrics: Metrics,
+    /// Where connection tasks are spawned.
+    pub drain: Drain,
+}
+
+fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<SessionTable>) -> Puller {
+    let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
+    let voice = match dialect {
+        Dialect::Plain => {
+            let node = peer.node().cloned().unwrap_or_else(NodeName::none);
+            Encoding::Plain(Arc::new(Mutex::new(Plain::new(node))))
+        }
+        Dialect::Extended(_) => Encoding::Extended,
+    };
+    let sender = LinkSender::new(id, peer, instance, dialect);
+    Puller { sender, table: table.clone(), dialect: voice }
+}
+
+/// hyper's tasks, spawned where they are waited for.
+#[derive(Debug, Clone)]
+struct Spawn(Drain);
+
+impl<F> hyper::rt::Executor<F> for Spawn
+where
+    F: Future + Send + 'static,
+    F::Output: Send,
+{
+    fn execute(&self, task: F) {
+        self.0.spawn(Span::current(), task.map(drop));
+    }
+}
+
+/// Links are numbered through the life of the process.
+static NEXT_LINK: AtomicU64 = AtomicU64::new(1);
+
+const PATH: &str = "/proto.Stream/TunnelStreaming";
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+/// A frame of ours, data and header, fits one of HTTP/2's.
+const FRAME: u32 = 64 * 1024;
+/// What waits below the pull is latency that no turn can mend; this much keeps the socket busy.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Twice the bandwidth-delay product of 1 Gbit/s at 100 ms is 25 MB: then HTTP/2's own windows never hold a link.
+const POD_WINDOW: u32 = 32 << 20;
+/// Metadata of a call, in bytes.
+const METADATA: u32 = 16 * 1024;
+/// Long enough for a bad line, short enough to notice a dead one.
+const PING_TIMEOUT: Duration = Duration::from_secs(15);

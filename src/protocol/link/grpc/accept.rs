@@ -1,0 +1,238 @@
+//! The pod's end: connections that are served, and calls that ask to become links.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::net::door::Place;
+use crate::protocol::link::grpc::body::CallBody;
+use crate::protocol::link::grpc::{
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
+};
+use crate::protocol::link::{Far, Link};
+use crate::protocol::wire::hello::{Caller, Hello, HelloError};
+use crate::protocol::wire::peer::Peer;
+
+/// A call that asks to become a link. Dropping it refuses it.
+#[derive(Debug)]
+#[must_use = "dropping a call refuses it"]
+pub struct Call {
+    /// Where it comes from.
+    pub from: SocketAddr,
+    /// Who it says it is. That a pod is one was proved with its certificate.
+    pub caller: Caller,
+    incoming: Incoming,
+    answer: oneshot::Sender<Response<CallBody>>,
+    connection: CancellationToken,
+    accepted: CancellationToken,
+    ground: LinkContext,
+}
+
+/// A connection that was not let in yet.
+#[derive(Debug)]
+pub struct Waiting {
+    /// Whether it has shown a pod's certificate.
+    pub certified: bool,
+    /// When it is closed if it still has no accepted call.
+    pub until: Instant,
+    /// Its places among those that wait, and that have their turn; given back once it is let in. The connection is
+    /// closed if the second is lost; the first is its entrance's to look after.
+    pub places: (Place, Place),
+}
+
+/// Why a caller is sent away; shown to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Dismissal {
+    /// It could not prove its name.
+    #[error("invalid token")]
+    Token,
+    /// This pod takes no new links.
+    #[error("this pod is stopping")]
+    Stopping,
+    /// Another process of that name is alive and linked.
+    #[error("{0}")]
+    NameTaken(String),
+    /// It is this very process.
+    #[error("this is the pod that calls")]
+    Itself,
+}
+
+/// Serves one encrypted connection until it ends: its calls go to `calls`.
+pub fn serve<IO>(
+    io: IO,
+    from: SocketAddr,
+    calls: mpsc::Sender<Call>,
+    ground: LinkContext,
+    waiting: Waiting,
+) -> impl Future<Output = ()> + Send
+where
+    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = CancellationToken::new();
+    let accepted = CancellationToken::new();
+    let service = {
+        let host = Host {
+            from,
+            certified: waiting.certified,
+            calls,
+            ground: ground.clone(),
+            connection: connection.clone(),
+            accepted: accepted.clone(),
+        };
+        hyper::service::service_fn(move |request: Request<Incoming>| {
+            // Boxed, because hyper keeps its room as long as the call lasts.
+            Box::pin(host.clone().answer(request)).map(Ok::<_, Infallible>)
+        })
+    };
+    let mut http = hyper::server::conn::http2::Builder::new(Spawn(ground.drain.clone()));
+    http.timer(TokioTimer::new())
+        .initial_stream_window_size(POD_WINDOW)
+        .initial_connection_window_size(POD_WINDOW)
+        .max_frame_size(FRAME)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_concurrent_streams(CALLS)
+        .max_header_list_size(METADATA)
+        .keep_alive_interval(Some(PING_EDGE_AFTER))
+        .keep_alive_timeout(PING_TIMEOUT);
+    // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
+    // link lives.
+    let mut serving = Box::pin(http.serve_connection(TokioIo::new(io), service));
+    async move {
+        let lost = waiting.places.1.lost();
+        let let_in = async {
+            let why = tokio::select! {
+                biased;
+                () = accepted.cancelled() => {
+                    drop(waiting.places);
+                    std::future::pending().await
+                }
+                () = lost.cancelled() => "gave_way",
+                () = tokio::time::sleep_until(waiting.until) => "no_call_in_time",
+            };
+            ground.metrics.calls_refused.count(why);
+        };
+        let ended = tokio::select! {
+            ended = serving.as_mut() => Some(ended),
+            () = let_in => None,
+            () = connection.cancelled() => {
+                serving.as_mut().graceful_shutdown();
+                tokio::time::timeout(CLOSE_TIMEOUT, serving.as_mut()).await.ok()
+            }
+        };
+        if let Some(Err(e)) = ended {
+            tracing::debug!(%from, error = %e, "link connection ended");
+        }
+    }
+}
+
+impl Call {
+    /// Lets the caller in.
+    pub fn accept(self) -> Link {
+        let (instance, dialect) = (self.caller.instance(), self.caller.dialect());
+        let peer = match self.caller {
+            Caller::Edge(hello) => Peer::Edge(hello.node),
+            Caller::Pod { .. } => Peer::Pod,
+        };
+        let puller = puller(peer, instance, dialect, &self.ground.table);
+        let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
+        *response.headers_mut() = Hello::response(self.ground.table.instance());
+        response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
+        self.accepted.cancel();
+        // Fails only if the connection is gone; then the link's first read says so.
+        let _ = self.answer.send(response);
+        let far = Far { answers: true, incoming: self.incoming, connection: self.connection };
+        Link::new(&puller, far, self.ground.metrics)
+    }
+
+    /// Sends the caller away, with its connection.
+    pub fn refuse(self, why: Dismissal) {
+        let mut response = Status::from(why).into_http();
+        // So that another pod sees that it was one of ours who refused.
+        response.headers_mut().extend(Hello::response(self.ground.table.instance()));
+        let _ = self.answer.send(response);
+        let connection = self.connection;
+        // The refusal is on its way before the connection goes: shutting down gracefully lets it out.
+        connection.cancel();
+    }
+}
+
+impl From<Dismissal> for Status {
+    fn from(why: Dismissal) -> Self {
+        let text = why.to_string();
+        match why {
+            Dismissal::Token => Self::unauthenticated(text),
+            Dismissal::Stopping => Self::unavailable(text),
+            Dismissal::NameTaken(_) | Dismissal::Itself => Self::already_exists(text),
+        }
+    }
+}
+
+/// What the calls of one connection share.
+#[derive(Debug, Clone)]
+struct Host {
+    from: SocketAddr,
+    certified: bool,
+    calls: mpsc::Sender<Call>,
+    ground: LinkContext,
+    connection: CancellationToken,
+    accepted: CancellationToken,
+}
+
+impl Host {
+    async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
+        if request.uri().path() != PATH {
+            let status = Status::unimplemented("this port serves only tunnel links");
+            return self.refuse(status, "unknown_method");
+        }
+        let (parts, incoming) = request.into_parts();
+        let caller = match Caller::from_request(&parts.headers, self.certified) {
+            Ok(caller) => caller,
+            Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
+                return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
+            }
+            Err(e) => return self.refuse(Status::unknown(e.to_string()), "bad_metadata"),
+        };
+        let (answer, answered) = oneshot::channel();
+        let call = Call {
+            from: self.from,
+            caller,
+            incoming,
+            answer,
+            connection: self.connection.clone(),
+            accepted: self.accepted.clone(),
+            ground: self.ground.clone(),
+        };
+        if self.calls.try_send(call).is_err() {
+            return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
+        }
+        match answered.await {
+            Ok(response) => response,
+            Err(_) => self.refuse(Status::unavailable("stopping"), "stopping"),
+        }
+    }
+
+    fn refuse(&self, status: Status, cause: &'static str) -> Response<CallBody> {
+        self.ground.metrics.calls_refused.count(cause);
+        self.connection.cancel();
+        let mut response = status.into_http();
+        response.headers_mut().extend(Hello::response(self.ground.table.instance()));
+        response
+    }
+}
+
+/// Calls of one connection: one is used, the rest are for a peer that tries again on it.
+const CALLS: u32 = 4;
+/// Before a Go edge's own 10 s, so that it stays quiet.
+const PING_EDGE_AFTER: Duration = Duration::from_secs(9);
+/// For the last frames of a connection that is over.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

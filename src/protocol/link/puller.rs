@@ -1,0 +1,68 @@
+//! The pull side of a link: what its gRPC stream sends next, in the words of its dialect.
+
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::lock;
+use crate::protocol::table::SessionTable;
+use crate::protocol::wire::codec::{Chunk, encode};
+use crate::protocol::wire::extension::to_message;
+use crate::protocol::wire::frame::Frame;
+use crate::protocol::wire::plain::Plain;
+
+/// How frames become messages on one link.
+#[derive(Debug, Clone)]
+pub enum Encoding {
+    /// With our words.
+    Extended,
+    /// In SuperEdge's words, through the end that stands for the peer.
+    Plain(Arc<Mutex<Plain>>),
+}
+
+/// The pull side: what the gRPC stream sends next.
+#[derive(Debug, Clone)]
+pub struct Puller {
+    pub(crate) sender: Arc<LinkSender>,
+    pub(crate) table: Arc<SessionTable>,
+    pub(crate) dialect: Encoding,
+}
+
+impl Puller {
+    /// The next message to send; none once the link is closed.
+    pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
+        let Encoding::Plain(plain) = &self.dialect else {
+            return self
+                .sender
+                .poll_pull(cx, Instant::now())
+                .map(|frame| frame.map(|f| encode(to_message(f))));
+        };
+        loop {
+            let now = Instant::now();
+            let pulled = match self.sender.poll_pull(cx, now) {
+                Poll::Ready(Some(frame)) => {
+                    self.encode(plain, frame, now);
+                    Poll::Ready(())
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => Poll::Pending,
+            };
+            // Looked at last: by now whoever adds to it wakes us.
+            if let Some(message) = lock(plain).next_message() {
+                return Poll::Ready(Some(encode(message)));
+            }
+            std::task::ready!(pulled);
+        }
+    }
+
+    fn encode(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {
+        let decoded = lock(plain).send_frame(frame, now);
+        let Some((decoded, node)) = decoded.zip(self.sender.peer.node()) else { return };
+        for word in decoded.frames {
+            // What a session hears of its own words never asks the wiring for anything.
+            let _ = self.table.on_frame(&self.sender, node.clone(), decoded.id, decoded.category, word, now);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What waits to be said on one link, and in which order it is said.
+//!
+//! Sessions keep what they have to say; the link sender holds only who wants to speak. A frame is made when the link can
+//! take it, under the session's lock, so order and fairness are decided at the last moment. Two locks, never both at
+//! once: this one says who is next, the session's says what.
+
+mod members;
+mod signals;
+mod source;
+mod waiting;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::protocol::link::sender::members::Members;
+pub(crate) use crate::protocol::link::sender::signals::{UNKNOWN, unknown};
+use crate::protocol::link::sender::source::FrameSource;
+pub(crate) use crate::protocol::link::sender::source::{Control, SendIntent, Sent};
+use crate::protocol::link::sender::waiting::{Next, Waiting};
+
+use crate::names::{Instance, NodeName};
+use crate::protocol::link::schedule::{SMALL, Schedule, Turn};
+use crate::protocol::lock;
+use crate::protocol::relay::queue::RelayQueue;
+use crate::protocol::session::SessionCore;
+use crate::protocol::session::budget::Budget;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::{Frame, SessionFrame};
+use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::peer::Peer;
+
+/// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
+#[derive(Debug)]
+pub struct LinkSender {
+    /// Which link.
+    pub id: LinkId,
+    /// Who is at its other end.
+    pub peer: Peer,
+    /// The process at its other end, if that speaks extended.
+    pub instance: Option<Instance>,
+    /// Whether the peer can take sessions up again on another link: it speaks extended.
+    pub resumes: bool,
+    /// What both ends speak.
+    pub dialect: Dialect,
+    /// Told when a reader of a plain link's session has taken something.
+    pub(crate) read: Notify,
+    /// Told at each answer to a ping.
+    answered: Notify,
+    closed: CancellationToken,
+    /// Why it was closed, if its name is another's.
+    dismissed: OnceLock<String>,
+    waiting: Mutex<Waiting>,
+    /// The sessions whose path this is; none once the link has ended.
+    members: Mutex<Option<Members>>,
+    /// What may wait here for sessions that only pass through.
+    room: OnceLock<Arc<Budget>>,
+    /// What may wait here for readers, of a peer that was promised nothing.
+    unread: OnceLock<Arc<Budget>>,
+    round_trip_micros: AtomicU64,
+    made: Instant,
+    /// When the peer was last heard, in milliseconds since the link was made.
+    heard_millis: AtomicU64,
+}
+
+impl LinkSender {
+    /// The sending side of a new link to `peer`. One that speaks extended is paced.
+    pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
+        let resumes = dialect != Dialect::Plain;
+        Arc::new(Self {
+            id,
+            peer,
+            instance,
+            resumes,
+            dialect,
+            read: Notify::new(),
+            answered: Notify::new(),
+            closed: CancellationToken::new(),
+            dismissed: OnceLock::new(),
+            waiting: Mutex::new(Waiting::new(resumes)),
+            members: Mutex::new(Some(Members::default())),
+            room: OnceLock::new(),
+            unread: OnceLock::new(),
+            round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
+            made: Instant::now(),
+            heard_millis: AtomicU64::new(0),
+        })
+    }
+
+    /// The next frame to say; none once the link is closed. Cancel safe: a frame is handed out once and only if ready.
+    pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
+        loop {
+            let (source, word) = match std::task::ready!(self.poll_next(cx, now)) {
+                None => return Poll::Ready(None),
+                Some(Next::Frame(body)) => {
+                    let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
+                    return Poll::Ready(Some(Frame { node, body }));
+                }
+                Some(Next::Reply(frame)) => return Poll::Ready(Some(frame)),
+                Some(Next::Control(source)) => {
+                    let (word, again) = source.next_control(self.id, now);
+                    if again {
+                        self.lock().credits.push_back(source.clone());
+                    }
+                    (source, word)
+                }
+                Some(Next::Turn { turn, longest, small_only }) => {
+                    (turn.key.clone(), self.take_turn(turn, longest, small_only, now))
+                }
+            };
+            self.forget_if_over(&source);
+            if let Some(word) = word {
+                return Poll::Ready(Some(self.frame(source.about(), word)));
+            }
+        }
+    }
+
+    /// Lets a session wait for its turn.
+    pub(crate) fn enter(&self, session: &Arc<SessionCore>, intent: &SendIntent) {
+        self.wait(&FrameSource::LocalAddresses(session.clone()), intent);
+    }
+
+    /// Lets what passes wait for its turn.
+    pub(crate) fn enter_relay(&self, queue: &Arc<RelayQueue>, intent: &SendIntent) {
+        self.wait(&FrameSource::Passing(queue.clone()), intent);
+    }
+
+    fn wait(&self, source: &FrameSource, intent: &SendIntent) {
+        let mut waiting = self.lock();
+        if waiting.closed || intent.control.is_none() && intent.data.is_none() {
+            return;
+        }
+        waiting.sweep();
+        match intent.control {
+            Some(Control::Answer) => waiting.answers.push_back(source.clone()),
+            Some(Control::Credit) => waiting.credits.push_back(source.clone()),
+            None => {}
+        }
+        if let Some((account, backlog)) = intent.data {
+            let longest = waiting.longest_frame();
+            waiting.turns.enter(source.clone(), account, backlog, longest);
+        }
+        waiting.wake();
+    }
+
+    /// The peer was heard just now.
+    pub(crate) fn heard(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.made).as_millis();
+        self.heard_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// How long ago the peer was last heard.
+    pub fn silence(&self) -> Duration {
+        self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
+    }
+
+    /// How long ago the link was made.
+    pub fn age(&self) -> Duration {
+        self.made.elapsed()
+    }
+
+    /// Since when the peer has taken nothing, though something waits for it.
+    pub(crate) fn unpulled(&self) -> Option<Instant> {
+        self.lock().unpulled
+    }
+
+    /// Asks the peer for a sign of life.
+    pub fn ping(&self) {
+        let mut waiting = self.lock();
+        waiting.ping = true;
+        waiting.wake();
+    }
+
+    /// Whether the peer answers a ping within so long. Cancel safe.
+    pub async fn answers_within(&self, patience: Duration) -> bool {
+        let mut answered = std::pin::pin!(self.answered.notified());
+        answered.as_mut().enable();
+        self.ping();
+        tokio::time::timeout(patience, answered).await.is_ok()
+    }
+
+    /// Answers a ping; a newer one takes a waiting one's place.
+    pub fn pong(&self, number: Option<u64>) {
+        let mut waiting = self.lock();
+        waiting.pong = Some(number);
+        waiting.wake();
+    }
+
+    /// The peer answered ping `number`. Returns the round trip.
+    pub fn ponged(&self, number: u64, now: Instant) -> Duration {
+        self.answered.notify_waiters();
+        let mut waiting = self.lock();
+        let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
+        pace.pong(number, now);
+        let trip = pace.round_trip();
+        waiting.wake();
+        drop(waiting);
+        self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        trip
+    }
+
+    /// The latest round trip.
+    pub fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.round_trip_micros.load(Relaxed))
+    }
+
+    /// Nothing more is said on this link.
+    pub fn close(&self) {
+        let mut waiting = self.lock();
+        waiting.closed = true;
+        (waiting.answers, waiting.credits) = Default::default();
+        waiting.turns = Schedule::new();
+        waiting.replies.clear();
+        waiting.wake();
+        drop(waiting);
+        self.closed.cancel();
+    }
+
+    /// Waits until the link is closed. Cancel safe.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    /// Makes the puller look again, for what a dialect has to say by itself.
+    pub(crate) fn rouse(&self) {
+        self.lock().wake();
+    }
+
+    /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.lock().answers.len() >= MOST_REPLIES
+    }
+
+    /// Whether the link was closed.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Entries that wait to be said: answers, and sessions with control or data, stale ones among them.
+    pub fn waiting(&self) -> usize {
+        let waiting = self.lock();
+        waiting.replies.len() + waiting.speakers()
+    }
+
+    fn poll_next(&self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
+        self.lock().poll_next(cx, now)
+    }
+
+    /// Lets the session speak, and wait again if it has more to say.
+    fn take_turn(
+        &self,
+        turn: Turn<FrameSource>,
+        longest: usize,
+        small_only: bool,
+        now: Instant,
+    ) -> Option<SessionFrame> {
+        let most = if small_only { SMALL } else { usize::MAX };
+        let sent = turn.key.next_turn(self.id, &turn, longest, most, now);
+        let mut waiting = self.lock();
+        if sent.bytes > 0 {
+            waiting.turns.sent(sent.account);
+            if let Some(pace) = &mut waiting.pace {
+                pace.pulled(sent.bytes);
+            }
+        }
+        if let Some(backlog) = sent.backlog {
+            waiting.turns.enter(turn.key, sent.account, backlog, longest);
+        }
+        sent.frame
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        lock(&self.waiting)
+    }
+}
+
+/// Replies that may wait: beyond it the peer is flooding, and gets none.
+const MOST_REPLIES: usize = 1000;
+/// Assumed before the first answer to a ping.
+const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;

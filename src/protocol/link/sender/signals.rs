@@ -1,0 +1,100 @@
+//! What the link itself says, beside its sessions: signals, last words, and answers about sessions that are not ours.
+
+use std::fmt;
+
+use crate::names::{Instance, NodeName, SessionId};
+use crate::protocol::link::sender::{LinkSender, MOST_REPLIES};
+use crate::protocol::session::SessionCore;
+use crate::protocol::wire::frame::{
+    Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
+};
+use crate::protocol::wire::hello::Dialect;
+
+impl LinkSender {
+    /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
+    pub(crate) fn reply(&self, id: SessionId, category: Category, node: &NodeName, word: SessionFrame) {
+        let mut waiting = self.lock();
+        if waiting.replies.len() < MOST_REPLIES {
+            waiting.replies.push_back(self.frame((id, category, node), word));
+            waiting.wake();
+        }
+    }
+
+    /// The opener of a session that ran here leaves: behind all that it has said here. There are no more of these than
+    /// sessions, and one that is not said would leave the far end waiting.
+    pub(crate) fn lost(&self, session: &SessionCore, epoch: u64) {
+        let mut waiting = self.lock();
+        if !waiting.closed {
+            let about = (session.id, session.category, &session.node);
+            waiting.replies.push_back(self.frame(about, SessionFrame::Lost { epoch }));
+            waiting.wake();
+        }
+    }
+
+    /// Asks a pod whether `node` is linked to it. False if too much waits to be said.
+    pub fn find(&self, node: &NodeName, question: u64) -> bool {
+        self.signal(node, FrameKind::Find(question))
+    }
+
+    /// Tells a pod about `node`. False if too much waits to be said.
+    pub fn found(&self, node: &NodeName, found: Found) -> bool {
+        self.signal(node, FrameKind::Found(found))
+    }
+
+    /// A pod asks its edge to attach elsewhere; an edge says that it has.
+    pub fn drain(&self) {
+        if let Some(node) = self.peer.node() {
+            self.signal(node, FrameKind::Drain);
+        }
+    }
+
+    /// Tells an edge, or another pod, that of two processes of that name `keeps` keeps it. One of version 1 would not
+    /// understand.
+    pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
+        if self.dialect.has(Dialect::CONFLICTS) {
+            let reason = Refusal::new(Code::Busy, why).reason;
+            self.signal(node, FrameKind::Conflict(Conflict { instance: keeps, reason }));
+        }
+    }
+
+    /// Closes the link of an edge whose name is another's, and tells it why.
+    pub fn dismiss(&self, why: String) {
+        // The first reason is as good.
+        let _ = self.dismissed.set(why);
+        self.close();
+    }
+
+    /// Why it was closed, if [`Self::dismiss`] did it.
+    pub(crate) fn dismissed(&self) -> Option<&String> {
+        self.dismissed.get()
+    }
+
+    fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
+        let mut waiting = self.lock();
+        let room = waiting.replies.len() < MOST_REPLIES && !waiting.closed && self.resumes;
+        if room {
+            waiting.replies.push_back(Frame { node: node.clone(), body });
+            waiting.wake();
+        }
+        room
+    }
+
+    /// A word about a session: on an edge's link only what asks names another node than the link's.
+    pub(crate) fn frame(
+        &self,
+        (id, category, node): (SessionId, Category, &NodeName),
+        word: SessionFrame,
+    ) -> Frame {
+        let asks = matches!(word, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        let node = self.peer.node().filter(|_| !asks).unwrap_or(node).clone();
+        Frame { node, body: FrameKind::Session(id, category, word) }
+    }
+}
+
+/// The reply to a session that we do not know.
+pub(crate) fn unknown(epoch: u64) -> SessionFrame {
+    SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Unknown, UNKNOWN) }
+}
+
+/// Why a session cannot be taken up.
+pub(crate) const UNKNOWN: &str = "this process does not know the session";

@@ -1,0 +1,130 @@
+//! Who waits to speak on one link, and who is next.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+use tokio::time::Instant;
+
+use crate::protocol::link::pace::Pace;
+use crate::protocol::link::schedule::{Schedule, Turn};
+use crate::protocol::link::sender::FrameSource;
+use crate::protocol::wire::frame::{Frame, FrameKind};
+
+/// Everything that waits for one link, under the link sender's lock.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) closed: bool,
+    pub(super) pong: Option<Option<u64>>,
+    pub(super) ping: bool,
+    /// Signals, last words, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the words of
+    /// own sessions.
+    pub(super) replies: VecDeque<Frame>,
+    pub(super) answers: VecDeque<FrameSource>,
+    /// Who has credit to give and nothing to answer: each session stands here once at the most.
+    pub(super) credits: VecDeque<FrameSource>,
+    pub(super) turns: Schedule<FrameSource>,
+    /// None on a plain link, whose peer must not be pinged often.
+    pub(super) pace: Option<Pace>,
+    /// At so many entries those that nobody misses are thrown out.
+    sweep_at: usize,
+    /// Since when there was something to say that nobody came for.
+    pub(super) unpulled: Option<Instant>,
+    puller: Option<Waker>,
+}
+
+/// Who is next.
+pub(super) enum Next {
+    Frame(FrameKind),
+    Reply(Frame),
+    Control(FrameSource),
+    Turn { turn: Turn<FrameSource>, longest: usize, small_only: bool },
+}
+
+impl Waiting {
+    /// Nobody waits; `paced` if the peer answers pings.
+    pub(super) fn new(paced: bool) -> Self {
+        Self {
+            closed: false,
+            pong: None,
+            ping: false,
+            replies: VecDeque::new(),
+            answers: VecDeque::new(),
+            credits: VecDeque::new(),
+            turns: Schedule::new(),
+            pace: paced.then(Pace::new),
+            sweep_at: SWEEP,
+            unpulled: None,
+            puller: None,
+        }
+    }
+
+    /// Who is next; the caller is woken when someone comes. None once the link is closed.
+    pub(super) fn poll_next(&mut self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
+        if self.closed {
+            return Poll::Ready(None);
+        }
+        self.unpulled = None;
+        if let Some(number) = self.pong.take() {
+            return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
+        }
+        if self.ping || self.pace.as_ref().is_some_and(Pace::ping_due) {
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        if let Some(frame) = self.replies.pop_front() {
+            return Poll::Ready(Some(Next::Reply(frame)));
+        }
+        if let Some(session) = self.answers.pop_front().or_else(|| self.credits.pop_front()) {
+            return Poll::Ready(Some(Next::Control(session)));
+        }
+        let small_only = self.pace.as_mut().is_some_and(Pace::is_capped);
+        let longest = self.longest_frame();
+        if let Some(turn) = self.turns.next(small_only) {
+            return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
+        }
+        if small_only && self.turns.has_bulk() && self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
+            return Poll::Ready(Some(self.ping(now)));
+        }
+        if !self.puller.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+            self.puller = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once
+    /// in a while, when so many have come that a look at all of them costs little for each.
+    pub(super) fn sweep(&mut self) {
+        if self.speakers() < self.sweep_at {
+            return;
+        }
+        self.answers.retain(|source| !source.is_closed());
+        self.credits.retain(|source| !source.is_closed());
+        self.turns.retain(|source| !source.is_closed());
+        self.sweep_at = SWEEP.max(2 * self.speakers());
+    }
+
+    /// Entries of those who wait to speak.
+    pub(super) fn speakers(&self) -> usize {
+        self.answers.len() + self.credits.len() + self.turns.len()
+    }
+
+    fn ping(&mut self, now: Instant) -> Next {
+        self.ping = false;
+        Next::Frame(FrameKind::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
+    }
+
+    pub(super) fn longest_frame(&self) -> usize {
+        self.pace.as_ref().map_or(PLAIN_FRAME, Pace::longest_frame)
+    }
+
+    pub(super) fn wake(&mut self) {
+        self.unpulled.get_or_insert_with(Instant::now);
+        if let Some(puller) = self.puller.take() {
+            puller.wake();
+        }
+    }
+}
+
+/// Entries below which a link's list is not worth a look.
+const SWEEP: usize = 1000;
+/// Longest data frame to a plain peer, whose queues count frames.
+const PLAIN_FRAME: usize = 16 * 1024;

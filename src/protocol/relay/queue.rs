@@ -1,0 +1,265 @@
+//! What waits on one link for a session that only passes through.
+//!
+//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late thread
+//! still puts into an old one is never said. Data, Finish, Broken, Reset and Lost stay in order; the other words
+//! overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
+//! docs/protocol.md#traps, 1 to 3).
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+
+use crate::names::{NodeName, SessionId};
+use crate::protocol::link::schedule::Turn;
+use crate::protocol::link::sender::{Control, SendIntent, Sent};
+use crate::protocol::lock;
+use crate::protocol::pieces::joined;
+use crate::protocol::session::budget::Share;
+use crate::protocol::wire::frame::{Category, SessionFrame};
+
+/// One direction of a session that passes through, on the link that it leaves by.
+#[derive(Debug)]
+pub(crate) struct RelayQueue {
+    pub(crate) id: SessionId,
+    pub(crate) category: Category,
+    pub(crate) node: NodeName,
+    queue: Mutex<Queue>,
+    /// It was closed: whoever comes upon it may forget it, without a look at the queue.
+    closed: AtomicBool,
+}
+
+/// More waits than may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Full;
+
+#[derive(Debug)]
+struct Queue {
+    /// Open, Opened, Refused, Resume or Resumed.
+    answer: Option<SessionFrame>,
+    credit: Option<SessionFrame>,
+    /// Data, Finish, Broken, Reset, Lost.
+    ordered: VecDeque<SessionFrame>,
+    /// Bytes of data in `ordered`.
+    bytes: usize,
+    /// What `ordered` takes: bytes, and an overhead for each frame; of all queues together, and of those of its link.
+    taken: (Share, Share),
+    most: usize,
+    /// Nothing more is taken: the last word waits, or was said.
+    sealed: bool,
+    account: u64,
+    in_control: bool,
+    in_turns: bool,
+}
+
+impl RelayQueue {
+    /// An empty queue in which at most `most` bytes wait, out of both budgets too.
+    pub(crate) fn new(
+        id: SessionId,
+        category: Category,
+        node: NodeName,
+        most: usize,
+        budgets: (Share, Share),
+    ) -> Arc<Self> {
+        let queue = Queue {
+            answer: None,
+            credit: None,
+            ordered: VecDeque::new(),
+            bytes: 0,
+            taken: budgets,
+            most,
+            sealed: false,
+            account: 0,
+            in_control: false,
+            in_turns: false,
+        };
+        Arc::new(Self { id, category, node, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
+    }
+
+    /// One more word for the link. What comes behind a last word is dropped.
+    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendIntent, Full> {
+        let mut queue = lock(&self.queue);
+        if queue.sealed {
+            return Ok(SendIntent::default());
+        }
+        match frame {
+            SessionFrame::Open { .. }
+            | SessionFrame::Opened { .. }
+            | SessionFrame::Resume { .. }
+            | SessionFrame::Resumed { .. } => {
+                queue.empty();
+                queue.answer = Some(frame);
+            }
+            SessionFrame::Refused { .. } => {
+                queue.empty();
+                queue.sealed = true;
+                queue.answer = Some(frame);
+            }
+            SessionFrame::Credit { .. } => queue.credit = Some(frame),
+            SessionFrame::Data(bytes) => queue.data(bytes)?,
+            SessionFrame::Finish { .. } | SessionFrame::Broken { .. } => queue.finish(frame)?,
+            SessionFrame::Reset { .. } | SessionFrame::Lost { .. } => {
+                queue.credit = None;
+                queue.sealed = true;
+                queue.ordered.push_back(frame);
+            }
+        }
+        Ok(queue.intent())
+    }
+
+    /// Instead of all that waits, this last word is said.
+    pub(crate) fn cut(&self, frame: SessionFrame) -> SendIntent {
+        let mut queue = lock(&self.queue);
+        if queue.sealed {
+            return SendIntent::default();
+        }
+        let answer = queue.answer.take();
+        queue.empty();
+        queue.answer = answer;
+        queue.sealed = true;
+        queue.ordered.push_back(frame);
+        queue.intent()
+    }
+
+    /// Nothing more is said.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Relaxed);
+        let mut queue = lock(&self.queue);
+        queue.empty();
+        queue.sealed = true;
+    }
+
+    /// The session passes in another queue, for attempt `epoch`. A Lost of a newer attempt is still said: an old Open or
+    /// Resume that comes late ends nothing at the far end of that one, which would stay bound for ever.
+    pub(crate) fn retire(&self, epoch: u64) {
+        let mut queue = lock(&self.queue);
+        let lost = match queue.ordered.pop_back() {
+            Some(SessionFrame::Lost { epoch: newer }) if newer > epoch => {
+                Some(SessionFrame::Lost { epoch: newer })
+            }
+            _ => None,
+        };
+        self.closed.store(lost.is_none(), Relaxed);
+        queue.empty();
+        queue.ordered.extend(lost);
+        queue.sealed = true;
+    }
+
+    /// Whether it was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    /// Whether its last word was said.
+    pub(crate) fn is_over(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
+    }
+
+    /// What it says before data, if anything, and whether it has more to say before data.
+    pub(crate) fn next_control(&self) -> (Option<SessionFrame>, bool) {
+        let mut queue = lock(&self.queue);
+        let frame = queue.answer.take().or_else(|| queue.credit.take());
+        queue.in_control = queue.credit.is_some();
+        (frame, queue.in_control)
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if more than `most` wait.
+    pub(crate) fn next_turn<K>(&self, turn: &Turn<K>, longest: usize, most: usize) -> Sent {
+        let mut queue = lock(&self.queue);
+        let held = queue.bytes > most;
+        let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+        let account = if held { turn.starts() } else { turn.account_after(bytes) };
+        queue.account = account;
+        let backlog = queue.backlog();
+        queue.in_turns = backlog.is_some();
+        Sent { frame, bytes, account, backlog }
+    }
+}
+
+impl Queue {
+    fn empty(&mut self) {
+        self.answer = None;
+        self.credit = None;
+        self.ordered = VecDeque::new();
+        self.bytes = 0;
+        self.give_back(usize::MAX);
+    }
+
+    fn finish(&mut self, frame: SessionFrame) -> Result<(), Full> {
+        self.grow(OVERHEAD)?;
+        self.ordered.push_back(frame);
+        Ok(())
+    }
+
+    fn grow(&mut self, cost: usize) -> Result<(), Full> {
+        if self.taken.0.held() + cost > self.most || !self.taken.0.grow(cost) {
+            return Err(Full);
+        }
+        if !self.taken.1.grow(cost) {
+            self.taken.0.set(self.taken.0.held() - cost);
+            return Err(Full);
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, cost: usize) {
+        let (all, of_link) = &mut self.taken;
+        let left = all.held().saturating_sub(cost);
+        all.set(left);
+        of_link.set(left);
+    }
+
+    fn data(&mut self, bytes: Bytes) -> Result<(), Full> {
+        let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGE_BELOW);
+        self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
+        self.bytes += bytes.len();
+        if merged && let Some(SessionFrame::Data(last)) = self.ordered.back_mut() {
+            *last = joined(std::mem::take(last), &bytes);
+        } else {
+            self.ordered.push_back(SessionFrame::Data(bytes));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, longest: usize) -> Option<SessionFrame> {
+        let frame = self.ordered.pop_front()?;
+        let SessionFrame::Data(mut bytes) = frame else {
+            if let SessionFrame::Finish { .. } | SessionFrame::Broken { .. } = frame {
+                self.give_back(OVERHEAD);
+            }
+            return Some(frame);
+        };
+        let rest = bytes.split_off(longest.min(bytes.len()));
+        self.bytes -= bytes.len();
+        let mut cost = bytes.len();
+        if rest.is_empty() {
+            cost += OVERHEAD;
+        } else {
+            self.ordered.push_front(SessionFrame::Data(rest));
+        }
+        self.give_back(cost);
+        Some(SessionFrame::Data(bytes))
+    }
+
+    /// Bytes of data that wait; none if nothing at all does.
+    fn backlog(&self) -> Option<usize> {
+        (!self.ordered.is_empty()).then_some(self.bytes)
+    }
+
+    fn intent(&mut self) -> SendIntent {
+        let answer = self.answer.as_ref().map(|_| Control::Answer);
+        let control = answer.or(self.credit.as_ref().map(|_| Control::Credit)).filter(|_| !self.in_control);
+        let data = if self.in_turns { None } else { self.backlog() };
+        self.in_control |= control.is_some();
+        self.in_turns |= data.is_some();
+        SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }
+    }
+}
+
+/// What a frame costs beside its bytes.
+const OVERHEAD: usize = 128;
+/// Small pieces that follow one another are joined up to this many bytes, so that keystrokes in a queue cost little.
+const MERGE_BELOW: usize = 4 * 1024;

@@ -1,0 +1,153 @@
+//! An Open or a Resume that reached a pod: somebody wants to get to a node through it.
+
+use std::sync::Arc;
+
+use crate::names::{Instance, NodeName, Target};
+use crate::protocol::link::sender::{LinkSender, unknown};
+use crate::protocol::relay::table::{Attempt, Stand};
+use crate::protocol::session::Offer;
+use crate::protocol::table::{Event, SessionTable};
+use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
+use crate::protocol::wire::peer::Peer;
+
+/// Somebody wants to reach a node through this pod: pass it on, take it as its end, or refuse it.
+///
+/// Dropping it refuses it, so no opener is ever left waiting.
+#[derive(Debug)]
+#[must_use = "dropping it refuses it"]
+pub struct RelayRequest {
+    table: Arc<SessionTable>,
+    attempt: Attempt,
+    /// The Open or Resume itself, until it is passed on.
+    frame: Option<SessionFrame>,
+}
+
+impl RelayRequest {
+    pub(crate) fn new(table: Arc<SessionTable>, attempt: Attempt, frame: SessionFrame) -> Self {
+        Self { table, attempt, frame: Some(frame) }
+    }
+
+    /// Which node.
+    pub fn node(&self) -> &NodeName {
+        &self.attempt.node
+    }
+
+    /// By which link it came.
+    pub fn from(&self) -> &Arc<LinkSender> {
+        &self.attempt.from
+    }
+
+    /// The process that holds the session's other end, if this is to resume it: no other may be asked.
+    pub fn instance(&self) -> Option<Instance> {
+        match &self.frame {
+            Some(SessionFrame::Resume { instance, .. }) => *instance,
+            _ => None,
+        }
+    }
+
+    /// What is to be dialled there, if this is to open a session.
+    pub fn target(&self) -> Option<&Target> {
+        match &self.frame {
+            Some(SessionFrame::Open { target, .. }) => Some(target),
+            _ => None,
+        }
+    }
+
+    /// Waits until its opener does not wait for this attempt any more. Cancel safe.
+    pub async fn unwanted(&self) {
+        self.stands(|stand| stand == Stand::Over).await;
+    }
+
+    /// Tries a way: passes it on, and takes it back if the acceptor is not there. Tried while another way has not
+    /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends hear that
+    /// the path is lost.
+    pub fn try_way(&self, to: &Arc<LinkSender>) {
+        match (self.table.relays.stand(&self.attempt), &self.frame) {
+            (Stand::Sought, Some(frame)) if self.leads(to) => {
+                self.table.relays.pass(&self.attempt, to, frame.clone(), true);
+            }
+            (Stand::RelayRequest, _) => self.table.relays.lose(self.attempt.id, Some(self.attempt.epoch)),
+            _ => {}
+        }
+    }
+
+    /// Waits until what was tried last is answered. Whether another way is to be tried: the acceptor is not there.
+    /// Cancel safe.
+    pub async fn tried(&self) -> bool {
+        self.stands(|stand| stand != Stand::RelayRequest).await == Stand::Sought
+    }
+
+    async fn stands(&self, is: impl Fn(Stand) -> bool) -> Stand {
+        loop {
+            let changed = self.attempt.changed.notified();
+            let stand = self.table.relays.stand(&self.attempt);
+            if is(stand) {
+                return stand;
+            }
+            changed.await;
+        }
+    }
+
+    fn leads(&self, to: &LinkSender) -> bool {
+        let from = &self.attempt.from;
+        let second_hop = from.peer == Peer::Pod && to.peer == Peer::Pod;
+        let back = from.id == to.id || to.instance.is_some() && to.instance == from.instance;
+        !second_hop && !back && to.resumes
+    }
+
+    /// Passes it on: this pod relays the session from now on. What came from a pod goes to no other pod, and
+    /// nothing goes back to the process it came from; both are refused as *not here*.
+    pub fn pass(mut self, to: &Arc<LinkSender>) {
+        if !self.leads(to) {
+            return self.refuse(Refusal::new(Code::NotHere, "the node is not linked to this pod"));
+        }
+        if let Some(frame) = self.frame.take() {
+            self.table.relays.pass(&self.attempt, to, frame, false);
+        }
+    }
+
+    /// Tells the opener that it goes no further: [`Code::NotHere`] lets it look elsewhere.
+    pub fn refuse(mut self, why: Refusal) {
+        self.answer(why);
+    }
+
+    /// Takes it as the session's acceptor; none if it cannot be one: a session to resume is not here, and a new one may
+    /// be too many.
+    pub fn offer(mut self) -> Option<Offer> {
+        let Attempt { id, category, node, epoch, from, .. } = self.attempt.clone();
+        let frame = self.frame.take();
+        if self.table.relays.stand(&self.attempt) != Stand::Sought {
+            return None;
+        }
+        let Some(SessionFrame::Open { target, limit, client, opener, .. }) = frame else {
+            self.table.relays.end(&self.attempt, Some(unknown(epoch)));
+            return None;
+        };
+        self.table.relays.end(&self.attempt, None);
+        match self.table.offered(&from, (id, category, node), (target, client, opener), (limit, epoch))? {
+            Event::Offer(offer) => Some(offer),
+            _ => None,
+        }
+    }
+
+    fn answer(&mut self, refusal: Refusal) {
+        if let Some(frame) = self.frame.take() {
+            self.table.relays.end(&self.attempt, Some(refused(&frame, refusal)));
+        }
+    }
+}
+
+impl Drop for RelayRequest {
+    fn drop(&mut self) {
+        self.answer(Refusal::new(Code::Busy, "this pod is stopping"));
+    }
+}
+
+/// The answer that refuses an Open or a Resume.
+pub(crate) fn refused(frame: &SessionFrame, refusal: Refusal) -> SessionFrame {
+    let epoch = frame.epoch().unwrap_or(0);
+    match frame {
+        SessionFrame::Open { .. } => SessionFrame::Refused { epoch, refusal },
+        _ => SessionFrame::Reset { epoch, refusal },
+    }
+}

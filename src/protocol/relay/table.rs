@@ -1,0 +1,295 @@
+//! Sessions that only pass through this pod: which two links each of them is bound to.
+//!
+//! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding goes
+//! only together with a word that tells both ends, or by one of higher epoch (docs/protocol.md#relaying). Words go into
+//! `RelayQueue`s after the lock is given back; as each binding has its own queues, what comes late is never said.
+
+mod attempt;
+mod hop;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+pub(crate) use crate::protocol::relay::table::attempt::{Attempt, Claim, Stand};
+use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
+use crate::protocol::relay::table::hop::RelayLeg;
+
+use crate::names::SessionId;
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::lock;
+use crate::protocol::relay::queue::RelayQueue;
+use crate::protocol::session::budget::Budget;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
+use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::opener::Opener;
+use crate::protocol::wire::peer::Peer;
+
+/// All bindings of this process.
+#[derive(Debug)]
+pub(crate) struct RelayTable {
+    bindings: Mutex<HashMap<SessionId, Binding>>,
+    /// Most bytes that wait for one session and direction.
+    most: usize,
+    /// What waits for all of them together.
+    queued: Arc<Budget>,
+    /// Most bytes that wait on one link.
+    most_on_link: usize,
+}
+
+#[derive(Debug)]
+struct Binding {
+    epoch: u64,
+    /// Who opened the session, once that is known.
+    by: Option<Opener>,
+    opener: RelayLeg,
+    /// None while its way is sought.
+    acceptor: Option<RelayLeg>,
+    /// Who seeks its way until it is answered, if anybody does.
+    seeker: Option<Seeker>,
+}
+
+impl RelayTable {
+    /// No session passes; at most `most` bytes of each may wait in each direction, and `all` bytes together. No link
+    /// takes more than a quarter of that, so that one that reads nothing leaves room for others.
+    pub(crate) fn new(most: usize, all: usize) -> Self {
+        Self { bindings: Mutex::default(), most, queued: Budget::new(all), most_on_link: most.max(all / 4) }
+    }
+
+    /// Sessions that pass, or seek their way.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.bindings).len()
+    }
+
+    /// Whether the session is one of them.
+    pub(crate) fn knows(&self, id: SessionId) -> bool {
+        lock(&self.bindings).contains_key(&id)
+    }
+
+    /// Bytes that wait in all queues, with what their frames cost.
+    pub(crate) fn queued(&self) -> usize {
+        self.queued.used()
+    }
+
+    /// What these bytes are counted in.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.queued
+    }
+
+    /// An Open or Resume came, and takes the binding if it is the newest of the session's opener.
+    pub(crate) fn asked(&self, attempt: &Attempt) -> Claim {
+        let opener = self.hop(attempt, &attempt.from);
+        let mut bindings = lock(&self.bindings);
+        let known = bindings.get(&attempt.id);
+        if known.is_some_and(|known| known.is_foreign(attempt)) {
+            return Claim::Foreign;
+        }
+        if known.is_some_and(|known| known.epoch >= attempt.epoch) {
+            return Claim::Old;
+        }
+        let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
+        let seeker = Some(Seeker(attempt.changed.clone()));
+        let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None, seeker };
+        let before = bindings.insert(attempt.id, binding);
+        drop(bindings);
+        if let Some(before) = before {
+            before.opener.close();
+            // Whoever the attempt before reached may not be on the new one's way, and would wait for ever.
+            if let Some(acceptor) = before.acceptor {
+                acceptor.cut(SessionFrame::Lost { epoch: before.epoch });
+            }
+        }
+        self.admit(attempt, &opener);
+        Claim::Newest
+    }
+
+    /// Binds the session to the link behind which its acceptor is, and says the word there. If its way is `sought` on,
+    /// *not here* comes back to the seeker, else to the opener.
+    pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
+        let acceptor = self.hop(attempt, to);
+        let bind = |binding: &mut Binding| {
+            binding.acceptor = Some(acceptor.clone());
+            binding.seeker.take_if(|_| !sought)
+        };
+        let bound = self.with(attempt, bind);
+        if bound.is_some() && self.admit(attempt, &acceptor) {
+            // Never too much: it empties what waits.
+            let _ = acceptor.push(frame);
+        }
+    }
+
+    /// Nobody seeks its way any more. If it has none, the session goes no further: its opener hears `frame`, if any.
+    pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
+        let mut bindings = lock(&self.bindings);
+        let Some(known) = bindings.get_mut(&attempt.id).filter(|binding| binding.is_of(attempt)) else {
+            return;
+        };
+        let seeker = known.seeker.take();
+        let binding = if known.acceptor.is_none() { bindings.remove(&attempt.id) } else { None };
+        drop(bindings);
+        drop(seeker);
+        let Some(binding) = binding else { return };
+        // Nothing waits in its queue yet, so the answer need not go through it.
+        binding.opener.close();
+        if let Some(frame) = frame {
+            attempt.from.reply(attempt.id, attempt.category, &attempt.node, frame);
+        }
+    }
+
+    /// How the attempt stands.
+    pub(crate) fn stand(&self, attempt: &Attempt) -> Stand {
+        match lock(&self.bindings).get(&attempt.id).filter(|binding| binding.is_of(attempt)) {
+            Some(Binding { acceptor: None, .. }) => Stand::Sought,
+            Some(Binding { seeker: Some(_), .. }) => Stand::RelayRequest,
+            _ => Stand::Over,
+        }
+    }
+
+    /// A word from the link of `from` goes to the other side. False if it counts for nothing.
+    pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
+        let mut bindings = lock(&self.bindings);
+        let Some(binding) = bindings.get_mut(&id) else { return false };
+        let of_opener = binding.opener.link.id == from.id;
+        let (to, back) = if of_opener {
+            (binding.acceptor.clone(), binding.opener.clone())
+        } else if let Some(acceptor) = binding.acceptor.clone().filter(|hop| hop.link.id == from.id) {
+            (Some(binding.opener.clone()), acceptor)
+        } else {
+            return false;
+        };
+        if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
+            frame
+            && of_opener
+        {
+            return false;
+        }
+        let epoch = binding.epoch;
+        // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
+        let unheard = matches!(frame, SessionFrame::Broken { .. })
+            && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
+        let last = unheard
+            || matches!(
+                frame,
+                SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. }
+            );
+        // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
+        // Resume was never said, for its opener thought better of it; it left this one before.
+        if last && frame.epoch().is_some_and(|of| of < epoch) {
+            return false;
+        }
+        // Who seeks the way seeks on: nobody there has heard of this attempt.
+        if is_not_here(&frame) && !of_opener && binding.seeker.is_some() {
+            binding.acceptor = None;
+            let changed = binding.seeker.as_ref().map(|seeker| seeker.0.clone());
+            drop(bindings);
+            back.close();
+            changed.inspect(|changed| changed.notify_one());
+            return true;
+        }
+        let answered = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
+        let seeker = if answered { binding.seeker.take() } else { None };
+        let removed = if last { bindings.remove(&id) } else { None };
+        drop(bindings);
+        drop((seeker, removed));
+        let frame = match frame {
+            SessionFrame::Broken { refusal, .. } if unheard => {
+                back.cut(SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
+                SessionFrame::Reset { epoch, refusal }
+            }
+            frame => {
+                if last {
+                    back.close();
+                }
+                frame
+            }
+        };
+        let Some(to) = to else { return last };
+        if to.push(frame).is_err() {
+            self.lose(id, Some(epoch));
+        }
+        true
+    }
+
+    /// A link has ended: who is at the other side of the sessions that passed through it hears so.
+    pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
+        for id in passing {
+            let mut bindings = lock(&self.bindings);
+            let uses = |hop: &RelayLeg| hop.link.id == link;
+            let affected =
+                bindings.get(&id).is_some_and(|b| uses(&b.opener) || b.acceptor.as_ref().is_some_and(uses));
+            let binding = if affected { bindings.remove(&id) } else { None };
+            drop(bindings);
+            let Some(binding) = binding else { continue };
+            for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
+                if uses(&hop) {
+                    hop.close();
+                } else {
+                    // Behind what waits there: it is as good as any other data.
+                    let _ = hop.push(SessionFrame::Lost { epoch: binding.epoch });
+                }
+            }
+        }
+    }
+
+    /// Lets a session go: both of its ends look for another path, or wait for one. With `epoch`, only that attempt.
+    pub(crate) fn lose(&self, id: SessionId, epoch: Option<u64>) {
+        self.cut(id, epoch, |epoch| SessionFrame::Lost { epoch });
+    }
+
+    /// Ends a session for good: both of its ends hear why.
+    pub(crate) fn reset(&self, id: SessionId, why: &Refusal) {
+        self.cut(id, None, |epoch| SessionFrame::Reset { epoch, refusal: why.clone() });
+    }
+
+    fn cut(&self, id: SessionId, epoch: Option<u64>, frame: impl Fn(u64) -> SessionFrame) {
+        let mut bindings = lock(&self.bindings);
+        let meant = bindings.get(&id).is_some_and(|b| epoch.is_none_or(|epoch| b.epoch == epoch));
+        let binding = if meant { bindings.remove(&id) } else { None };
+        drop(bindings);
+        let Some(binding) = binding else { return };
+        for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
+            hop.cut(frame(binding.epoch));
+        }
+    }
+
+    fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
+        let Attempt { id, category, node, .. } = attempt.clone();
+        let budgets = (self.queued.share(), link.room_for_relays(self.most_on_link));
+        let queue = RelayQueue::new(id, category, node, self.most, budgets);
+        RelayLeg { link: link.clone(), queue }
+    }
+
+    /// Makes the hop's link know the session; false if that link has ended, of which the other side then hears.
+    fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
+        let alive = hop.link.pass(&hop.queue, attempt.epoch);
+        if !alive {
+            self.link_ended(hop.link.id, [attempt.id]);
+        }
+        alive
+    }
+
+    fn with<T>(&self, attempt: &Attempt, step: impl FnOnce(&mut Binding) -> T) -> Option<T> {
+        let mut bindings = lock(&self.bindings);
+        let binding = bindings.get_mut(&attempt.id)?;
+        (binding.is_of(attempt) && binding.acceptor.is_none()).then(|| step(binding))
+    }
+}
+
+impl Binding {
+    /// Whether this attempt has made it.
+    fn is_of(&self, attempt: &Attempt) -> bool {
+        self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id
+    }
+
+    /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge
+    /// that accepted it.
+    fn is_foreign(&self, attempt: &Attempt) -> bool {
+        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
+        let unknown = self.by.is_none();
+        !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
+            || unknown && self.acceptor.as_ref().is_some_and(accepted)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,71 @@
+//! One Open or Resume that a pod has to relay somewhere, and who seeks its way.
+
+use std::sync::Arc;
+
+use tokio::sync::Notify;
+
+use crate::names::{NodeName, SessionId};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::wire::frame::{Category, Code, SessionFrame};
+use crate::protocol::wire::opener::Opener;
+
+/// Which Open or Resume is meant: an answer to an older one counts no more.
+#[derive(Debug, Clone)]
+pub(crate) struct Attempt {
+    pub(crate) id: SessionId,
+    pub(crate) category: Category,
+    pub(crate) node: NodeName,
+    pub(crate) epoch: u64,
+    pub(crate) from: Arc<LinkSender>,
+    /// Who opened the session, where that is known.
+    pub(crate) opener: Option<Opener>,
+    /// Told whenever its binding has changed, for whoever seeks its way.
+    pub(crate) changed: Arc<Notify>,
+}
+
+/// What an Open or Resume is to the session's binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// The newest: it has the binding now.
+    Newest,
+    /// Late: there was a newer one.
+    Old,
+    /// Somebody else opened the session.
+    Foreign,
+}
+
+/// How an attempt stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stand {
+    /// It is bound to no way: it was not passed on yet, or is not there.
+    Sought,
+    /// It was passed on, and not answered.
+    RelayRequest,
+    /// It was answered, or counts no more.
+    Over,
+}
+
+/// Tells the seeker, when dropped, that there is nothing more to seek.
+#[derive(Debug)]
+pub(super) struct Seeker(pub(super) Arc<Notify>);
+
+impl Attempt {
+    pub(crate) fn new(
+        from: &Arc<LinkSender>,
+        (id, category, node): (SessionId, Category, NodeName),
+        (epoch, opener): (u64, Option<Opener>),
+    ) -> Self {
+        Self { id, category, node, epoch, from: from.clone(), opener, changed: Arc::default() }
+    }
+}
+
+impl Drop for Seeker {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// Whether it says that the acceptor is not there.
+pub(super) fn is_not_here(frame: &SessionFrame) -> bool {
+    matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == Code::NotHere)
+}

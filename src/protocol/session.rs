@@ -1,0 +1,281 @@
+//! One end of a session at work: its lock and wakers, and the handles its owner holds.
+
+pub mod budget;
+mod handles;
+mod next_frame;
+mod paths;
+pub mod recv;
+pub mod send;
+pub mod state;
+mod stream;
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Waker;
+
+use tokio::time::Instant;
+
+pub use crate::protocol::session::handles::{Answer, Offer, Opening, Parked};
+pub use crate::protocol::session::stream::{Account, Session};
+
+use crate::names::{Instance, NodeName, SessionId};
+use crate::protocol::link::sender::{LinkSender, SendIntent};
+use crate::protocol::session::state::{Effects, LinkId, Phase, SessionState};
+use crate::protocol::table::SessionTable;
+use crate::protocol::wire::frame::{Category, Refusal, SessionFrame};
+use crate::protocol::wire::opener::Opener;
+
+/// What the table, the owner and the links share of one end.
+#[derive(Debug)]
+pub struct SessionCore {
+    /// Its name everywhere.
+    pub id: SessionId,
+    /// Which front end asked.
+    pub category: Category,
+    /// The node at which the target is.
+    pub node: NodeName,
+    table: Weak<SessionTable>,
+    /// Acceptor: who opened it, once that is known.
+    opener: OnceLock<Opener>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: SessionState,
+    sender: Option<Arc<LinkSender>>,
+    /// The link it ran on before, which still counts it as a member.
+    left: Option<Arc<LinkSender>>,
+    /// On which link's list it waits to say a control. One on another link is stale and harmless.
+    in_control: Option<LinkId>,
+    /// On which link it waits for its turn to say data.
+    in_turns: Option<LinkId>,
+    /// What it has said on the link's clock; starts anew with each link.
+    account: u64,
+    /// Whose [`Parked`] it is to find a path, and how many were handed out.
+    seeker: Option<u64>,
+    seekers: u64,
+    /// How often in a row, when last, and how many bytes had moved by then.
+    lost: Option<(u32, Instant, u64)>,
+    /// When its far end last said something of it.
+    heard: Instant,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+    /// Whoever waits for an answer, a path or an end.
+    watcher: Option<Waker>,
+}
+
+impl SessionCore {
+    pub(super) fn new(
+        id: SessionId,
+        category: Category,
+        node: NodeName,
+        table: Weak<SessionTable>,
+        state: SessionState,
+        sender: Option<Arc<LinkSender>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            category,
+            node,
+            table,
+            opener: OnceLock::new(),
+            inner: Mutex::new(Inner {
+                state,
+                sender,
+                left: None,
+                in_control: None,
+                in_turns: None,
+                account: 0,
+                seeker: None,
+                seekers: 0,
+                lost: None,
+                heard: Instant::now(),
+                reader: None,
+                writer: None,
+                watcher: None,
+            }),
+        })
+    }
+
+    /// One frame of this session from the link of `sender`. False if it did not count.
+    pub(super) fn on_frame(
+        self: &Arc<Self>,
+        sender: &Arc<LinkSender>,
+        frame: SessionFrame,
+        now: Instant,
+    ) -> bool {
+        let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        if moves {
+            sender.join(self);
+        }
+        let (mut dropped, mut here) = (false, true);
+        self.act(|inner| {
+            inner.heard = now;
+            let effects = inner.state.on_frame(sender.id, frame, now);
+            dropped = effects.dropped;
+            here = inner.state.path() == Some(sender.id);
+            if here {
+                inner.move_to(sender);
+            }
+            effects
+        });
+        if moves && !here {
+            self.part(sender);
+        }
+        !dropped
+    }
+
+    /// From now on no other may take it up.
+    pub(super) fn opened_by(&self, opener: Opener) {
+        // The first to be named stays.
+        let _ = self.opener.set(opener);
+    }
+
+    /// Whether it may be taken up by that one, as far as both are known.
+    pub(super) fn is_of(&self, opener: Option<&Opener>) -> bool {
+        Opener::agree(self.opener.get(), opener)
+    }
+
+    /// The process that holds its other end, once that is known.
+    pub(super) fn instance(&self) -> Option<Instance> {
+        self.lock().state.instance()
+    }
+
+    /// Resets the session from our side; what was not delivered is forgotten.
+    pub(super) fn reset(self: &Arc<Self>, why: Refusal) {
+        self.act(|inner| inner.state.abandon(why, Instant::now()));
+        self.depart();
+    }
+
+    /// Resets the session behind all that was written.
+    fn break_off(self: &Arc<Self>, why: Refusal) {
+        self.act(|inner| inner.state.break_off(why, Instant::now()));
+        self.depart();
+    }
+
+    /// Its owner has left; the table sees that it does not stay for ever.
+    fn depart(self: &Arc<Self>) {
+        let stays = self.lock().state.departed_since().is_some();
+        if stays && let Some(table) = self.table.upgrade() {
+            table.departed(self.id);
+        }
+    }
+
+    /// Forgets what it still has to deliver for an owner that has left. False if there is no such thing.
+    pub(super) fn give_way(self: &Arc<Self>) -> bool {
+        let mut gave_way = false;
+        self.act(|inner| {
+            let (given, effects) = inner.state.give_way();
+            gave_way = given;
+            effects
+        });
+        gave_way
+    }
+
+    /// Resets the session at once and drops what was not read: nobody can wait for its reader, or its memory.
+    pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
+        self.act(|inner| {
+            inner.state.recv.discard();
+            let effects = inner.state.abandon(why, Instant::now());
+            let (gone, at_once) = inner.state.give_way();
+            if gone { at_once } else { effects }
+        });
+    }
+
+    /// When its far end last said something of it; when it came, before that.
+    pub(super) fn heard(&self) -> Instant {
+        self.lock().heard
+    }
+
+    /// Whether it is open, with or without a path: then its far end may wait for what this one has to say.
+    pub(super) fn owes(&self) -> bool {
+        matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
+    }
+
+    /// Bytes that have arrived and were not read.
+    pub(super) fn queued(&self) -> usize {
+        self.lock().state.recv.queued()
+    }
+
+    /// Of these, those that nobody was promised: a plain peer's.
+    pub(super) fn unpromised(&self) -> usize {
+        self.lock().state.recv.unpromised()
+    }
+
+    /// Runs `step` under the lock and does what its effects ask for.
+    fn act(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Effects) {
+        let mut inner = self.lock();
+        let effects = step(&mut inner);
+        self.settle(inner, effects);
+    }
+
+    /// Unlocks, then wakes and tells whoever is concerned: never under the lock.
+    fn settle(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Effects) {
+        let reader = if effects.read { inner.reader.take() } else { None };
+        let writer = if effects.write { inner.writer.take() } else { None };
+        let watcher = if effects.state || effects.forget { inner.watcher.take() } else { None };
+        let sender = if inner.state.path().is_none() { inner.sender.take() } else { None };
+        let left = [inner.left.take(), sender];
+        let intent = inner.intent();
+        let ended = inner.state.ended().map(|why| why.code);
+        drop(inner);
+        for waker in [reader, writer, watcher].into_iter().flatten() {
+            waker.wake();
+        }
+        for left in left.into_iter().flatten() {
+            self.part(&left);
+        }
+        if let Some((sender, intent)) = intent {
+            sender.enter(self, &intent);
+        }
+        if effects.forget
+            && let Some(table) = self.table.upgrade()
+        {
+            table.forget(self.id, ended);
+        }
+    }
+
+    /// Is no member of a link any more; unless another thread has just brought it back there.
+    fn part(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+        sender.part(self.id);
+        let back = self.lock().state.path() == Some(sender.id);
+        if back && !sender.join(self) {
+            self.link_ended(sender.id, None, Instant::now());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// Runs on the link of `sender` from now on.
+    fn move_to(&mut self, sender: &Arc<LinkSender>) {
+        if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
+            self.account = 0;
+            self.left = self.sender.replace(sender.clone());
+        }
+    }
+
+    /// What it wants from the link it runs on, and does not wait for there yet.
+    fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
+        let sender = self.sender.as_ref()?;
+        let link = Some(sender.id);
+        let control = self.state.control().filter(|_| self.in_control != link);
+        let data = if self.in_turns == link { None } else { self.state.backlog() };
+        if control.is_none() && data.is_none() {
+            return None;
+        }
+        if control.is_some() {
+            self.in_control = link;
+        }
+        if data.is_some() {
+            self.in_turns = link;
+        }
+        Some((sender.clone(), SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }))
+    }
+}
+
+#[cfg(test)]
+mod tests;

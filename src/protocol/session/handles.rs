@@ -1,0 +1,261 @@
+//! What the owners of a session hold before it is open, and while it seeks a path.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::names::{Instance, NodeName, SessionId, Target};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::session::SessionCore;
+use crate::protocol::session::state::{Phase, SessionState};
+use crate::protocol::session::stream::Session;
+use crate::protocol::wire::frame::{Category, Code, Refusal};
+
+/// A session that is asked for and not open yet. Dropping it takes the request back.
+#[derive(Debug)]
+#[must_use = "dropping an opening takes the request back"]
+pub struct Opening(ResetOnDrop);
+
+/// What became of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The target answered: [`Opening::into_session`].
+    Open,
+    /// Refused for good.
+    Refused(Refusal),
+    /// The link ended, or the node is not behind it: ask over another one.
+    NoPath,
+}
+
+/// A session the far end wants to open; answer it by accepting or refusing.
+///
+/// Dropping an offer refuses it, so no opener is ever left waiting.
+#[derive(Debug)]
+#[must_use = "dropping an offer refuses it"]
+pub struct Offer {
+    owned: ResetOnDrop,
+    target: Target,
+    client: String,
+    patience: Duration,
+}
+
+/// An opener's session without a path, for whoever looks for one; there is at most one for each session, so that two
+/// never take each other's answers for late ones. Holding it keeps nothing alive but memory.
+#[derive(Debug)]
+pub struct Parked {
+    shared: Arc<SessionCore>,
+    seeker: u64,
+    again: u32,
+}
+
+/// Lets go of the session when dropped.
+#[derive(Debug)]
+pub(super) struct ResetOnDrop {
+    pub(super) shared: Option<Arc<SessionCore>>,
+}
+
+impl Opening {
+    pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
+        Self(ResetOnDrop { shared: Some(shared) })
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.0.id()
+    }
+
+    /// Asks over a link. May be repeated with another one.
+    pub fn ask(&self, link: &Arc<LinkSender>) {
+        self.0.with(|shared| shared.ask(link, false));
+    }
+
+    /// Waits until the request over the link it was last sent on is answered. Cancel safe.
+    pub async fn answer(&self) -> Answer {
+        poll_fn(|cx| {
+            self.0.watch(cx, |end| match end.phase() {
+                Phase::Asking if end.path().is_some() => None,
+                Phase::Asking => Some(Answer::NoPath),
+                Phase::Leaving | Phase::Gone if end.ended().is_some() => {
+                    Some(Answer::Refused(end.ended().cloned().unwrap_or_else(given_up)))
+                }
+                _ => Some(Answer::Open),
+            })
+        })
+        .await
+    }
+
+    /// The open session, once [`Self::answer`] said [`Answer::Open`].
+    pub fn into_session(mut self) -> Session {
+        Session(ResetOnDrop { shared: self.0.shared.take() })
+    }
+}
+
+impl Offer {
+    pub(crate) fn new(shared: Arc<SessionCore>, target: Target, client: String, patience: Duration) -> Self {
+        Self { owned: ResetOnDrop { shared: Some(shared) }, target, client, patience }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.owned.id()
+    }
+
+    /// Which front end asked.
+    pub fn category(&self) -> Category {
+        self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.category)
+    }
+
+    /// At which node the target is.
+    pub fn node(&self) -> Option<&NodeName> {
+        self.owned.shared.as_ref().map(|s| &s.node)
+    }
+
+    /// Where the far end asks us to dial.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Who asked at the far end, for the log. Free text from the peer: printable, at most 200 bytes.
+    pub fn client(&self) -> &str {
+        &self.client
+    }
+
+    /// How long the dial may take, so that the answer is in time.
+    pub fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// Waits until the opener has given up. Cancel safe.
+    pub async fn withdrawn(&self) {
+        poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Gone).then_some(()))).await;
+    }
+
+    /// Tells the opener that the target answered, and hands over the byte stream.
+    pub fn accept(mut self) -> Session {
+        self.owned.with(|shared| shared.act(|inner| inner.state.accept(Instant::now())));
+        Session(ResetOnDrop { shared: self.owned.shared.take() })
+    }
+
+    /// Tells the opener why the target cannot be reached.
+    pub fn refuse(mut self, why: Refusal) {
+        if let Some(shared) = self.owned.shared.take() {
+            shared.reset(why);
+        }
+    }
+}
+
+impl Parked {
+    pub(crate) fn new(shared: Arc<SessionCore>, seeker: u64, again: u32) -> Self {
+        Self { shared, seeker, again }
+    }
+
+    /// How often before this its path was lost lately, without that a byte has moved since.
+    pub fn again(&self) -> u32 {
+        self.again
+    }
+
+    /// At which node its target is.
+    pub fn node(&self) -> &NodeName {
+        &self.shared.node
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.shared.id
+    }
+
+    /// The process that holds its other end.
+    pub fn instance(&self) -> Option<Instance> {
+        self.shared.instance()
+    }
+
+    /// Whether it still needs a path. Once it does not, the next loss is another's to mend.
+    pub fn seeks(&self) -> bool {
+        let mut inner = self.shared.lock();
+        let mine = inner.seeker == Some(self.seeker);
+        let seeks = mine && inner.state.needs_path();
+        if mine && !seeks {
+            inner.seeker = None;
+        }
+        seeks
+    }
+
+    /// Asks to go on over a link.
+    pub fn resume(&self, link: &Arc<LinkSender>) {
+        self.shared.ask(link, true);
+    }
+
+    /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.
+    pub async fn answered(&self) {
+        poll_fn(|cx| watch(&self.shared, cx, |end| (end.phase() != Phase::Resuming).then_some(()))).await;
+    }
+
+    /// Nobody knows a path: the session is over.
+    pub fn give_up(self, why: Refusal) {
+        self.shared.act(|inner| inner.state.give_up(why));
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let mut inner = self.shared.lock();
+        if inner.seeker == Some(self.seeker) {
+            inner.seeker = None;
+        }
+    }
+}
+
+impl ResetOnDrop {
+    pub(super) fn id(&self) -> SessionId {
+        self.shared.as_ref().map_or(SessionId::from_bits(0), |s| s.id)
+    }
+
+    pub(super) fn with(&self, step: impl FnOnce(&Arc<SessionCore>)) {
+        if let Some(shared) = &self.shared {
+            step(shared);
+        }
+    }
+
+    fn watch<T>(&self, cx: &Context<'_>, ready: impl FnOnce(&SessionState) -> Option<T>) -> Poll<T> {
+        match &self.shared {
+            Some(shared) => watch(shared, cx, ready),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for ResetOnDrop {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.take() {
+            shared.reset(given_up());
+        }
+    }
+}
+
+fn watch<T>(
+    shared: &Arc<SessionCore>,
+    cx: &Context<'_>,
+    ready: impl FnOnce(&SessionState) -> Option<T>,
+) -> Poll<T> {
+    let mut inner = shared.lock();
+    match ready(&inner.state) {
+        Some(ready) => Poll::Ready(ready),
+        None => {
+            keep(&mut inner.watcher, cx);
+            Poll::Pending
+        }
+    }
+}
+
+pub(super) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
+    if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+        *slot = Some(cx.waker().clone());
+    }
+}
+
+fn given_up() -> Refusal {
+    Refusal::new(Code::GivenUp, "given up by its owner")
+}

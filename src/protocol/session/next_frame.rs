@@ -1,0 +1,95 @@
+//! What a session says when the link has room for it.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::protocol::link::schedule::Turn;
+use crate::protocol::link::sender::Sent;
+use crate::protocol::session::state::{Effects, LinkId};
+use crate::protocol::session::{Inner, SessionCore};
+use crate::protocol::wire::frame::SessionFrame;
+use crate::protocol::wire::hello::Dialect;
+use crate::protocol::wire::opener::Opener;
+use crate::protocol::wire::peer::Peer;
+
+impl SessionCore {
+    /// What it says before data, if anything.
+    pub(crate) fn next_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<SessionFrame> {
+        let mut inner = self.lock();
+        if inner.in_control == Some(link) {
+            inner.in_control = None;
+        }
+        let (frame, effects) = inner.state.next_frame(link, 0);
+        inner.time(frame.as_ref(), now);
+        let frame = frame.map(|frame| self.complete(frame, &inner));
+        self.settle(inner, effects);
+        frame
+    }
+
+    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
+    pub(crate) fn next_turn<K>(
+        self: &Arc<Self>,
+        link: LinkId,
+        turn: &Turn<K>,
+        longest: usize,
+        most: usize,
+        now: Instant,
+    ) -> Sent {
+        let mut inner = self.lock();
+        let held = inner.state.backlog().is_some_and(|backlog| backlog > most);
+        let (mut frame, mut effects) =
+            if held { (None, Effects::default()) } else { inner.state.next_frame(link, longest) };
+        if let Some(SessionFrame::Broken { refusal, .. }) = &frame
+            && !inner.sender.as_ref().is_some_and(|sender| sender.dialect.has(Dialect::BREAKS))
+        {
+            let (reset, over) = inner.state.reset_instead(refusal.clone());
+            (frame, effects) = (Some(reset), over);
+        }
+        inner.time(frame.as_ref(), now);
+        let frame = frame.map(|frame| self.complete(frame, &inner));
+        let bytes = if let Some(SessionFrame::Data(data)) = &frame { data.len() } else { 0 };
+        let account = if held { turn.starts() } else { turn.account_after(bytes) };
+        let mut backlog = None;
+        if inner.state.path() == Some(link) && inner.in_turns == Some(link) {
+            inner.account = account;
+            backlog = inner.state.backlog();
+        }
+        if inner.in_turns == Some(link) && backlog.is_none() {
+            inner.in_turns = None;
+        }
+        self.settle(inner, effects);
+        Sent { frame, bytes, account, backlog }
+    }
+
+    /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
+    /// the pod there does.
+    fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
+        let process = || self.table.upgrade().map(|table| table.instance());
+        match &mut frame {
+            SessionFrame::Opened { instance, .. } => *instance = process(),
+            SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }
+                if !inner.speaks_to_cloud() =>
+            {
+                *opener = process().map(Opener::Pod);
+            }
+            _ => {}
+        }
+        frame
+    }
+}
+
+impl Inner {
+    fn speaks_to_cloud(&self) -> bool {
+        self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Peer::Cloud(_)))
+    }
+
+    /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
+    fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
+        match frame {
+            Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),
+            Some(SessionFrame::Resume { .. } | SessionFrame::Resumed { .. }) => self.state.recv.moved(),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! How an end comes to a path, loses it, leaves it, and is given up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::session::state::{Effects, LinkId};
+use crate::protocol::session::{Parked, SessionCore};
+use crate::protocol::wire::frame::{Code, Refusal};
+
+impl SessionCore {
+    /// Opener: asks over the link of `sender`, or asks on. Whoever opens a session does not take it up again: that it is
+    /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
+    pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, again: bool) {
+        let alive = sender.join(self);
+        let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
+        let mut here = false;
+        let mut left = None;
+        self.act(|inner| {
+            let before = inner.state.path().filter(|path| *path != sender.id).and(inner.sender.clone());
+            let epoch = inner.state.epoch();
+            let meant = again == inner.state.needs_path();
+            let effects = if meant { inner.state.ask(sender.id) } else { Effects::default() };
+            match room {
+                _ if !meant => {}
+                Some((in_all, of_link)) => inner.state.recv.lift_limit(in_all, of_link),
+                None => inner.state.recv.restore_limit(),
+            }
+            here = inner.state.path() == Some(sender.id);
+            if here {
+                left = before.map(|old| (old, epoch));
+                inner.move_to(sender);
+            }
+            if alive { effects } else { inner.state.link_ended(sender.id, None, Instant::now()) }
+        });
+        if let Some((old, epoch)) = left {
+            old.lost(self, epoch);
+        }
+        // It may have gone on elsewhere, or ended, while its seeker waited for this link.
+        if !here {
+            self.part(sender);
+        }
+    }
+
+    /// Opener: lets go of the link of `sender`, which may well be alive, to go on over another one.
+    pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+        let mut left = None;
+        self.act(|inner| {
+            if !inner.state.is_opener() || inner.state.path() != Some(sender.id) {
+                return Effects::default();
+            }
+            left = Some(inner.state.epoch());
+            inner.state.link_ended(sender.id, None, Instant::now())
+        });
+        if let Some(epoch) = left {
+            sender.lost(self, epoch);
+        }
+    }
+
+    /// The link has ended; `why` is given if its peer cannot resume.
+    pub(crate) fn link_ended(self: &Arc<Self>, link: LinkId, why: Option<Refusal>, now: Instant) {
+        self.act(|inner| inner.state.link_ended(link, why, now));
+    }
+
+    /// The right to look for a path, if it needs one and nobody has that right.
+    pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
+        let mut inner = self.lock();
+        if inner.seeker.is_some() || !inner.state.is_opener() || !inner.state.needs_path() {
+            return None;
+        }
+        inner.seekers += 1;
+        let seeker = inner.seekers;
+        inner.seeker = Some(seeker);
+        let (now, moved) = (Instant::now(), inner.state.moved());
+        let again = |&(_, at, before): &(u32, Instant, u64)| now - at < RECENT_LOSS && before == moved;
+        let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
+        inner.lost = Some((times, now, moved));
+        Some(Parked::new(self.clone(), seeker, times))
+    }
+
+    /// Gives up an end that waits since before `before`: for its peer to take it up again, or, as its owner has left, for
+    /// what it wrote to be delivered. True if it is that.
+    pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &Refusal) -> bool {
+        let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
+        let mut undelivered = false;
+        self.act(|inner| {
+            if long(inner.state.departed_since()) {
+                let (given, effects) = inner.state.give_way();
+                undelivered = given;
+                effects
+            } else if long(inner.state.parked_since()) && !inner.state.is_opener() {
+                inner.state.give_up(why.clone())
+            } else {
+                Effects::default()
+            }
+        });
+        undelivered
+    }
+
+    /// The opener has found its peer in another process: an acceptor here is one that it left before it was open. True
+    /// if it was one; it is over, so that the session may pass through here.
+    pub(crate) fn yields(self: &Arc<Self>) -> bool {
+        let mut yields = false;
+        self.act(|inner| {
+            yields = !inner.state.is_opener();
+            let why = Refusal::new(Code::Unknown, "its opener went to another process");
+            if yields { inner.state.give_up(why) } else { Effects::default() }
+        });
+        yields
+    }
+}
+
+/// A path that is lost so soon after the last one, and before a byte has moved, is lost again.
+const RECENT_LOSS: Duration = Duration::from_secs(10);

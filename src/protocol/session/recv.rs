@@ -1,0 +1,415 @@
+//! Receiving half of one session: what the peer may still send, and what it has sent.
+//!
+//! ```text
+//! limit = taken by the reader + queued (arrived, unread) + room (the peer may still send)
+//! ```
+//!
+//! Credit is announced once half the window is owed: often enough that a steady sender never stops, seldom enough that
+//! small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a clock.
+
+mod queue;
+mod trip;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use crate::protocol::session::recv::queue::Queue;
+use crate::protocol::session::recv::trip::Trips;
+
+use crate::protocol::session::budget::Share;
+
+/// How large windows are, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Windows {
+    /// What a new session, or one that was silent, gets.
+    pub start: u64,
+    /// What one session may grow to.
+    pub max: u64,
+}
+
+/// See the module's formula.
+#[derive(Debug)]
+pub struct RecvHalf {
+    queue: Queue,
+    /// Stored in order, read or not; the end counts as one.
+    received: u64,
+    taken: u64,
+    limit: u64,
+    /// `received` as the peer was last told.
+    told: u64,
+    total: Option<u64>,
+    window: u64,
+    windows: Windows,
+    /// What we have promised to store.
+    promised: Share,
+    /// When the reader had taken `lap_taken` bytes: the start of the window it is emptying now.
+    lap: Option<(Instant, u64)>,
+    last_data: Option<Instant>,
+    /// The limit before the last credit.
+    old_limit: u64,
+    trips: Trips,
+}
+
+/// What the peer did that it may not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadData {
+    /// More than we promised to take.
+    #[error("the peer sent data up to offset {0}, allowed was {1}")]
+    PastLimit(u64, u64),
+    /// Data behind the end of stream.
+    #[error("the peer sent data behind its end of stream")]
+    PastEnd,
+    /// The end stands elsewhere than where the data ended.
+    #[error("the peer ended its direction at {0}, received were {1}")]
+    WrongEnd(u64, u64),
+}
+
+impl RecvHalf {
+    /// A half that promises one starting window; `promised` already holds it.
+    pub fn new(windows: Windows, promised: Share) -> Self {
+        Self {
+            queue: Queue::new(promised.another()),
+            received: 0,
+            taken: 0,
+            limit: windows.start,
+            told: 0,
+            total: None,
+            window: windows.start,
+            windows,
+            promised,
+            lap: None,
+            last_data: None,
+            old_limit: windows.start,
+            trips: Trips::default(),
+        }
+    }
+
+    /// Lifts the limit for a peer that knows none: its link is read with care instead, and what waits is counted in the
+    /// process and on that link.
+    pub fn lift_limit(&mut self, in_all: Share, of_link: Share) {
+        self.limit = u64::MAX;
+        self.queue.count_in(in_all, Some(of_link));
+    }
+
+    /// The peer that is asked now keeps to a limit, though the one before knew none. It was not heard yet.
+    pub fn restore_limit(&mut self) {
+        if self.queue.is_unpromised() {
+            self.limit = self.taken.saturating_add(self.window);
+            self.queue.count_in(self.promised.another(), None);
+        }
+    }
+
+    /// Stores bytes that arrived.
+    pub fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), BadData> {
+        let end = self.received.saturating_add(as_u64(bytes.len()));
+        if self.total.is_some() {
+            return Err(BadData::PastEnd);
+        }
+        if end > self.limit {
+            return Err(BadData::PastLimit(end, self.limit));
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.last_data.is_some_and(|last| now - last >= WINDOW_IDLE) {
+            self.window = self.windows.start;
+            self.lap = None;
+            self.trips.interrupt();
+        }
+        self.last_data = Some(now);
+        self.trips.arrived(end, now);
+        self.lap.get_or_insert((now, self.taken));
+        self.received = end;
+        self.queue.push(bytes);
+        Ok(())
+    }
+
+    /// The peer has ended its direction, which had `total` bytes, its end counted.
+    pub fn finish(&mut self, total: u64) -> Result<(), BadData> {
+        if self.total == Some(total) {
+            return Ok(());
+        }
+        if self.total.is_some() || total != self.received.saturating_add(1) {
+            return Err(BadData::WrongEnd(total, self.received));
+        }
+        self.total = Some(total);
+        self.received = total;
+        Ok(())
+    }
+
+    /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
+    /// forgotten the rest.
+    pub fn breaks(&self, total: u64) -> Result<(), BadData> {
+        let here = self.total.unwrap_or(self.received.saturating_add(1));
+        if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
+    }
+
+    /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which
+    /// is that of the link, or of those measured all the way, if they are longer.
+    pub fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
+        let bytes = self.queue.pop()?;
+        self.taken += as_u64(bytes.len());
+        if let Some((since, from)) = self.lap
+            && self.taken - from >= self.window
+        {
+            self.lap = Some((now, self.taken));
+            if now - since <= rtt.max(self.trips.latest()) * 2 && !self.queue.is_unpromised() {
+                self.grow();
+            }
+        }
+        Some(bytes)
+    }
+
+    /// Whether the peer should be told how far we are.
+    pub fn credit_due(&self) -> bool {
+        let unheard = self.received - self.told;
+        if self.total.is_some() {
+            return unheard > 0;
+        }
+        let rise = self.next_limit().saturating_sub(self.limit);
+        rise >= (self.window / 2).max(1) || unheard >= MOST_UNHEARD
+    }
+
+    /// What to tell the peer now: `received` and `limit`.
+    pub fn credit(&mut self) -> (u64, u64) {
+        self.old_limit = self.limit;
+        self.limit = self.next_limit();
+        self.told = self.received;
+        if !self.queue.is_unpromised() {
+            let promised = usize::try_from((self.limit - self.taken).max(self.window)).unwrap_or(usize::MAX);
+            if self.total.is_some() {
+                self.promised.set(self.queue.bytes());
+            } else if promised < self.promised.held() {
+                self.promised.set(promised);
+            }
+        }
+        (self.received, self.limit)
+    }
+
+    /// What [`Self::credit`] returned is said now, on the path on which the bytes come.
+    pub fn credit_sent(&mut self, now: Instant) {
+        if self.limit > self.old_limit {
+            self.trips.credit(self.old_limit, self.received, now);
+        }
+    }
+
+    /// The session goes on on another path, which may be longer or shorter.
+    pub fn moved(&mut self) {
+        self.trips.forget();
+    }
+
+    /// The limit the peer knows, or will be told with the next answer; for [`crate::protocol::wire::frame::SessionFrame::Open`] and its kin.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Nothing more is taken from the peer, so that what it was promised is free again: it may be long until it has
+    /// read the last word.
+    pub fn close(&mut self) {
+        self.lap = None;
+        // Without a promise the queue itself counts what waits.
+        self.promised.set(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
+    }
+
+    /// Drops what was stored and not taken, as if it had been taken.
+    pub fn discard(&mut self) {
+        self.taken += as_u64(self.queued());
+        self.queue.clear();
+    }
+
+    /// Bytes stored and not yet taken.
+    pub fn queued(&self) -> usize {
+        self.queue.bytes()
+    }
+
+    /// Of these, those that were not promised: all, or none.
+    pub fn unpromised(&self) -> usize {
+        if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }
+    }
+
+    /// Bytes the reader has taken, in all.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Whether nothing at all has arrived.
+    pub fn is_untouched(&self) -> bool {
+        self.received == 0
+    }
+
+    /// Whether the end of stream has arrived.
+    pub fn is_ended(&self) -> bool {
+        self.total.is_some()
+    }
+
+    /// Whether the end of stream has arrived and the peer was told so.
+    pub fn is_done(&self) -> bool {
+        self.total.is_some_and(|total| self.told == total)
+    }
+
+    fn next_limit(&self) -> u64 {
+        if self.total.is_some() { self.limit } else { self.limit.max(self.taken.saturating_add(self.window)) }
+    }
+
+    fn grow(&mut self) {
+        let wider = (self.window * 2).min(self.windows.max);
+        let wanted = usize::try_from(wider).unwrap_or(usize::MAX);
+        let more = wanted.saturating_sub(self.promised.held());
+        if wider > self.window && self.promised.widen(more) {
+            self.window = wider;
+        }
+    }
+}
+
+fn as_u64(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
+/// After this long without data a session starts again with its first window.
+const WINDOW_IDLE: Duration = Duration::from_secs(5);
+/// The peer hears at least every so many bytes what has arrived, so that it need not keep them; whoever has spent its
+/// memory for what it keeps counts on it.
+const MOST_UNHEARD: u64 = 64 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::session::budget::Budget;
+    use proptest::prelude::*;
+
+    const WINDOWS: Windows = Windows { start: 1000, max: 8000 };
+
+    fn half(budget: usize) -> RecvHalf {
+        RecvHalf::new(WINDOWS, Budget::new(budget).claim(1000).unwrap())
+    }
+
+    fn bytes(len: usize) -> Bytes {
+        vec![0; len].into()
+    }
+
+    proptest! {
+        /// A sender that keeps to the limit is never a violator, never stops for good, and memory stays within a window.
+        #[test]
+        fn credit_keeps_a_steady_sender_going(steps in prop::collection::vec((0usize..2000, 0u64..50, any::<bool>()), 1..200)) {
+            let mut half = half(1 << 20);
+            let (mut now, mut sent, mut limit) = (Instant::now(), 0u64, half.limit());
+            for (want, millis, read) in steps {
+                now += Duration::from_millis(millis);
+                let len = want.min((limit - sent) as usize);
+                half.data(bytes(len), now).unwrap();
+                sent += len as u64;
+                if read { while half.take(now, Duration::from_millis(10)).is_some() {} }
+                if half.credit_due() {
+                    let (received, new) = half.credit();
+                    prop_assert_eq!(received, sent);
+                    prop_assert!(new >= limit);
+                    limit = new;
+                }
+                prop_assert!(half.queued() as u64 + (limit - sent) <= 8000);
+                prop_assert!(half.promised.held() as u64 >= limit - half.taken());
+                prop_assert!(!(read && limit == sent), "a sender whose reader keeps up has room");
+            }
+        }
+    }
+
+    proptest! {
+        /// However it is cut, what waits is what came, costs little more than its bytes, and is given back.
+        #[test]
+        fn what_waits_costs_about_its_bytes(cuts in prop::collection::vec(prop_oneof![1usize..5, 1usize..5000], 1..300), plain: bool) {
+            let (promised, plain_budgets) = (Budget::new(0), [Budget::new(0), Budget::new(0)]);
+            let mut half = RecvHalf::new(Windows { start: 1 << 30, max: 1 << 30 }, promised.share());
+            if plain { half.lift_limit(plain_budgets[0].share(), plain_budgets[1].share()); }
+            let mut came = Vec::new();
+            for (n, cut) in cuts.into_iter().enumerate() {
+                came.extend(vec![n as u8; cut]);
+                half.data(vec![n as u8; cut].into(), Instant::now()).unwrap();
+            }
+            let used = plain_budgets.each_ref().map(|budget| budget.used());
+            let pieces = promised.used() + used[0].saturating_sub(came.len());
+            prop_assert!(pieces <= 96 + came.len() / 20, "{} for {}", pieces, came.len());
+            prop_assert_eq!(used, if plain { [came.len() + pieces; 2] } else { [0; 2] });
+            let mut taken = Vec::new();
+            while let Some(bytes) = half.take(Instant::now(), Duration::ZERO) { taken.extend_from_slice(&bytes); }
+            prop_assert!(taken == came);
+            prop_assert_eq!((promised.used(), plain_budgets.map(|budget| budget.used())), (0, [0; 2]));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn data_past_the_limit_is_a_violation() {
+        let mut half = half(1 << 20);
+        half.data(bytes(1000), Instant::now()).unwrap();
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(BadData::PastLimit(1001, 1000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_comes_once_at_its_place_and_is_told_at_once() {
+        let mut half = half(1 << 20);
+        half.data(bytes(10), Instant::now()).unwrap();
+        assert!(!half.credit_due());
+        assert_eq!(half.finish(10), Err(BadData::WrongEnd(10, 10)));
+        half.finish(11).unwrap();
+        half.finish(11).unwrap();
+        assert!(half.credit_due() && !half.is_done());
+        assert_eq!(half.credit().0, 11);
+        assert!(half.is_done() && !half.credit_due());
+        assert_eq!(half.data(bytes(1), Instant::now()), Err(BadData::PastEnd));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_doubles_only_for_a_fast_reader_and_within_the_budget() {
+        let rtt = Duration::from_millis(10);
+        let mut half = half(8000);
+        for (wait, expected) in [(5, 2000), (25, 2000), (5, 4000), (5, 4000)] {
+            let mut now = Instant::now();
+            let window = half.window;
+            half.lap = Some((now, half.taken));
+            now += Duration::from_millis(wait);
+            half.data(bytes(window as usize), now).unwrap();
+            half.take(now, rtt).unwrap();
+            half.credit();
+            assert_eq!(half.window, expected, "after {wait} ms");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_window_grows_by_the_whole_way_where_pings_know_only_the_first_link() {
+        let (way, ping) = (Duration::from_millis(100), Duration::from_millis(1));
+        let mut half = half(1 << 20);
+        let mut now = Instant::now();
+        let (mut sent, mut limit) = (0, half.limit());
+        while half.window < 8000 {
+            assert!(now.duration_since(Instant::now()) < way * 20, "the window stays at {}", half.window);
+            // All that it may send comes at once, and is read at once; what that allows, one round trip later.
+            half.data(bytes((limit - sent) as usize), now).unwrap();
+            sent = limit;
+            while half.take(now, ping).is_some() {}
+            assert!(half.credit_due());
+            limit = half.credit().1;
+            half.credit_sent(now);
+            now += way;
+        }
+        // Elsewhere the way may be short.
+        half.moved();
+        assert_eq!(half.trips.latest(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_takes_a_grown_window_back() {
+        let mut half = half(1 << 20);
+        half.grow();
+        half.grow();
+        half.credit();
+        assert_eq!((half.window, half.promised.held()), (4000, 4000));
+        let now = Instant::now();
+        half.data(bytes(100), now).unwrap();
+        half.data(bytes(3900), now + Duration::from_secs(5)).unwrap();
+        while half.take(now + Duration::from_secs(6), Duration::ZERO).is_some() {}
+        assert_eq!(half.window, 1000);
+        half.credit();
+        assert_eq!(half.promised.held(), 1000);
+        assert_eq!(half.limit(), 5000);
+    }
+}

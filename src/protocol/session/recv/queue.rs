@@ -1,0 +1,79 @@
+//! What has arrived and was not taken, and what it takes up.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use crate::protocol::pieces::{PIECE, joined};
+use crate::protocol::session::budget::Share;
+
+/// Bytes that wait for a reader. Small pieces are joined where they arrive, so that one-byte frames cost no more than
+/// large ones.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pieces: VecDeque<Bytes>,
+    bytes: usize,
+    /// What the pieces cost beside their bytes, which were promised; all of it if nothing was.
+    cost: Share,
+    /// Nothing was promised: the same again, of what the peer's link may have here.
+    of_link: Option<Share>,
+}
+
+impl Queue {
+    /// An empty queue for a peer that keeps to a limit.
+    pub(super) fn new(cost: Share) -> Self {
+        Self { pieces: VecDeque::new(), bytes: 0, cost, of_link: None }
+    }
+
+    /// From now on all is counted, in one budget for the process and one for the link; or, without the latter, only what
+    /// pieces cost beside their bytes.
+    pub(super) fn count_in(&mut self, cost: Share, of_link: Option<Share>) {
+        (self.cost, self.of_link) = (cost, of_link);
+        self.count();
+    }
+
+    /// Whether the bytes themselves are counted, because nothing was promised.
+    pub(super) fn is_unpromised(&self) -> bool {
+        self.of_link.is_some()
+    }
+
+    pub(super) fn push(&mut self, bytes: Bytes) {
+        self.bytes += bytes.len();
+        match self.pieces.pop_back() {
+            Some(last) if last.len() + bytes.len() <= JOINED => self.pieces.push_back(joined(last, &bytes)),
+            last => self.pieces.extend(last.into_iter().chain([bytes])),
+        }
+        self.count();
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Bytes> {
+        let bytes = self.pieces.pop_front()?;
+        self.bytes -= bytes.len();
+        self.count();
+        Some(bytes)
+    }
+
+    pub(super) fn clear(&mut self) {
+        (self.pieces, self.bytes) = (VecDeque::new(), 0);
+        self.count();
+    }
+
+    /// Bytes that wait.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn count(&mut self) {
+        let pieces = self.pieces.len() * PIECE;
+        match &mut self.of_link {
+            None => self.cost.set(pieces),
+            Some(of_link) => {
+                self.cost.set(self.bytes + pieces);
+                of_link.set(self.bytes + pieces);
+            }
+        }
+    }
+}
+
+/// Pieces that follow one another are joined up to this many bytes.
+const JOINED: usize = 4 * 1024;

@@ -1,0 +1,250 @@
+//! One end of a session: its states and what each frame, lost path or wish of its owner does to them.
+//!
+//! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
+//! [`Effects`], and what the end wants to say is fetched by [`SessionState::next_frame`] when the link has room for it.
+
+mod depart;
+mod on_frame;
+mod phase;
+
+use tokio::time::Instant;
+
+use crate::names::{Instance, Target};
+use crate::protocol::link::sender::Control;
+use crate::protocol::session::recv::RecvHalf;
+use crate::protocol::session::send::SendHalf;
+use crate::protocol::wire::frame::{Refusal, SessionFrame};
+
+use crate::protocol::session::state::depart::Departed;
+pub use crate::protocol::session::state::phase::{Effects, LinkId, Phase, Role};
+
+/// One end; see the module.
+#[derive(Debug)]
+pub struct SessionState {
+    role: Role,
+    phase: Phase,
+    epoch: u64,
+    path: Option<LinkId>,
+    /// Opener: the process that holds the acceptor.
+    instance: Option<Instance>,
+    /// What must be said before anything else.
+    answer: Option<Answer>,
+    /// Why it ended, if it did not end by itself.
+    ended: Option<Refusal>,
+    departed: Option<Departed>,
+    parked_since: Option<Instant>,
+    resumed: u32,
+    /// Our direction.
+    pub send: SendHalf,
+    /// The peer's direction.
+    pub recv: RecvHalf,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Answer {
+    Open,
+    Opened,
+    Refused(Refusal),
+    Resume,
+    Resumed,
+    Reset(Refusal),
+}
+
+impl SessionState {
+    /// An opener that has no path yet.
+    pub fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
+        Self::new(Role::Opener { target, client }, Phase::Asking, 0, None, send, recv)
+    }
+
+    /// An acceptor that was asked by `from`, and may send below `limit` once it accepts.
+    pub fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
+        // Nothing was sent, so no offset but 0 can be wrong.
+        let _ = send.acknowledge(0, limit);
+        Self::new(Role::Acceptor, Phase::Dialling, epoch, Some(from), send, recv)
+    }
+
+    fn new(
+        role: Role,
+        phase: Phase,
+        epoch: u64,
+        path: Option<LinkId>,
+        send: SendHalf,
+        recv: RecvHalf,
+    ) -> Self {
+        Self {
+            role,
+            phase,
+            epoch,
+            path,
+            instance: None,
+            answer: None,
+            ended: None,
+            departed: None,
+            parked_since: None,
+            resumed: 0,
+            send,
+            recv,
+        }
+    }
+
+    /// Where it stands.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The number of the newest attempt to open or resume it.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The link it runs on.
+    pub fn path(&self) -> Option<LinkId> {
+        self.path
+    }
+
+    /// Why it ended, if it did not end by itself.
+    pub fn ended(&self) -> Option<&Refusal> {
+        self.ended.as_ref()
+    }
+
+    /// Since when it has no path, and nobody but the peer can give it one.
+    pub fn parked_since(&self) -> Option<Instant> {
+        self.parked_since
+    }
+
+    /// Whether it was open and has no path, or none that is confirmed.
+    pub fn needs_path(&self) -> bool {
+        matches!(self.phase, Phase::Parked | Phase::Resuming)
+    }
+
+    /// Bytes that have moved, in both directions together.
+    pub fn moved(&self) -> u64 {
+        self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
+    }
+
+    /// How often it went on on another path.
+    pub fn resumed(&self) -> u32 {
+        self.resumed
+    }
+
+    /// Opener: the process that holds the acceptor, once it is known.
+    pub fn instance(&self) -> Option<Instance> {
+        self.instance
+    }
+
+    /// Whether this end asked for the session.
+    pub fn is_opener(&self) -> bool {
+        matches!(self.role, Role::Opener { .. })
+    }
+
+    /// Opener: asks, or asks on, over `link`: Open before the session was open, Resume after. Any other end stays as it is.
+    pub fn ask(&mut self, link: LinkId) -> Effects {
+        let answer = match self.phase {
+            Phase::Asking => Answer::Open,
+            Phase::Parked | Phase::Resuming if self.is_opener() => Answer::Resume,
+            _ => return Effects::default(),
+        };
+        self.phase = if answer == Answer::Open { Phase::Asking } else { Phase::Resuming };
+        self.epoch += 1;
+        self.path = Some(link);
+        self.parked_since = None;
+        self.answer = Some(answer);
+        Effects { state: true, ..Effects::default() }
+    }
+
+    /// Acceptor: the target answered.
+    pub fn accept(&mut self, now: Instant) -> Effects {
+        if self.phase == Phase::Dialling {
+            if self.path.is_some() {
+                self.phase = Phase::Open;
+                self.answer = Some(Answer::Opened);
+            } else {
+                self.phase = Phase::Parked;
+                self.parked_since.get_or_insert(now);
+            }
+        }
+        Effects::default()
+    }
+
+    /// The path is gone, and with it the session if the link's peer cannot resume.
+    pub fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
+        if self.path != Some(link) {
+            return Effects::default();
+        }
+        match why {
+            Some(why) if self.phase != Phase::Gone => self.gone(why),
+            _ => self.lose_path(now),
+        }
+    }
+
+    /// What it wants to say that overtakes data: an answer or a reset, or else credit.
+    pub(crate) fn control(&self) -> Option<Control> {
+        self.path?;
+        let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then_some(Control::Credit);
+        self.answer.as_ref().map(|_| Control::Answer).or_else(credit)
+    }
+
+    /// How many bytes it may say, if any, or if the end of its direction is due.
+    pub fn backlog(&self) -> Option<usize> {
+        if self.path.is_none() || self.phase != Phase::Open {
+            return None;
+        }
+        let bytes = self.send.sendable();
+        (bytes > 0 || self.send.finish_due() || self.break_due()).then_some(bytes)
+    }
+
+    /// What it says next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
+    pub fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
+        if self.path != Some(link) {
+            return (None, Effects::default());
+        }
+        if let Some(answer) = self.answer.take() {
+            return self.send_answer(answer);
+        }
+        if self.phase != Phase::Open {
+            return (None, Effects::default());
+        }
+        if self.recv.credit_due() {
+            let (received, limit) = self.recv.credit();
+            return (Some(SessionFrame::Credit { received, limit }), self.settle(Effects::default()));
+        }
+        if max == 0 {
+            return (None, Effects::default());
+        }
+        let frame = self.send.take(max).map(SessionFrame::Data);
+        let frame = frame.or_else(|| self.send.take_finish().map(|total| SessionFrame::Finish { total }));
+        let frame = frame.or_else(|| self.take_break());
+        (frame, Effects { write: self.send.has_room(), ..Effects::default() })
+    }
+
+    fn send_answer(&mut self, answer: Answer) -> (Option<SessionFrame>, Effects) {
+        let epoch = self.epoch;
+        let frame = match (answer, &self.role) {
+            (Answer::Open, Role::Opener { target, client }) => {
+                let (target, client) = (target.clone(), client.clone());
+                SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
+            }
+            (Answer::Open, Role::Acceptor) => return (None, Effects::default()),
+            (Answer::Opened, _) => SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None },
+            (Answer::Resume, _) => {
+                let (received, limit) = self.recv.credit();
+                SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None }
+            }
+            (Answer::Resumed, _) => {
+                let (received, limit) = self.recv.credit();
+                SessionFrame::Resumed { received, limit, epoch }
+            }
+            (Answer::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
+            (Answer::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
+        };
+        if self.phase == Phase::Leaving {
+            self.phase = Phase::Gone;
+            self.path = None;
+            return (Some(frame), Effects { forget: true, ..Effects::default() });
+        }
+        (Some(frame), self.settle(Effects::default()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! How an end is let go: by its owner, by want of a path or of memory, and what it still has to deliver then.
+
+use tokio::time::Instant;
+
+use crate::protocol::session::send::BadOffset;
+use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
+use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
+
+/// An owner that has left before its session was over.
+#[derive(Debug)]
+pub(super) struct Departed {
+    why: Refusal,
+    since: Instant,
+    /// Broken is to be said, behind all that was accepted.
+    due: bool,
+    /// What was accepted is forgotten.
+    empty: bool,
+}
+
+impl SessionState {
+    /// The owner lets go, and what it wrote is forgotten; the peer hears `why`, on the next path if there is none now.
+    /// Unless both directions were ended before: then the rest is delivered without it.
+    pub fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
+        match self.phase {
+            Phase::Said | Phase::Leaving | Phase::Gone => return Effects::default(),
+            Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Effects::default(),
+            Phase::Open | Phase::Parked | Phase::Resuming => {
+                self.send.forget();
+                return self.depart(why, now, true);
+            }
+            Phase::Dialling => self.answer = Some(Answer::Refused(why.clone())),
+            Phase::Asking => self.answer = Some(Answer::Reset(why.clone())),
+        }
+        self.leave(why)
+    }
+
+    /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has sent
+    /// and goes on sending is dropped.
+    pub fn break_off(&mut self, why: Refusal, now: Instant) -> Effects {
+        let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
+        if !open || self.departed.is_some() || self.is_complete() {
+            return self.abandon(why, now);
+        }
+        self.depart(why, now, false)
+    }
+
+    fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
+        // Who was told why before, and lets go because of that, does not tell another reason.
+        let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
+        self.recv.discard();
+        self.recv.close();
+        self.ended.get_or_insert_with(|| why.clone());
+        self.departed = Some(Departed { why, since, due: true, empty });
+        Effects { read: true, write: true, state: true, ..Effects::default() }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0
+    }
+
+    /// Since when its owner is gone and it is still to be delivered.
+    pub fn departed_since(&self) -> Option<Instant> {
+        self.departed.as_ref().map(|departed| departed.since)
+    }
+
+    /// What is still to be delivered for an owner that has left is forgotten. False if there is no such thing.
+    pub fn give_way(&mut self) -> (bool, Effects) {
+        let Some(Departed { why, .. }) = self.departed.take() else { return (false, Effects::default()) };
+        let effects = match self.phase {
+            Phase::Open | Phase::Resuming => {
+                self.answer = Some(Answer::Reset(why.clone()));
+                self.leave(why)
+            }
+            Phase::Parked => self.gone(why),
+            _ => Effects::default(),
+        };
+        (true, effects)
+    }
+
+    /// Nobody gave it a path for the grace time: over. An opener whose Resume is not answered yet says so, as the
+    /// acceptor may have taken it up; one that was answered just now goes on.
+    pub fn give_up(&mut self, why: Refusal) -> Effects {
+        match self.phase {
+            Phase::Resuming => {
+                self.answer = Some(Answer::Reset(why.clone()));
+                self.leave(why)
+            }
+            Phase::Parked => self.gone(why),
+            _ if self.is_opener() => Effects::default(),
+            _ => self.gone(why),
+        }
+    }
+
+    /// Whether all that an owner who has left wrote is said, and only that it broke off is not.
+    pub(super) fn break_due(&self) -> bool {
+        self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
+    }
+
+    pub(super) fn take_break(&mut self) -> Option<SessionFrame> {
+        if !self.break_due() {
+            return None;
+        }
+        let departed = self.departed.as_mut()?;
+        departed.due = false;
+        let total = if departed.empty { 0 } else { self.send.written() + 1 };
+        Some(SessionFrame::Broken { total, refusal: departed.why.clone() })
+    }
+
+    /// A path on which Broken is not known: Reset is said in its place, and nothing more.
+    pub fn reset_instead(&mut self, why: Refusal) -> (SessionFrame, Effects) {
+        (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
+    }
+
+    /// The peer's owner has left, and all that it wrote is here: that is answered, so that the peer need not keep it.
+    pub(super) fn broken(&mut self, total: u64, why: Refusal) -> Effects {
+        match self.recv.breaks(total) {
+            Ok(()) => {
+                self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
+                self.leave(why)
+            }
+            Err(bad) => self.violated(bad),
+        }
+    }
+
+    /// Whether its owner has left and what it wrote is forgotten.
+    pub(super) fn is_empty(&self) -> bool {
+        self.departed.as_ref().is_some_and(|departed| departed.empty)
+    }
+
+    /// The session goes on on another path: what was said on the one before and not received is said again.
+    pub(super) fn say_again(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
+        if let Some(departed) = &mut self.departed {
+            departed.due = true;
+        }
+        if self.is_empty() { Ok(()) } else { self.send.put_back(received, limit) }
+    }
+
+    pub(super) fn violated(&mut self, bad: impl std::error::Error) -> Effects {
+        let why = Refusal::new(Code::Violation, bad);
+        self.answer = Some(Answer::Reset(why.clone()));
+        self.leave(why)
+    }
+
+    /// Says the waiting answer as the last word, if there is a path to say it on.
+    pub(super) fn leave(&mut self, why: Refusal) -> Effects {
+        if self.path.is_none() {
+            return self.gone(why);
+        }
+        self.phase = Phase::Leaving;
+        self.send.forget();
+        self.recv.close();
+        self.ended.get_or_insert(why);
+        Effects { read: true, write: true, state: true, ..Effects::default() }
+    }
+
+    pub(super) fn gone(&mut self, why: Refusal) -> Effects {
+        self.phase = Phase::Gone;
+        self.path = None;
+        self.answer = None;
+        let clean = why.code == Code::Over && self.recv.is_ended();
+        if !clean || !self.send.is_finished() {
+            self.ended.get_or_insert(why);
+        }
+        self.send.forget();
+        Effects { read: true, write: true, state: true, forget: true, dropped: false }
+    }
+}

@@ -1,0 +1,161 @@
+//! Sessions and the links that count them as members.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::names::{Instance, SessionId};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::session::SessionCore;
+use crate::protocol::session::budget::Budget;
+use crate::protocol::session::recv::{RecvHalf, Windows};
+use crate::protocol::session::send::SendHalf;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::session::state::SessionState;
+use crate::protocol::table::{Event, Limits, SessionTable};
+use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
+use crate::protocol::{Dialect, Peer};
+use crate::telemetry::Metrics;
+
+fn table() -> Arc<SessionTable> {
+    let limits = Limits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+    SessionTable::new(Instance::from_bits(1), limits, Metrics::edge())
+}
+
+fn link(id: u64) -> Arc<LinkSender> {
+    LinkSender::new(LinkId(id), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST)
+}
+
+fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
+    let budget = Budget::new(1 << 20);
+    let halves = (SendHalf::new(budget.share()), RecvHalf::new(WINDOWS, budget.claim(1000).unwrap()));
+    let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
+    let (id, node) = (SessionId::random(), "node1".parse().unwrap());
+    SessionCore::new(id, Category::Ssh, node, Arc::downgrade(table), end, None)
+}
+
+fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
+    let again = session.lock().state.needs_path();
+    session.ask(link, again);
+}
+
+#[tokio::test]
+async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
+    let (table, links) = (table(), [link(1), link(2)]);
+    let session = opener(&table);
+    session.ask(&links[0], false);
+    let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
+    let now = tokio::time::Instant::now();
+    assert!(
+        session.on_frame(&links[0], opened, now)
+            && session.on_frame(&links[0], SessionFrame::Lost { epoch: 1 }, now)
+    );
+    session.ask(&links[1], false);
+    assert!(session.lock().state.path().is_none());
+    session.ask(&links[1], true);
+    assert_eq!(session.lock().state.path(), Some(links[1].id));
+}
+
+#[tokio::test]
+async fn a_session_that_is_over_joins_no_link() {
+    let (table, link) = (table(), link(1));
+    let session = opener(&table);
+    session.reset(Refusal::new(Code::GivenUp, "enough"));
+    ask(&session, &link);
+    assert_eq!(link.sessions(), 0);
+}
+
+#[tokio::test]
+async fn a_session_that_moves_to_a_dead_link_leaves_the_one_before() {
+    let (table, alive, dead) = (table(), link(1), link(2));
+    let gone = Refusal::new(Code::GivenUp, "gone");
+    assert!(table.link_ended(&dead, &gone, tokio::time::Instant::now()).is_empty());
+    let session = opener(&table);
+    ask(&session, &alive);
+    assert_eq!(alive.sessions(), 1);
+    ask(&session, &dead);
+    assert_eq!((alive.sessions(), dead.sessions()), (0, 0));
+}
+
+#[tokio::test]
+async fn a_session_has_one_seeker_however_often_it_loses_its_path() {
+    let (table, links, now) = (table(), [link(1), link(2), link(3)], tokio::time::Instant::now());
+    let session = opener(&table);
+    ask(&session, &links[0]);
+    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    let gone = Refusal::new(Code::GivenUp, "gone");
+    let first = table.link_ended(&links[0], &gone, now).pop().unwrap();
+    first.resume(&links[1]);
+    assert!(table.link_ended(&links[1], &gone, now).is_empty(), "its seeker sees that for itself");
+    assert!(first.seeks());
+    first.resume(&links[2]);
+    assert!(session.on_frame(&links[2], SessionFrame::Resumed { received: 0, limit: 0, epoch: 3 }, now));
+    assert!(!first.seeks());
+    assert_eq!(table.link_ended(&links[2], &gone, now).len(), 1, "the first has done its work");
+    assert!(!first.seeks(), "and leaves the rest to the second");
+}
+
+#[tokio::test]
+async fn a_session_whose_seeker_was_lost_gets_another() {
+    let (table, links, now) = (table(), [link(1), link(2)], tokio::time::Instant::now());
+    let session = opener(&table);
+    ask(&session, &links[0]);
+    assert!(session.on_frame(&links[0], SessionFrame::Opened { limit: 0, epoch: 1, instance: None }, now));
+    let gone = Refusal::new(Code::GivenUp, "gone");
+    drop(table.link_ended(&links[0], &gone, now));
+    ask(&session, &links[1]);
+    assert_eq!(table.link_ended(&links[1], &gone, now).len(), 1);
+}
+
+#[tokio::test]
+async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_next() {
+    let (table, link) = (table(), link(2));
+    let plain = LinkSender::new(
+        LinkId(1),
+        Peer::Edge("node1".parse().unwrap()),
+        None,
+        crate::protocol::wire::hello::Dialect::Plain,
+    );
+    let session = opener(&table);
+    let mut limits = Vec::new();
+    for link in [&plain, &link] {
+        session.ask(link, false);
+        let frame = session.next_control(link.id, tokio::time::Instant::now());
+        let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
+        limits.push(limit);
+    }
+    assert_eq!(limits, [u64::MAX, WINDOWS.start]);
+}
+
+#[tokio::test]
+async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
+    let windows = Windows { start: 16, max: 16 };
+    let limits = Limits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
+    let (table, now) =
+        (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
+    let node: crate::names::NodeName = "node1".parse().unwrap();
+    let link = LinkSender::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
+    let on_frame = |id, frame| table.on_frame(&link, node.clone(), id, Category::Ssh, frame, now);
+    let open = || SessionFrame::Open {
+        target: "[::1]:1".parse().unwrap(),
+        limit: 1,
+        epoch: 1,
+        client: String::new(),
+        opener: None,
+    };
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut sessions = Vec::new();
+    for _ in 0..1001 {
+        let Some(Event::Offer(offer)) = on_frame(SessionId::random(), open()) else { panic!("refused") };
+        sessions.push(offer.accept());
+        while link.poll_pull(&mut cx, now).is_ready() {}
+    }
+    // Each has an end of stream to acknowledge, and the link takes nothing any more.
+    for session in &sessions {
+        let _ = on_frame(session.id(), SessionFrame::Finish { total: 1 });
+    }
+    assert!(link.waiting() > 1000);
+    let offered = on_frame(SessionId::random(), open());
+    assert!(matches!(offered, Some(Event::Offer(_))), "{offered:?}");
+}
+
+const WINDOWS: Windows = Windows { start: 1000, max: 4000 };

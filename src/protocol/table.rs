@@ -1,0 +1,219 @@
+//! Every session of this process.
+
+mod clients;
+mod departed;
+mod ended;
+mod links;
+mod on_frame;
+mod upkeep;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::protocol::table::clients::Clients;
+use crate::protocol::table::ended::Ended;
+
+use crate::names::{Instance, NodeName, SessionId, Target};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::lock;
+use crate::protocol::relay::request::RelayRequest;
+use crate::protocol::relay::table::RelayTable;
+use crate::protocol::session::budget::{Budget, Share};
+use crate::protocol::session::recv::{RecvHalf, Windows};
+use crate::protocol::session::send::SendHalf;
+use crate::protocol::session::state::SessionState;
+use crate::protocol::session::{Offer, Opening, Parked, SessionCore};
+use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal};
+use crate::telemetry::Metrics;
+
+/// What one process allows itself.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Receive windows of each session.
+    pub windows: Windows,
+    /// Bytes that may be promised to peers, and the same again kept for them.
+    pub memory: usize,
+    /// Sessions at once.
+    pub sessions: usize,
+    /// How long a session without a path, and the id of one that ended, are remembered.
+    pub grace: Duration,
+}
+
+/// All sessions of this process, by id; makes new ones.
+#[derive(Debug)]
+pub struct SessionTable {
+    instance: Instance,
+    limits: Limits,
+    metrics: Metrics,
+    promised: Arc<Budget>,
+    kept: Arc<Budget>,
+    /// What plain peers have sent, to whom nothing was promised.
+    pub(super) unpromised: Arc<Budget>,
+    shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
+    count: AtomicUsize,
+    ended: Mutex<Ended>,
+    clients: Mutex<Clients>,
+    /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
+    departed: Mutex<VecDeque<SessionId>>,
+    pub(super) relays: RelayTable,
+}
+
+/// What a frame, or the end of a link, asks the wiring to do.
+#[derive(Debug)]
+pub enum Event {
+    /// The far end wants to open a session here.
+    Offer(Offer),
+    /// A session that was opened here has lost its path.
+    Parked(Parked),
+    /// Somebody wants to reach a node through this pod.
+    RelayRequest(RelayRequest),
+    /// A pod asks whether a node is linked here; the number is to be repeated.
+    Find(NodeName, u64),
+    /// A pod tells of a node.
+    Found(NodeName, Found),
+    /// The pod wants its edge to attach elsewhere; or the edge says that it has.
+    Drain,
+    /// A pod tells its edge, or another pod about a node, that another process has that name.
+    Conflict(NodeName, Conflict),
+}
+
+/// There are as many sessions as there may be, or no memory is left to promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too many sessions at once")]
+pub struct Full;
+
+impl SessionTable {
+    /// An empty table of the process `instance`.
+    pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
+        let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
+        let most = MOST_PASSING.min(limits.memory).max(largest);
+        let relays = RelayTable::new(most, limits.memory.max(most));
+        let table = Arc::new(Self {
+            instance,
+            metrics,
+            promised: Budget::new(limits.memory),
+            kept: Budget::new(limits.memory),
+            unpromised: Budget::new(limits.memory / 2),
+            limits,
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            count: AtomicUsize::new(0),
+            ended: Mutex::default(),
+            clients: Mutex::default(),
+            departed: Mutex::default(),
+            relays,
+        });
+        table.show_memory();
+        table
+    }
+
+    /// This process.
+    pub fn instance(&self) -> Instance {
+        self.instance
+    }
+
+    /// Sessions at this moment.
+    pub fn len(&self) -> usize {
+        self.count.load(Relaxed)
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes promised to peers, and bytes kept for them.
+    pub fn memory(&self) -> (usize, usize) {
+        (self.promised.used(), self.kept.used())
+    }
+
+    /// Bytes that have arrived and were not read, in all sessions.
+    pub fn queued(&self) -> usize {
+        self.all().iter().map(|session| session.queued()).sum()
+    }
+
+    /// Bytes that plain peers have sent and nobody has read, with what their pieces cost, and how many there may be.
+    pub fn unpromised(&self) -> (usize, usize) {
+        (self.unpromised.used(), self.unpromised.limit())
+    }
+
+    /// A new session to `target` at `node`, to be asked for over a link.
+    pub fn open(
+        self: &Arc<Self>,
+        node: NodeName,
+        target: Target,
+        category: Category,
+        client: String,
+    ) -> Result<Opening, Full> {
+        let halves = if self.has_place() { self.halves() } else { None };
+        let (send, recv) = halves.ok_or(Full)?;
+        let end = SessionState::opener(target, client, send, recv);
+        let id = SessionId::random();
+        let shared = SessionCore::new(id, category, node, Arc::downgrade(self), end, None);
+        self.insert(&shared);
+        Ok(Opening::new(shared))
+    }
+
+    /// Sessions that only pass through, or seek their way to a node, and the bytes that wait for them.
+    pub fn passing(&self) -> (usize, usize) {
+        (self.relays.len(), self.relays.queued())
+    }
+
+    /// Resets every session, with a reason for all far ends.
+    pub fn reset_all(&self, why: &Refusal) {
+        for shard in &self.shards {
+            let sessions: Vec<_> = lock(shard).values().cloned().collect();
+            for session in sessions {
+                session.reset(why.clone());
+            }
+        }
+    }
+
+    /// The session is over, for the given reason if it did not end by itself.
+    pub(super) fn forget(&self, id: SessionId, why: Option<Code>) {
+        if self.shard(id).remove(&id).is_some() {
+            if let Some(code) = why {
+                self.metrics.resets.count(code.name());
+            }
+            self.count.fetch_sub(1, Relaxed);
+            lock(&self.ended).add(id, Instant::now());
+            lock(&self.clients).remove(id);
+        }
+    }
+
+    /// Every session.
+    pub(super) fn all(&self) -> Vec<Arc<SessionCore>> {
+        self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Empty shares for what a plain peer sends over that link: of all there may be in this process, and of a quarter of
+    /// that, to which the link is held once half of all is taken.
+    pub(super) fn room_unread(&self, sender: &LinkSender) -> (Share, Share) {
+        (self.unpromised.share(), sender.room_unread(self.unpromised.limit() / 4))
+    }
+
+    fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
+        let start = self.limits.windows.start >> self.promised.scarcity();
+        let promised = self.promised.claim(usize::try_from(start).ok()?)?;
+        let windows = Windows { start, max: self.limits.windows.max };
+        Some((SendHalf::new(self.kept.share()), RecvHalf::new(windows, promised)))
+    }
+
+    fn insert(&self, shared: &Arc<SessionCore>) {
+        self.count.fetch_add(1, Relaxed);
+        self.shard(shared.id).insert(shared.id, shared.clone());
+    }
+
+    fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SessionCore>>> {
+        lock(&self.shards[id.shard(SHARDS)])
+    }
+}
+
+/// Bytes that may wait for one session that passes through, in one direction: as far as there is memory for that, and
+/// never below the largest window.
+const MOST_PASSING: usize = 8 << 20;
+/// Locks the sessions are spread over, so that busy ones do not meet.
+const SHARDS: usize = 16;

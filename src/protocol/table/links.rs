@@ -1,0 +1,62 @@
+//! What becomes of sessions when a link ends, or is not to carry them any more.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::names::{Instance, NodeName};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::session::Parked;
+use crate::protocol::table::SessionTable;
+use crate::protocol::wire::frame::Refusal;
+
+impl SessionTable {
+    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and tells the other side
+    /// of what passed through. Returns the sessions for which a new path is to be sought.
+    pub fn link_ended(&self, sender: &LinkSender, why: &Refusal, now: Instant) -> Vec<Parked> {
+        let why = (!sender.resumes).then(|| why.clone());
+        let mut parked = Vec::new();
+        let (own, passing) = sender.disband();
+        for shared in own {
+            shared.link_ended(sender.id, why.clone(), now);
+            parked.extend(shared.parked());
+        }
+        self.relays.link_ended(sender.id, passing);
+        parked
+    }
+
+    /// The sessions that were opened here and run on that link let go of it and say so there, if their node and the
+    /// process of their other end, where that is known, are `meant`. Returns them: a new path is to be sought for each.
+    pub fn leave(
+        &self,
+        sender: &Arc<LinkSender>,
+        meant: impl Fn(&NodeName, Option<Instance>) -> bool,
+    ) -> Vec<Parked> {
+        let mut parked = Vec::new();
+        for session in sender.own() {
+            if !meant(&session.node, session.instance()) {
+                continue;
+            }
+            session.leave(sender);
+            parked.extend(session.parked());
+        }
+        parked
+    }
+
+    /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
+    pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
+        for queue in sender.passing().into_iter().filter(|queue| meant(&queue.node)) {
+            self.relays.lose(queue.id, None);
+        }
+    }
+
+    /// Resets every session that runs on that link or passes through it, with a reason for all of their ends.
+    pub fn reset_on(&self, sender: &LinkSender, why: &Refusal) {
+        for session in sender.own() {
+            session.reset(why.clone());
+        }
+        for queue in sender.passing() {
+            self.relays.reset(queue.id, why);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Who opened a session, as the pod that holds the opener's link vouches for it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::names::{Instance, NodeName};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::wire::peer::Peer;
+
+/// Who opened a session. Only the same one may take it up again: its id alone is no proof.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Opener {
+    /// An edge, by the name that it has proved: `node/NAME` on the wire. Any process of that node.
+    Node(NodeName),
+    /// A pod, for one of its clients: `pod/` and the 32 hex digits of its process.
+    Pod(Instance),
+}
+
+/// Neither `node/NAME` nor `pod/INSTANCE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not an opener: want node/NAME or pod/INSTANCE")]
+pub struct NotAnOpener;
+
+impl Opener {
+    /// What counts of what was `said` over a link about who opens or resumes. An edge is who it has proved to be,
+    /// whatever it says. A pod vouches for its edges, and opens for its clients as itself. To an edge its pod's word
+    /// is good. None: a pod on the way is too old to say it.
+    pub(crate) fn vouched(said: Option<Self>, link: &LinkSender) -> Option<Self> {
+        match (&link.peer, said) {
+            (Peer::Edge(node), _) => Some(Self::Node(node.clone())),
+            (Peer::Pod, Some(Self::Pod(_))) => link.instance.map(Self::Pod),
+            (Peer::Pod | Peer::Cloud(_), said) => said,
+        }
+    }
+
+    /// Whether two say the same, as far as both are known. No edge can keep its name from being known where its own
+    /// pod says it, so what is not known comes through an older pod.
+    pub(crate) fn agree(one: Option<&Self>, other: Option<&Self>) -> bool {
+        match (one, other) {
+            (Some(one), Some(other)) => one == other,
+            _ => true,
+        }
+    }
+}
+
+impl fmt::Display for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => write!(f, "node/{node}"),
+            Self::Pod(instance) => write!(f, "pod/{instance}"),
+        }
+    }
+}
+
+impl FromStr for Opener {
+    type Err = NotAnOpener;
+
+    fn from_str(text: &str) -> Result<Self, NotAnOpener> {
+        let (kind, name) = text.split_once('/').ok_or(NotAnOpener)?;
+        match kind {
+            "node" => name.parse().map(Self::Node).map_err(|_| NotAnOpener),
+            "pod" => name.parse().map(Self::Pod).map_err(|_| NotAnOpener),
+            _ => Err(NotAnOpener),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::session::state::LinkId;
+    use crate::protocol::wire::hello::Dialect;
+
+    #[test]
+    fn an_edge_is_its_proven_name_and_a_pod_vouches_for_others() {
+        let (node, pod) = ("node/edge-1", "pod/0000000000000000000000000000000a");
+        let link = |peer| LinkSender::new(LinkId(1), peer, Some(Instance::from_bits(10)), Dialect::NEWEST);
+        let edge = link(Peer::Edge("edge-1".parse().unwrap()));
+        let (other, cloud) = (link(Peer::Pod), link(Peer::Cloud("edge-2".parse().unwrap())));
+        let forged = "pod/0000000000000000000000000000000b";
+        for (link, said, counts) in [
+            (&edge, None, Some(node)),
+            (&edge, Some(pod), Some(node)),
+            (&edge, Some("node/edge-2"), Some(node)),
+            (&other, Some(node), Some(node)),
+            (&other, Some(pod), Some(pod)),
+            (&other, Some(forged), Some(pod)),
+            (&other, None, None),
+            (&cloud, Some(forged), Some(forged)),
+            (&cloud, None, None),
+        ] {
+            let said = said.map(|text| text.parse().unwrap());
+            let counted = Opener::vouched(said.clone(), link).map(|opener| opener.to_string());
+            assert_eq!(counted.as_deref(), counts, "{said:?} from {:?}", link.peer);
+        }
+        for bad in ["", "edge-1", "node/", "node/a b", "pod/12", "user/root"] {
+            assert_eq!(bad.parse::<Opener>(), Err(NotAnOpener), "{bad}");
+        }
+    }
+}
