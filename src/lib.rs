@@ -14,7 +14,7 @@
 //!
 //! | row | modules | what they know |
 //! | --- | --- | --- |
-//! | wiring | [`cloud`], [`edge`], [`command`] | everything; alone reads [`config`] |
+//! | wiring | [`cloud`], [`edge`], [`command`], below them [`startup`] | everything; alone reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators; alone know HTTP statuses |
 //! | way | [`route`] | how to open a session, and how to find a lost one's path |
 //! | place | [`registry`] | which node is where; publishes it for DNS |
@@ -69,4 +69,5 @@ pub mod policy;
 pub mod protocol;
 pub mod registry;
 pub mod route;
+pub mod startup;
 pub mod telemetry;

@@ -82,17 +82,19 @@ impl Startup {
         self.faults.push(Fault { kind, key: key.into(), line: None, text: text.into() });
     }
 
-    /// What came of the values of some keys; `None`: a fault, which is noted, or values that nobody has given.
+    /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
     pub fn keep<T>(
         &mut self,
         kind: Kind,
         keys: &[&str],
         result: Result<T, impl fmt::Display>,
     ) -> Option<T> {
-        if !keys.iter().all(|key| self.is_given(key)) {
-            return None;
+        let given = keys.iter().all(|key| self.is_given(key));
+        match result {
+            Err(cause) if given => self.fault(kind, keys.join(", "), cause.to_string()),
+            result => return result.ok(),
         }
-        result.map_err(|cause| self.fault(kind, keys.join(", "), cause.to_string())).ok()
+        None
     }
 
     /// Whether a file can be read and holds what it should; if not, that is noted. A fault of its content need not name
