@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, StatusCode};
 use http_body_util::Full;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -89,7 +89,7 @@ struct Held {
 
 impl Host for Front {
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("connect", client = %from, session = field::Empty)
+        info_span!("connect", client = %from, trace = field::Empty, session = field::Empty)
     }
 
     fn admits(&self, from: SocketAddr) -> bool {
@@ -110,6 +110,7 @@ impl Host for Front {
         self.metrics.sessions.refused(FRONT, denial.name());
         let mut access = Access::begin(FRONT, from.to_string());
         access.trace = trace(&HeaderMap::new());
+        access.status = Some(denial.status().as_u16());
         let text = denial.text(&access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &self.metrics.refusals);
         text.into()
@@ -145,14 +146,17 @@ impl Front {
     ) -> Result<Opened, Response<Full<Bytes>>> {
         let mut access = Access::begin(FRONT, peer.to_string());
         access.trace = trace(&head.headers);
+        Span::current().record("trace", access.trace.as_str());
         match self.ask(&head, peer, held, &mut access).await {
             Ok((session, place)) => {
                 access.id = Some(session.id());
+                access.status = Some(StatusCode::OK.as_u16());
                 Span::current().record("session", field::display(session.id()));
                 Ok(Opened { session, access, alive: self.metrics.sessions.begin(FRONT), place })
             }
             Err(denial) => {
                 self.metrics.sessions.refused(FRONT, denial.name());
+                access.status = Some(denial.status().as_u16());
                 let trusted = peer.ip().is_loopback() || access.user.is_some();
                 let answer = denial.answer(trusted, &access.trace);
                 access.refuse(denial.name(), &denial.to_string(), peer.ip(), &self.metrics.refusals);
