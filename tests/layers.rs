@@ -15,7 +15,7 @@ const ROWS: [&[&str]; 11] = [
     &["config", "net"],
     &["protocol"],
     &["registry"],
-    &["route"],
+    &["route", "carry"],
     &["frontend", "backend", "admin"],
     &["startup"],
     &["cloud", "edge"],

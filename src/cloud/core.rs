@@ -141,7 +141,7 @@ fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> Target
         node: None,
         own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
-        listening,
+        listening: listening.into_iter().collect(),
         resolver: files.resolver.clone(),
     }
 }
