@@ -41,10 +41,10 @@ pub enum Kind {
     Permission,
     /// The directory of log files cannot be used.
     LogFiles,
-    /// An address or port cannot be had.
-    Port,
     /// The system has not got what any program needs.
     System,
+    /// An address or port cannot be had.
+    Port,
 }
 
 /// All that is in the way; displays as one line each.
@@ -67,10 +67,12 @@ impl Startup {
         self.is_check
     }
 
-    /// The settings of a config. If it has faults, only what it says rightly is looked into.
+    /// The settings of a config, and what there is to warn of. If it has faults, nothing is, and only what it says
+    /// rightly is looked into.
     pub fn settings<T>(&mut self, read: config::Reading<T>) -> (T, Vec<config::Warning>) {
-        let config::Reading { settings, warnings, faults, given } = read;
+        let config::Reading { settings, mut warnings, faults, given } = read;
         if !faults.is_empty() {
+            warnings.clear();
             self.given = Some(given);
         }
         self.faults.extend(faults.into_iter().map(Fault::from));
@@ -83,12 +85,7 @@ impl Startup {
     }
 
     /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
-    pub fn keep<T>(
-        &mut self,
-        kind: Kind,
-        keys: &[&str],
-        result: Result<T, impl fmt::Display>,
-    ) -> Option<T> {
+    pub fn keep<T>(&mut self, kind: Kind, keys: &[&str], result: Result<T, impl fmt::Display>) -> Option<T> {
         let given = keys.iter().all(|key| self.is_given(key));
         match result {
             Err(cause) if given => self.fault(kind, keys.join(", "), cause.to_string()),
@@ -221,13 +218,16 @@ mod tests {
     #[test]
     fn each_fault_is_told_once_and_the_gravest_counts() {
         let mut startup = Startup::default();
-        startup.fault(Kind::System, "", "no threads");
+        startup.fault(Kind::Port, "", "taken");
         for _ in 0..2 {
-            assert_eq!(startup.keep(Kind::Port, &["a", "b"], Err::<(), _>("taken")), None);
+            assert_eq!(startup.keep(Kind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
         }
         assert_eq!(startup.keep(Kind::Config, &["c"], Ok::<_, String>(1)), Some(1));
         let faults = startup.finish(Some(())).unwrap_err();
-        assert_eq!((faults.to_string().as_str(), faults.gravest()), ("no threads\na, b: taken", Some(Kind::Port)));
+        assert_eq!(
+            (faults.to_string().as_str(), faults.gravest()),
+            ("taken\na, b: no DNS", Some(Kind::System))
+        );
     }
 
     #[tokio::test]

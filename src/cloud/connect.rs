@@ -52,8 +52,13 @@ fn spawn(ssh: Ssh, users: Option<Reload<Users>>, listener: Listener, core: &Core
     let settings =
         connect::Settings { gate, sessions: core.client_sessions.clone(), pool: context.pool.clone() };
     let metrics = context.ground.metrics.clone();
-    let serving =
-        connect::serve((listener, ssh.proxy_protocol), settings, context.route.clone(), metrics, drain.clone());
+    let serving = connect::serve(
+        (listener, ssh.proxy_protocol),
+        settings,
+        context.route.clone(),
+        metrics,
+        drain.clone(),
+    );
     drain.spawn(info_span!("ssh"), serving);
 }
 

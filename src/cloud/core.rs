@@ -68,8 +68,7 @@ impl Core {
         let joined =
             siblings::Joined { ground: &ground, pool: &pool, zone: &zone, registry: registry.clone(), port };
         let cluster = pods.siblings.clone();
-        let Found { finder, several } =
-            siblings::finder(&settings.registry.siblings, files, joined, cluster);
+        let Found { finder, several } = siblings::finder(&settings.registry.siblings, files, joined, cluster);
         stopping.several = several.is_some();
         let (siblings, made) = several.map(|several| (several.siblings, several.made)).unzip();
         let readiness = Readiness::waiting_for(&[]);

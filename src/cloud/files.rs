@@ -38,7 +38,9 @@ impl Files {
         let resolver = startup.keep(Kind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.siblings.dns.as_slice() {
             [] => resolver.clone(),
-            servers => startup.keep(Kind::Config, &["mode.cloud.registry.dns"], Resolver::of_servers(servers)),
+            servers => {
+                startup.keep(Kind::Config, &["mode.cloud.registry.dns"], Resolver::of_servers(servers))
+            }
         };
         publisher(settings, startup);
         Some(Self { tls: tls?, siblings, tokens: tokens?, resolver: resolver?, dns: dns? })

@@ -39,11 +39,7 @@ pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
 
 /// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
-fn store(
-    settings: &Cloud,
-    core: &Core,
-    (siblings, port): (Option<Arc<Siblings>>, u16),
-) -> Option<Store> {
+fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>, u16)) -> Option<Store> {
     // That there is an address was checked with the settings.
     let (registry, pod) = (&settings.registry, settings.pod_ip?);
     Some(match registry.publish.clone() {

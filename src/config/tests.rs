@@ -50,8 +50,14 @@ fn ssh(lines: &str) -> String {
 #[test]
 fn an_empty_file_is_a_pod_as_superedge_would_have_it() {
     let (cloud, warnings) = cloud("");
-    assert_eq!(cloud.server.listen, Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: true, key: "listen" });
-    assert_eq!(cloud.server.log_listen, Listen { at: "127.0.0.1:51010".parse().unwrap(), implicit: true, key: "log_listen" });
+    assert_eq!(
+        cloud.server.listen,
+        Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: true, key: "listen" }
+    );
+    assert_eq!(
+        cloud.server.log_listen,
+        Listen { at: "127.0.0.1:51010".parse().unwrap(), implicit: true, key: "log_listen" }
+    );
     assert_eq!(cloud.server.metrics_listen, None);
     assert_eq!(cloud.server.tokenfile.to_str(), Some("/etc/tunnel/token/token"));
     assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: true, key: "listen" });

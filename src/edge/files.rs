@@ -87,9 +87,9 @@ fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
     match tokens.len() {
         0 => Err(format!("{path}: the token file is empty: write the token into it")),
         1 | 2 => Ok(tokens),
-        n => {
-            Err(format!("{path}: the token file holds {n} lines: write one token into it, or two, a line each"))
-        }
+        n => Err(format!(
+            "{path}: the token file holds {n} lines: write one token into it, or two, a line each"
+        )),
     }
 }
 

@@ -141,7 +141,10 @@ const EDGE_NEW: &str = "[mode]\n\t[mode.edge]\n\t\t[mode.edge.stream]\n\t\t\t[mo
 #[test]
 fn the_oldest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_OLD);
-    assert_eq!(cloud.server.listen, Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "grpc_port" });
+    assert_eq!(
+        cloud.server.listen,
+        Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "grpc_port" }
+    );
     assert_eq!(cloud.server.log_listen.at, "0.0.0.0:8000".parse().unwrap());
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
