@@ -28,8 +28,10 @@ use crate::backend::{Backend, LocalAddresses, TargetDialer};
 use crate::config;
 use crate::config::cloud::{Auth, Cloud, MEMORY, TlsVersion};
 use crate::drain::Drain;
+use crate::frontend;
 use crate::frontend::auth::{Gate, Logins, Users};
-use crate::frontend::{self, connect};
+use crate::frontend::connect::Connect;
+use crate::frontend::serve::{FrontContext, serve};
 use crate::names::Instance;
 use crate::net::door::{Door, Limits as Places};
 use crate::net::entrance::Entrance;
@@ -202,10 +204,9 @@ impl Pod {
         let gate = Arc::new(ArcSwap::from_pointee(gate));
         if let Some(front) = front {
             let sessions = frontend::sessions(session.max, session.max_for_client);
-            let settings = connect::Settings { gate, sessions, pool };
-            let drain = pod.stopping.clients.clone();
-            let serving =
-                connect::serve((front, ssh.proxy_protocol), settings, route, metrics, drain.clone());
+            let (metrics, drain) = (pod.metrics.clone(), pod.stopping.clients.clone());
+            let context = FrontContext { gate, sessions, pool, route, metrics, drain: drain.clone() };
+            let serving = serve(Connect, (front, ssh.proxy_protocol), context);
             drain.spawn(info_span!("ssh"), serving);
         }
         if let Some(store) = store {
