@@ -35,7 +35,7 @@ impl Backend {
 
     /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
     pub fn take(&self, offer: Offer) {
-        let span = info_span!("session", id = %offer.id(), target = %offer.target());
+        let span = info_span!("session", session = %offer.id(), target = %offer.target());
         let this = self.clone();
         self.drain.spawn(span, async move { this.serve(offer).await });
     }

@@ -27,7 +27,7 @@ impl FrontEnd<TcpStream> for Connect {
     type Connection = TcpStream;
 
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("connect", client = %from, session = field::Empty)
+        info_span!("connect", client = %from, trace = field::Empty, session = field::Empty)
     }
 
     fn farewell(&self, denial: &Denial, trace: &str) -> Bytes {

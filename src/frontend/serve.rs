@@ -44,7 +44,8 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
     /// What a session's bytes come over once it is open: what was accepted, or what became of it (TLS).
     type Connection: Connection;
 
-    /// What is logged about a client stands in this span; its field `session` is filled in once there is one.
+    /// What is logged about a client stands in this span; its fields `trace` and `session` are filled in once there are
+    /// some.
     fn span(&self, from: SocketAddr) -> Span;
 
     /// What to tell one who is sent away before it has asked, in a few bytes.
@@ -151,6 +152,7 @@ where
         metrics.sessions.refused(F::NAME, denial.name());
         let mut access = Access::begin(F::NAME, from.to_string());
         access.trace = new_trace();
+        access.status = Some(denial.status().as_u16());
         let told = self.front_end.farewell(&denial, &access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
         told

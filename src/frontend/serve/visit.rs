@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{Span, field};
@@ -84,15 +84,18 @@ impl<'a> Visit<'a> {
         self.asked = None;
         let mut access = Access::begin(self.front, self.from.to_string());
         access.trace = trace;
+        Span::current().record("trace", access.trace.as_str());
         let metrics = &self.context.metrics;
         match self.try_open(ask, &mut access).await {
             Ok((session, place)) => {
                 access.id = Some(session.id());
+                access.status = Some(StatusCode::OK.as_u16());
                 Span::current().record("session", field::display(session.id()));
                 Ok(Opened { session, access, alive: metrics.sessions.begin(self.front), place })
             }
             Err(denial) => {
                 metrics.sessions.refused(self.front, denial.name());
+                access.status = Some(denial.status().as_u16());
                 let trusted = self.from.ip().is_loopback() || access.user.is_some();
                 let trace = access.trace.clone();
                 access.refuse(denial.name(), &denial.to_string(), self.from.ip(), &metrics.refusals);
