@@ -8,15 +8,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, field, info, info_span, warn};
 
 use super::asked;
-use super::callers::{Callers, HANDSHAKES, TURNS};
+use super::callers::{CONNECTIONS, Callers, HANDSHAKES, TURNS};
 use super::proven::Proven;
 use crate::backend::Backend;
 use crate::names::{Instance, NodeName};
-use crate::net::door::Door;
+use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
+use crate::net::files;
+use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
-use crate::policy::Glob;
+use crate::policy::{Glob, Networks};
 use crate::protocol::link::grpc::{Call, Dismissal, LinkContext};
 use crate::protocol::wire::hello::{Caller, Hello};
 use crate::protocol::{Code, Event, Found, Link, LinkSender, Parked, Refusal};
@@ -48,9 +50,10 @@ pub(super) struct PodContext {
     pub(super) moves: Arc<Semaphore>,
 }
 
-/// Serves links until the pod stops: those that come, and those that are `made` to other pods.
+/// Serves links until the pod stops: those that come to the listener, past balancers in the networks, and those that are
+/// `made` to other pods.
 pub(super) fn spawn(
-    entrance: Entrance,
+    (listener, proxies): (Listener, Networks),
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
     shared: PodContext,
@@ -61,6 +64,10 @@ pub(super) fn spawn(
     }
     let (calls, called) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
+    let metrics = &shared.ground.metrics;
+    let door = Door::new(Limits::places(files::at_most(CONNECTIONS, 4)));
+    let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
+    let entrance = Entrance { listener, door, proxies, refused, refusals };
     let host = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
     links.spawn(info_span!("grpc"), entrance.run(host, links.clone()));
 }
