@@ -120,6 +120,20 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
     assert_eq!(ended(&metrics, "client_failed").await, 1);
 }
 
+#[test]
+fn both_ends_have_one_word_for_a_connection_that_failed() {
+    for (near, word) in [(Near::Client, "client_failed"), (Near::Target, "target_failed")] {
+        let kind = std::io::ErrorKind::ConnectionReset;
+        let here = verdict(Ended { by: Side::A, how: How::ReadFailed(kind) }, near, None);
+        let said = Refusal::new(Code::GivenUp, &here.1);
+        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&said));
+        assert_eq!((here.0, &here), (word, &there));
+        let other = Refusal::new(Code::GivenUp, "given up by its owner");
+        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&other));
+        assert_eq!(there.0, "given_up");
+    }
+}
+
 #[tokio::test]
 async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
     let (drain, metrics) = (Drain::new(), Metrics::edge());
