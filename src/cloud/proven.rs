@@ -14,9 +14,7 @@ use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::tokens::{Tokens, Unproven};
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::hello::Hello;
-use crate::protocol::{Code, LinkSender, Refusal, SessionTable};
+use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
 
 /// The links that edges' tokens have let in.
 #[derive(Debug)]

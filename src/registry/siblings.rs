@@ -22,9 +22,8 @@ use crate::names::NodeName;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
-use crate::protocol::link::grpc::LinkContext;
-use crate::protocol::session::state::LinkId;
-use crate::protocol::{Found, Link, LinkSender};
+use crate::protocol::grpc::LinkContext;
+use crate::protocol::{Found, Link, LinkId, LinkSender};
 use crate::registry::Registry;
 
 use news::{Announcements, UNASKED};

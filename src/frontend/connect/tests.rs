@@ -1,5 +1,5 @@
-use super::super::TRACE;
 use super::*;
+use crate::frontend::TRACE;
 use std::future::poll_fn;
 use std::time::Duration;
 
@@ -10,12 +10,8 @@ use tokio::sync::mpsc;
 
 use crate::names::{Instance, NodeName, Target};
 use crate::net::ByteStream;
-use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::recv::Windows;
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::FrameKind;
-use crate::protocol::{Dialect, Peer};
-use crate::protocol::{Event, Limits, Offer, SessionTable};
+use crate::protocol::wire::frame::{FrameKind, SessionKey};
+use crate::protocol::{Dialect, Event, Limits, LinkId, LinkSender, Offer, Peer, SessionTable, Windows};
 
 fn head(method: &str, uri: &str) -> Parts {
     Http::builder().method(method).uri(uri).body(()).unwrap().into_parts().0
@@ -117,9 +113,8 @@ async fn session(drain: &Drain) -> (Session, Session) {
         drain.spawn(Span::none(), async move {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
                 let FrameKind::Session(id, category, word) = frame.body else { continue };
-                if let Some(Event::Offer(offer)) =
-                    to.on_frame(&back, frame.node, id, category, word, Instant::now())
-                {
+                let key = SessionKey { id, category, node: frame.node };
+                if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                     offers.try_send(offer).unwrap();
                 }
             }

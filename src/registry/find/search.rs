@@ -13,8 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{LocationCache, NotFound};
 use crate::names::{Instance, NodeName};
-use crate::protocol::session::state::LinkId;
-use crate::protocol::{LinkSender, Peer};
+use crate::protocol::{LinkId, LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
 use crate::registry::siblings::{Answer, NodeFound, Pod, Siblings, Unreachable};
 
