@@ -3,6 +3,7 @@
 mod asked;
 mod bridge;
 mod callers;
+mod context;
 mod kubernetes;
 mod links;
 mod proven;
@@ -19,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, info_span, warn};
 
-use links::PodContext;
+use context::PodContext;
 use proven::Proven;
 use stop::Stopping;
 
@@ -40,7 +41,7 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Identity};
 use crate::policy::zone::Zone;
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Limits, SessionTable, Windows};
 use crate::registry::Registry;
 use crate::registry::find::Finder;

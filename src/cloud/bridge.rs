@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::{debug, info_span};
 
-use super::links::PodContext;
+use crate::cloud::context::PodContext;
 use crate::names::NodeName;
 use crate::net::splice::{How, Side, splice};
 use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};

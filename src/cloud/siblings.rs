@@ -17,7 +17,7 @@ use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Dialer, Identity, Mutual};
 use crate::policy::zone::Zone;
 use crate::protocol::Link;
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::registry::Registry;
 use crate::registry::dns::Dns;
 use crate::registry::find::Finder;
