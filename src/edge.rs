@@ -29,7 +29,7 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Trust};
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;

@@ -6,9 +6,9 @@ use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, Method};
 
-use super::super::auth::Gate;
-use super::super::{Denial, TRACE};
 use crate::drain::Drain;
+use crate::frontend::auth::Gate;
+use crate::frontend::{Denial, TRACE};
 use crate::names::{Host, NameError, NodeName, Target};
 use crate::telemetry::Access;
 
