@@ -15,7 +15,7 @@ use crate::net::resolver::Resolver;
 use crate::policy::targets::{Listening, Targets};
 use crate::protocol::wire::frame::{FrameKind, SessionKey};
 use crate::protocol::{
-    Answer, Dialect, Event, Limits, LinkId, LinkSender, Opening, Peer, SessionTable, Windows,
+    Answer, Dialect, Event, Limits, LinkId, LinkSender, Opening, Peer, Session, SessionTable, Windows,
 };
 
 /// An opener and this back end, with a link between them in memory.

@@ -9,6 +9,7 @@ pub(super) mod recv;
 pub(super) mod send;
 pub(super) mod state;
 mod stream;
+mod trace;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
@@ -23,6 +24,7 @@ use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::{LinkId, SendIntent};
 use crate::protocol::session::host::SessionHost;
 use crate::protocol::session::state::{Effects, Phase, SessionState};
+use crate::protocol::session::trace::Stage;
 use crate::protocol::wire::frame::{Refusal, SessionFrame, SessionKey};
 use crate::protocol::wire::opener::Opener;
 
@@ -60,6 +62,8 @@ struct Inner {
     writer: Option<Waker>,
     /// Whoever waits for an answer, a path or an end.
     watcher: Option<Waker>,
+    /// Where it stood when its last line was logged.
+    logged: Stage,
 }
 
 impl SessionCore {
@@ -69,6 +73,8 @@ impl SessionCore {
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
+        let logged = Stage::of(&state);
+        logged.log_begin(&key);
         Arc::new(Self {
             key,
             host,
@@ -87,6 +93,7 @@ impl SessionCore {
                 reader: None,
                 writer: None,
                 watcher: None,
+                logged,
             }),
         })
     }
@@ -218,7 +225,11 @@ impl SessionCore {
         let left = [inner.left.take(), sender];
         let intent = inner.intent();
         let ended = inner.state.ended().map(|why| why.code);
+        let change = inner.change();
         drop(inner);
+        if let Some(change) = change {
+            change.log(self);
+        }
         for waker in [reader, writer, watcher].into_iter().flatten() {
             waker.wake();
         }

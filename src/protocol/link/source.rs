@@ -14,6 +14,12 @@ use crate::protocol::wire::frame::{SessionFrame, SessionKey};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u64);
 
+impl fmt::Display for LinkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// One that waits to send on a link. It makes each frame when the link can take it, under its own lock; the link sender
 /// calls it without holding its own.
 pub(crate) trait FrameSource: fmt::Debug + Send + Sync {
