@@ -79,12 +79,12 @@ pub struct Route {
 pub type Chance = fn() -> f64;
 
 impl Route {
-    /// PathSource to the nodes that `finder` finds.
+    /// For a pod: paths lead to the nodes that `finder` finds.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
         Self { ways: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
-    /// PathSource from an edge: through its links to the cloud.
+    /// For an edge: every path leads over one of its links to the cloud.
     pub fn from_edge(
         uplinks: Arc<Uplinks>,
         table: Arc<SessionTable>,

@@ -134,7 +134,7 @@ impl RelayTable {
     pub(crate) fn stand(&self, attempt: &Attempt) -> Stand {
         match lock(&self.bindings).get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
             Some(Binding { acceptor: None, .. }) => Stand::Sought,
-            Some(Binding { seeker: Some(_), .. }) => Stand::RelayRequest,
+            Some(Binding { seeker: Some(_), .. }) => Stand::Tried,
             _ => Stand::Over,
         }
     }

@@ -40,8 +40,9 @@ impl SessionTable {
     pub(super) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: OpenRequest) -> Option<Offer> {
         let OpenRequest { key, target, client, opener, limit, epoch } = open;
         let source = source(&client);
-        let halves = if lock(&self.ended).contains(key.id) {
-            Err(Refusal::new(Code::Unknown, "this session has ended"))
+        let ended = lock(&self.ended).refusal(key.id);
+        let halves = if let Some(refusal) = ended {
+            Err(refusal)
         } else if sender.is_behind() {
             Err(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {

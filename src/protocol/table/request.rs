@@ -67,7 +67,7 @@ impl RelayRequest {
             (Stand::Sought, Some(frame)) if self.leads(to) => {
                 self.table.relays.pass(&self.attempt, to, frame.clone(), true);
             }
-            (Stand::RelayRequest, _) => self.table.relays.lose(self.attempt.key.id, Some(self.attempt.epoch)),
+            (Stand::Tried, _) => self.table.relays.lose(self.attempt.key.id, Some(self.attempt.epoch)),
             _ => {}
         }
     }
@@ -75,7 +75,7 @@ impl RelayRequest {
     /// Waits until what was tried last is answered. Whether another way is to be tried: the acceptor is not there.
     /// Cancel safe.
     pub async fn tried(&self) -> bool {
-        self.stands(|stand| stand != Stand::RelayRequest).await == Stand::Sought
+        self.stands(|stand| stand != Stand::Tried).await == Stand::Sought
     }
 
     async fn stands(&self, is: impl Fn(Stand) -> bool) -> Stand {

@@ -38,12 +38,12 @@ pub enum DialError {
         /// The cloud's words.
         message: String,
     },
-    /// We are the one at the other end.
-    #[error("this is this very pod")]
+    /// The pod at the other end is this process.
+    #[error("this pod has dialled itself")]
     Itself,
     /// A pod that does not speak the extended dialect cannot be a sibling.
     #[error(
-        "there is a pod, or another server, that does not next_frame our dialect, such as SuperEdge's: it cannot be reached \
+        "there is a pod, or another server, that does not speak our dialect, such as SuperEdge's: it cannot be reached \
          through this one ({0})"
     )]
     Plain(String),

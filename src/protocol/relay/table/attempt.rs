@@ -37,7 +37,7 @@ pub(crate) enum Stand {
     /// It is bound to no way: it was not passed on yet, or is not there.
     Sought,
     /// It was passed on, and not answered.
-    RelayRequest,
+    Tried,
     /// It was answered, or counts no more.
     Over,
 }
