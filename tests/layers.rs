@@ -13,7 +13,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The rows, lowest first. `main` and `lib` stand outside.
-const ROWS: [&[&str]; 10] = [
+const ROWS: [&[&str]; 11] = [
     &["names"],
     &["drain", "telemetry"],
     &["policy"],
@@ -22,6 +22,7 @@ const ROWS: [&[&str]; 10] = [
     &["registry"],
     &["route", "carry"],
     &["frontend", "backend", "admin"],
+    &["startup"],
     &["cloud", "edge"],
     &["command"],
 ];
@@ -137,7 +138,7 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     // etcd is asked over gRPC too, with messages of its own.
     let etcd = room == "registry" && (below(1), below(2)) == ("publish", "etcd");
     let wire = etcd || matches!((below(1), below(2)), ("wire", "codec" | "extension") | ("link", "grpc"));
-    let wiring = matches!(room.as_str(), "config" | "cloud" | "edge" | "command");
+    let wiring = matches!(room.as_str(), "config" | "startup" | "cloud" | "edge" | "command");
     // gRPC is spoken over HTTP, so its ends look at statuses too.
     let http = matches!(room.as_str(), "frontend" | "admin") || (below(1), below(2)) == ("link", "grpc");
     let mut faults = Vec::new();

@@ -7,20 +7,24 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::{debug, field, info, info_span, warn};
 
 use crate::cloud::asked;
-use crate::cloud::callers::{Callers, HANDSHAKES, TURNS};
+use crate::cloud::callers::{CONNECTIONS, Callers, HANDSHAKES, TURNS};
 use crate::cloud::context::PodContext;
 use crate::names::{Instance, NodeName};
-use crate::net::door::Door;
+use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
+use crate::net::files;
+use crate::net::listen::Listener;
 use crate::net::reload::Reload;
+use crate::policy::Networks;
 use crate::protocol::grpc::{Call, Dismissal};
 use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Parked, Refusal};
 use crate::registry::Linked;
 use crate::route::Room;
 
-/// Serves links until the pod stops: those that come, and those that are `made` to other pods.
+/// Serves links until the pod stops: those that come to the listener, past balancers in the networks, and those that are
+/// `made` to other pods.
 pub(super) fn spawn(
-    entrance: Entrance,
+    (listener, proxies): (Listener, Networks),
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
     shared: PodContext,
@@ -31,6 +35,10 @@ pub(super) fn spawn(
     }
     let (calls, called) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
+    let metrics = &shared.ground.metrics;
+    let door = Door::new(Limits::places(files::at_most(CONNECTIONS, 4)));
+    let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
+    let entrance = Entrance { listener, door, proxies, refused, refusals };
     let host = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
     links.spawn(info_span!("grpc"), entrance.run(host, links.clone()));
 }
