@@ -141,4 +141,4 @@ fn verdict(ended: Ended, near: Near, reset: Option<&Refusal>) -> (&'static str, 
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -23,15 +23,15 @@ use crate::protocol::{Category, Dialect, Event, Limits, Offer, Peer, SessionTabl
 
 const FRONT: &str = "test";
 
-/// An open session, and its other end, with a link between them in memory.
-async fn session(drain: &Drain) -> (Session, Session) {
+/// Who opens sessions, the link to use, and what is offered at its other end, all in memory.
+pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<Offer>) {
     let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
     let grace = Duration::from_secs(60);
     let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
-    let (offers, mut offered) = mpsc::channel::<Offer>(1);
+    let (offers, offered) = mpsc::channel::<Offer>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
         let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());
         drain.spawn(Span::none(), async move {
@@ -45,9 +45,15 @@ async fn session(drain: &Drain) -> (Session, Session) {
             }
         });
     }
+    (opener, near, offered)
+}
+
+/// An open session, and its other end.
+async fn session(drain: &Drain) -> (Session, Session) {
+    let (opener, link, mut offered) = linked(drain);
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
     let opening = opener.open(node, target, Category::Ssh, String::new()).unwrap();
-    opening.ask(&near);
+    opening.ask(&link);
     let far_end = offered.recv().await.unwrap().accept();
     opening.answer().await;
     (opening.into_session(), far_end)
@@ -71,7 +77,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
     (client, far_end)
 }
 
-async fn take(session: &mut Session) -> std::io::Result<Bytes> {
+pub(crate) async fn take(session: &mut Session) -> std::io::Result<Bytes> {
     poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 

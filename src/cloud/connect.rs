@@ -1,16 +1,15 @@
 //! From `[mode.cloud.ssh]` to the CONNECT front end.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use tracing::info_span;
 
 use super::core::Core;
 use super::ports::FrontEnd;
 use crate::config::cloud::{Auth, Cloud, Ssh};
 use crate::frontend::auth::{Gate, Logins, Users};
-use crate::frontend::connect;
+use crate::frontend::connect::Connect;
+use crate::frontend::serve::serve;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
 use crate::startup::{Kind, Startup};
@@ -37,7 +36,6 @@ pub(super) fn prepare(settings: &Cloud, startup: &mut Startup) -> Option<FrontEn
 }
 
 fn spawn(ssh: Ssh, users: Option<Reload<Users>>, listener: Listener, core: &Core) {
-    let (context, drain) = (&core.context, &core.stopping.clients);
     if let Some(users) = users.clone() {
         let links = &core.stopping.links;
         links.spawn(info_span!("users"), users.watch(links.clone()));
@@ -48,18 +46,8 @@ fn spawn(ssh: Ssh, users: Option<Reload<Users>>, listener: Listener, core: &Core
         rules: ssh.rules,
         zone: Some(core.zone.clone()),
     };
-    let gate = Arc::new(ArcSwap::from_pointee(gate));
-    let settings =
-        connect::Settings { gate, sessions: core.client_sessions.clone(), pool: context.pool.clone() };
-    let metrics = context.ground.metrics.clone();
-    let serving = connect::serve(
-        (listener, ssh.proxy_protocol),
-        settings,
-        context.route.clone(),
-        metrics,
-        drain.clone(),
-    );
-    drain.spawn(info_span!("ssh"), serving);
+    let serving = serve(Connect, (listener, ssh.proxy_protocol), core.front_context(gate));
+    core.stopping.clients.spawn(info_span!("ssh"), serving);
 }
 
 fn read_users(path: &Path, startup: &mut Startup) -> Option<Reload<Users>> {

@@ -19,6 +19,8 @@ use crate::admin::Readiness;
 use crate::backend::{Backend, LocalAddresses, TargetDialer};
 use crate::config::cloud::{Cloud, MEMORY};
 use crate::drain::Drain;
+use crate::frontend::auth::Gate;
+use crate::frontend::serve::FrontContext;
 use crate::frontend::{self, Client};
 use crate::names::Instance;
 use crate::net::door::Door;
@@ -96,6 +98,19 @@ impl Core {
         let core = Self { context, client_sessions, zone, resolver, readiness, stopping, pods, made };
         core.spawn_upkeep(files);
         core
+    }
+
+    /// What a front end behind this gate serves with.
+    pub(super) fn front_context(&self, gate: Gate) -> FrontContext {
+        let PodContext { pool, route, ground, .. } = &self.context;
+        FrontContext {
+            gate: Arc::new(ArcSwap::from_pointee(gate)),
+            sessions: self.client_sessions.clone(),
+            pool: pool.clone(),
+            route: route.clone(),
+            metrics: ground.metrics.clone(),
+            drain: self.stopping.clients.clone(),
+        }
     }
 
     /// Follows files, and tidies up.
