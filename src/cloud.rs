@@ -4,6 +4,7 @@ mod asked;
 mod bridge;
 mod callers;
 mod connect;
+mod context;
 mod core;
 mod files;
 mod kubernetes;

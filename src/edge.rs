@@ -25,7 +25,7 @@ use crate::drain::{Drain, Drained};
 use crate::names::{Instance, Target};
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;

@@ -15,11 +15,10 @@ use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::ByteStream;
 use crate::net::pool::Pool;
-use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::recv::Windows;
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::FrameKind;
-use crate::protocol::{Category, Dialect, Event, Limits, Offer, Peer, SessionTable};
+use crate::protocol::wire::frame::{FrameKind, SessionKey};
+use crate::protocol::{
+    Category, Dialect, Event, Limits, LinkId, LinkSender, Offer, Peer, SessionTable, Windows,
+};
 
 const FRONT: &str = "test";
 
@@ -37,9 +36,8 @@ pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc
         drain.spawn(Span::none(), async move {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
                 let FrameKind::Session(id, category, word) = frame.body else { continue };
-                if let Some(Event::Offer(offer)) =
-                    to.on_frame(&back, frame.node, id, category, word, Instant::now())
-                {
+                let key = SessionKey { id, category, node: frame.node };
+                if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                     offers.try_send(offer).unwrap();
                 }
             }

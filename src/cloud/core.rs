@@ -9,9 +9,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::info_span;
 
 use super::asked;
+use super::context::PodContext;
 use super::files::Files;
 use super::kubernetes::{self, Pods};
-use super::links::{self, PodContext};
+use super::links;
 use super::proven::Proven;
 use super::siblings::{self, Found};
 use super::stop::Stopping;
@@ -27,7 +28,7 @@ use crate::net::door::Door;
 use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
 use crate::policy::zone::Zone;
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Limits, Link, SessionTable, Windows};
 use crate::registry::Registry;
 use crate::route::Route;
@@ -67,10 +68,18 @@ impl Core {
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
-        let joined =
-            siblings::Joined { ground: &ground, pool: &pool, zone: &zone, registry: registry.clone(), port };
+        let joined = siblings::Joined {
+            ground: &ground,
+            pool: &pool,
+            zone: &zone,
+            tls: files.siblings.clone(),
+            resolver: &files.resolver,
+            dns: &files.dns,
+            registry: registry.clone(),
+            port,
+        };
         let cluster = pods.siblings.clone();
-        let Found { finder, several } = siblings::finder(&settings.registry.siblings, files, joined, cluster);
+        let Found { finder, several } = siblings::finder(&settings.registry.siblings, joined, cluster);
         stopping.several = several.is_some();
         let (siblings, made) = several.map(|several| (several.siblings, several.made)).unzip();
         let readiness = Readiness::waiting_for(&[]);

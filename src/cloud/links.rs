@@ -4,51 +4,22 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::rustls::ServerConfig;
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, field, info, info_span, warn};
 
-use super::asked;
-use super::callers::{CONNECTIONS, Callers, HANDSHAKES, TURNS};
-use super::proven::Proven;
-use crate::backend::Backend;
+use crate::cloud::asked;
+use crate::cloud::callers::{CONNECTIONS, Callers, HANDSHAKES, TURNS};
+use crate::cloud::context::PodContext;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
 use crate::net::files;
 use crate::net::listen::Listener;
-use crate::net::pool::Pool;
 use crate::net::reload::Reload;
-use crate::policy::{Glob, Networks};
-use crate::protocol::link::grpc::{Call, Dismissal, LinkContext};
-use crate::protocol::wire::hello::{Caller, Hello};
-use crate::protocol::{Code, Event, Found, Link, LinkSender, Parked, Refusal};
-use crate::registry::find::Finder;
-use crate::registry::siblings::Siblings;
-use crate::registry::{Linked, Registry};
-use crate::route::{Room, Route};
-
-/// What the tasks of a pod share.
-#[derive(Debug, Clone)]
-pub(super) struct PodContext {
-    pub(super) proven: Arc<Proven>,
-    pub(super) registry: Arc<Registry>,
-    pub(super) finder: Arc<Finder>,
-    /// None if this pod is alone.
-    pub(super) siblings: Option<Arc<Siblings>>,
-    pub(super) route: Route,
-    pub(super) ground: LinkContext,
-    pub(super) pool: Pool,
-    /// Once the pod is stopping: no edge is let in.
-    pub(super) stopping: CancellationToken,
-    /// Dials for edges what they may have this pod dial.
-    pub(super) backend: Backend,
-    /// Which nodes edges may reach through this pod.
-    pub(super) reachable: Arc<[Glob]>,
-    /// Nodes and pods that are looked for at once for edges.
-    pub(super) searches: Arc<Semaphore>,
-    /// Nodes that have come anew, and for which older links are tried.
-    pub(super) moves: Arc<Semaphore>,
-}
+use crate::policy::Networks;
+use crate::protocol::grpc::{Call, Dismissal};
+use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Parked, Refusal};
+use crate::registry::Linked;
+use crate::route::Room;
 
 /// Serves links until the pod stops: those that come to the listener, past balancers in the networks, and those that are
 /// `made` to other pods.

@@ -13,9 +13,7 @@ use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::tokens::{Tokens, Unproven};
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::hello::Hello;
-use crate::protocol::{Code, LinkSender, Refusal, SessionTable};
+use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
 use crate::startup::{Kind, Startup};
 
 /// The links that edges' tokens have let in.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info_span, warn};
 
-use super::files::Files;
 use crate::admin::Readiness;
 use crate::config::cloud::siblings::Siblings;
 use crate::config::cloud::{Cloud, Server};
@@ -14,10 +13,11 @@ use crate::drain::Drain;
 use crate::names::Host;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Dialer, Identity, Mutual};
 use crate::policy::zone::Zone;
 use crate::protocol::Link;
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::registry::Registry;
 use crate::registry::dns::Dns;
 use crate::registry::find::Finder;
@@ -45,6 +45,12 @@ pub(super) struct Joined<'a> {
     pub(super) ground: &'a LinkContext,
     pub(super) pool: &'a Pool,
     pub(super) zone: &'a Arc<Zone>,
+    /// What other pods are dialled with; none if there are none, or none can be linked to.
+    pub(super) tls: Option<Reload<Dialer>>,
+    /// Finds other pods by the names that the settings give.
+    pub(super) resolver: &'a Resolver,
+    /// Finds nodes.
+    pub(super) dns: &'a Resolver,
     /// The nodes that are linked here.
     pub(super) registry: Arc<Registry>,
     /// Our own gRPC port.
@@ -81,12 +87,12 @@ pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
 /// beside those of the settings.
 pub(super) fn finder(
     asked: &Siblings,
-    files: &Files,
-    Joined { ground, pool, zone, registry, port }: Joined<'_>,
+    joined: Joined<'_>,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> Found {
+    let Joined { ground, pool, zone, tls, resolver, dns, registry, port } = joined;
     let (own, drain) = (ground.table.instance(), &ground.drain);
-    let Some(tls) = files.siblings.clone() else {
+    let Some(tls) = tls else {
         return Found { finder: Finder::alone(registry, own), several: None };
     };
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
@@ -95,10 +101,10 @@ pub(super) fn finder(
         Host::Ip(_) => None,
     });
     let named = addresses::Named { list: asked.list.clone(), service, cluster };
-    let addresses = addresses::follow(named, files.resolver.clone(), drain);
+    let addresses = addresses::follow(named, resolver.clone(), drain);
     let (siblings, made) =
         siblings::Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
-    let dns = Dns::new(files.dns.clone(), zone.clone());
+    let dns = Dns::new(dns.clone(), zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
     Found { finder, several: Some(Several { siblings, made }) }
 }

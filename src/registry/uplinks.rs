@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::names::NodeName;
-use crate::protocol::LinkSender;
-use crate::protocol::session::state::LinkId;
+use crate::protocol::{LinkId, LinkSender};
 use crate::registry::awaited::{Arrival, Awaited};
 
 /// The links of an edge: one, and more while a pod that is told to stop still holds sessions.

@@ -229,7 +229,7 @@ pub(super) mod tests {
             });
             assert_eq!(lines.lines().count(), 1, "{lines}");
             assert!(
-                lines.ends_with('\n') && lines.trim_end().chars().all(super::super::said::is_printable),
+                lines.ends_with('\n') && lines.trim_end().chars().all(crate::telemetry::said::is_printable),
                 "{lines:?}"
             );
             assert!(lines.matches("b \u{e9}").count() >= 5, "{lines}");

@@ -13,8 +13,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{LocationCache, NotFound};
 use crate::names::{Instance, NodeName};
-use crate::protocol::session::state::LinkId;
-use crate::protocol::{LinkSender, Peer};
+use crate::protocol::{LinkId, LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
 use crate::registry::siblings::{Answer, NodeFound, Pod, Siblings, Unreachable};
 
@@ -133,7 +132,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
         Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
     let (mut said, mut best, mut all, mut without) =
         (NotFound::default(), None::<NodeFound>, false, Vec::new());
-    // The pod that had it last is asked at once. There is no link to it just now, or the search would not be needed.
+    // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped for
+    // want of use, or has just ended.
     asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
     loop {
         let dns_is_over = lookup.is_terminated();
