@@ -99,7 +99,7 @@ pub(crate) fn metrics(admin: SocketAddr) -> Result<BTreeMap<String, f64>> {
 }
 
 /// Gauges that fall to nothing once all sessions have ended.
-const EMPTY: [&str; 2] = ["tunnel_sessions", "tunnel_sessions_passing"];
+const EMPTY: [&str; 3] = ["tunnel_sessions", "tunnel_sessions_passing", "tunnel_memory_bytes"];
 /// A process that has worked for long keeps more free memory than one that has worked for seconds.
 const RSS_FACTOR: f64 = 1.5;
 /// The same, in MiB, for a small process.

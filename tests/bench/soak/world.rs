@@ -125,6 +125,7 @@ impl World {
     /// A session had nothing for this long.
     pub(crate) fn stalled(&self, id: u64, time: Duration) {
         if time > Duration::from_secs(1) {
+            self.note(&format!("{id} goes on after {:.1} s", time.as_secs_f64()));
             let mut book = self.book();
             book.stall = book.stall.max((time, id));
         }
