@@ -9,13 +9,11 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tracing::info_span;
 
+use crate::carry::{Near, Opened, carry};
 use crate::drain::Drain;
-use crate::net::counted::{Counted, Tally};
-use crate::net::listen::breaks_off;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
-use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
-use crate::protocol::{Category, Code, Offer, Refusal, Session};
+use crate::protocol::{Category, Code, Offer, Refusal};
 use crate::telemetry::{Access, Metrics};
 
 pub use dial::{LocalAddresses, TargetDialer};
@@ -37,7 +35,7 @@ impl Backend {
 
     /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
     pub fn take(&self, offer: Offer) {
-        let span = info_span!("session", id = %offer.id(), target = %offer.target());
+        let span = info_span!("session", session = %offer.id(), target = %offer.target());
         let this = self.clone();
         self.drain.spawn(span, async move { this.serve(offer).await });
     }
@@ -55,7 +53,11 @@ impl Backend {
         };
         self.metrics.opening.observe(begun.elapsed());
         match dialled {
-            Ok(socket) => self.carry(offer.accept(), socket, access).await,
+            Ok(socket) => {
+                let alive = self.metrics.sessions.begin(FRONT);
+                let opened = Opened { session: offer.accept(), access, alive, place: () };
+                carry(opened, Near::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
+            }
             Err(refusal) => {
                 self.metrics.sessions.refused(FRONT, refusal.code.name());
                 let from = address(offer.client());
@@ -72,58 +74,12 @@ impl Backend {
         }
         self.place.dial(offer.target(), offer.patience()).await
     }
-
-    async fn carry(&self, mut session: Session, socket: TcpStream, mut access: Access) {
-        let alive = self.metrics.sessions.begin(FRONT);
-        let mut target = Socket::new(socket, self.pool.clone());
-        let mut counted = Counted {
-            stream: &mut session,
-            taken: Tally { one: &mut access.up, all: &self.metrics.bytes_up },
-            given: Tally { one: &mut access.down, all: &self.metrics.bytes_down },
-        };
-        breaks_off(target.io(), true);
-        let ended = splice(&mut target, &mut counted).await.ended;
-        let account = session.account();
-        access.resumed = account.resumed;
-        let (result, why) = verdict(ended, account.ended.as_ref());
-        access.end(result, &why);
-        alive.end(result);
-        leave(session, ended, &why);
-        if ended.by == Side::A || ended.how == How::Finished {
-            breaks_off(target.io(), false);
-            linger(&mut target).await;
-        } else {
-            deliver(&mut target).await;
-        }
-    }
 }
 
 /// Whose address a pod said a client has: `10.0.0.1:5`, or `user@10.0.0.1:5`.
 fn address(client: &str) -> IpAddr {
     let at = client.rsplit('@').next().unwrap_or_default();
     at.parse::<SocketAddr>().map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip())
-}
-
-/// Lets go of a session: one that the target broke off is reset with that reason, any other ends by itself.
-fn leave(session: Session, ended: Ended, why: &str) {
-    if ended.by == Side::A && ended.how != How::Finished {
-        session.break_off(Refusal::new(Code::GivenUp, why));
-    }
-}
-
-/// Who ended a session and why, as a word and a sentence. The target is side A.
-fn verdict(ended: Ended, reset: Option<&Refusal>) -> (&'static str, String) {
-    match (ended.by, ended.how) {
-        (Side::A, How::Finished) => ("over", "the target finished first".into()),
-        (Side::B, How::Finished) => ("over", "the client finished first".into()),
-        (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
-            ("target_failed", format!("the target's connection failed: {kind}"))
-        }
-        (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
-            Some(refusal) => (refusal.code.name(), refusal.reason.clone()),
-            None => ("session_failed", format!("the session failed: {kind}")),
-        },
-    }
 }
 
 /// This end's name in metrics and the access log.

@@ -225,7 +225,7 @@ impl Pod {
         let (refused, refusals) = (pod.metrics.calls_refused.clone(), pod.metrics.refusals.clone());
         let entrance = Entrance { listener: grpc, door, proxies: server.proxy_protocol, refused, refusals };
         links::spawn(entrance, acceptor, made, shared);
-        info!(grpc = %pod.grpc, ssh = ?pod.ssh, log = %pod.log, "pod is up");
+        info!(grpc = %pod.grpc, ssh = pod.ssh.map(tracing::field::display), log = %pod.log, "pod is up");
         Ok(pod)
     }
 

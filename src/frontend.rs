@@ -194,7 +194,7 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
         ),
         Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
         Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
-            (StatusCode::BAD_GATEWAY, "look for the trace in the logs of the pod and the node")
+            (StatusCode::BAD_GATEWAY, "look for the trace in the pod's log")
         }
     };
     (status, refusal.code.name(), next)

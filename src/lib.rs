@@ -16,7 +16,7 @@
 //! | --- | --- | --- |
 //! | wiring | [`cloud`], [`edge`], [`command`] | everything; alone reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators; alone know HTTP statuses |
-//! | way | [`route`] | how to open a session, and how to find a lost one's path |
+//! | way | [`route`], [`carry`] | how to open a session, how to find a lost one's path; how its bytes are carried |
 //! | place | [`registry`] | which node is where; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files; they never see each other |
@@ -57,6 +57,7 @@
 
 pub mod admin;
 pub mod backend;
+pub mod carry;
 pub mod cloud;
 pub mod command;
 pub mod config;

@@ -132,7 +132,8 @@ fn run(args: &Args) -> ExitCode {
     };
     match runtime.block_on(serve(settings, level)) {
         Ok(drained) => {
-            info!(?drained, "stopped");
+            let cut_sessions = if let Drained::Cut(sessions) = drained { sessions } else { 0 };
+            info!(cut_sessions, "stopped");
             ExitCode::SUCCESS
         }
         Err(e) => {

@@ -15,7 +15,7 @@ const ROWS: [&[&str]; 10] = [
     &["config", "net"],
     &["protocol"],
     &["registry"],
-    &["route"],
+    &["route", "carry"],
     &["frontend", "backend", "admin"],
     &["cloud", "edge"],
     &["command"],

@@ -141,7 +141,7 @@ impl TargetDialer {
             (Some(_), None) => format!("this edge may not dial {target}"),
             // What a name stands for within the cloud is no edge's business.
             (None, found) => {
-                tracing::debug!(%target, ?found, "no entry of mode.cloud.allow.targets holds it");
+                tracing::debug!(%target, found = found.map(tracing::field::display), "no entry of mode.cloud.allow.targets holds it");
                 format!(
                     "edges may not have the cloud dial {target}: its pods' mode.cloud.allow.targets does not hold it"
                 )

@@ -17,7 +17,7 @@ use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::recv::Windows;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::FrameKind;
-use crate::protocol::{Answer, Event, Limits, Opening, SessionTable};
+use crate::protocol::{Answer, Event, Limits, Opening, Session, SessionTable};
 use crate::protocol::{Dialect, Peer};
 
 /// An opener and this back end, with a link between them in memory.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tokio::time::timeout;
-use tracing::{debug, info_span};
+use tracing::info_span;
 
 use super::links::PodContext;
+use crate::carry::join;
 use crate::names::NodeName;
-use crate::net::splice::{How, Side, splice};
 use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};
 use crate::telemetry::Metrics;
 
@@ -18,12 +18,12 @@ pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &PodCont
         let span = info_span!("bridge", session = %offer.id(), %node);
         let ground = &shared.ground;
         let (table, metrics) = (ground.table.clone(), ground.metrics.clone());
-        ground.drain.spawn(span, carry(offer, node, plain, table, metrics));
+        ground.drain.spawn(span, open(offer, node, plain, table, metrics));
     }
 }
 
 /// Opens a plain session for an offer of another pod, and carries its bytes until both are done.
-async fn carry(
+async fn open(
     offer: Offer,
     node: NodeName,
     plain: Arc<LinkSender>,
@@ -53,17 +53,7 @@ async fn carry(
         }
     }
     let alive = metrics.sessions.begin(FRONT);
-    let (mut far, mut near) = (offer.accept(), opening.into_session());
-    let ended = splice(&mut far, &mut near).await.ended;
-    if ended.how == How::Finished {
-        return alive.end("over");
-    }
-    // Whoever broke it off, the other one hears why.
-    let (broken, other) = if ended.by == Side::A { (far, near) } else { (near, far) };
-    let why = broken.account().ended.unwrap_or_else(|| Refusal::new(Code::GivenUp, "the session broke"));
-    debug!(%why, "a session with a plain node is over");
-    alive.end(why.code.name());
-    other.break_off(why);
+    join(offer.accept(), opening.into_session(), alive).await;
 }
 
 /// This end's name in metrics.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::rustls::ServerConfig;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, info_span, warn};
+use tracing::{debug, field, info, info_span, warn};
 
 use super::asked;
 use super::callers::{Callers, HANDSHAKES, TURNS};
@@ -112,8 +112,8 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     }
     let from = call.from;
     let link = call.accept();
-    info!(dialect = ?hello.dialect, "node is linked");
     let sender = link.sender.clone();
+    info!(link = %sender.id, edge = hello.instance.map(field::debug), dialect = %hello.dialect, "node is linked");
     shared.proven.begin(&sender, &hello);
     let linked = Linked { sender: sender.clone(), instance: hello.instance, from };
     shared.registry.insert(linked, hello.beside);
@@ -132,8 +132,8 @@ async fn admit_pod(call: Call, instance: Instance, shared: PodContext) {
         return call.refuse(Dismissal::Itself);
     }
     let link = call.accept();
-    info!(?instance, "another pod has linked");
     let sender = link.sender.clone();
+    info!(link = %sender.id, pod = ?instance, "another pod has linked");
     if let Some(siblings) = &shared.siblings {
         siblings.joined(&sender);
     }
@@ -153,7 +153,8 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
             link = made.recv() => link,
         };
         let Some(link) = link else { return };
-        let (span, shared) = (info_span!("link", pod = ?link.sender.instance), shared.clone());
+        let (span, shared) =
+            (info_span!("link", pod = link.sender.instance.map(field::debug)), shared.clone());
         links.spawn(span, async move { run(link, &shared).await });
     }
 }
@@ -193,7 +194,7 @@ async fn run(mut link: Link, shared: &PodContext) {
     links.dec();
     shared.ground.metrics.links_ended.count(why.name());
     let parked = link.end(&why);
-    info!(%why, sessions = parked.len(), "link has ended");
+    info!(link = %link.sender.id, %why, sessions = parked.len(), "link has ended");
     for parked in parked {
         seek(parked, shared);
     }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tracing::{info, info_span, warn};
+use tracing::{field, info, info_span, warn};
 
 use super::{LINK, NAME};
 use crate::admin::Readiness;
@@ -142,7 +142,7 @@ impl Keeper {
 
     /// Serves a link until it ends, or until its pod wants it to be replaced. Whether it carried a session.
     async fn run(self: &Arc<Self>, mut link: Link) -> bool {
-        info!(pod = ?link.sender.instance, "linked");
+        info!(link = %link.sender.id, pod = link.sender.instance.map(field::debug), dialect = %link.sender.dialect, "linked");
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
@@ -152,7 +152,7 @@ impl Keeper {
                 Ok(Event::Drain) => {
                     info!("the pod is stopping: linking to another one");
                     let keeper = self.clone();
-                    let span = info_span!("old link", pod = ?link.sender.instance);
+                    let span = info_span!("old link", pod = link.sender.instance.map(field::debug));
                     carried |= link.sender.sessions() > 0;
                     self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
                     return carried;
@@ -248,7 +248,7 @@ impl Keeper {
         for parked in link.end(why) {
             self.seek(parked);
         }
-        info!(%why, "link has ended");
+        info!(link = %link.sender.id, %why, "link has ended");
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, StatusCode};
 use http_body_util::Full;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -17,19 +17,18 @@ use tracing::{Span, debug, field, info_span};
 
 use super::auth::Gate;
 use super::{Client, Denial};
+use crate::carry::{Near, Opened, carry};
 use crate::drain::Drain;
-use crate::net::counted::{Counted, Tally};
 use crate::net::door::{Door, Limits, Place};
 use crate::net::entrance::{Away, Entrance, Guest, Host};
 use crate::net::files;
-use crate::net::listen::{Listener, breaks_off};
+use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
-use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
+use crate::net::splice::linger;
 use crate::policy::Networks;
-use crate::protocol::{Category, Code, Refusal, Session};
+use crate::protocol::{Category, Session};
 use crate::route::{Request, Route};
-use crate::telemetry::metrics::Alive;
 use crate::telemetry::{Access, Metrics};
 
 use head::Head;
@@ -73,14 +72,6 @@ struct Front {
     drain: Drain,
 }
 
-/// A session that was opened, with all that counts it.
-struct Opened {
-    session: Session,
-    access: Access,
-    alive: Alive,
-    place: Place<Client>,
-}
-
 /// What a client holds of what all share until it has gone: a place at the door, or that of the session it did not get.
 struct Held {
     door: Option<Place>,
@@ -89,7 +80,7 @@ struct Held {
 
 impl Host for Front {
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("connect", client = %from, session = field::Empty)
+        info_span!("connect", client = %from, trace = field::Empty, session = field::Empty)
     }
 
     fn admits(&self, from: SocketAddr) -> bool {
@@ -110,6 +101,7 @@ impl Host for Front {
         self.metrics.sessions.refused(FRONT, denial.name());
         let mut access = Access::begin(FRONT, from.to_string());
         access.trace = trace(&HeaderMap::new());
+        access.status = Some(denial.status().as_u16());
         let text = denial.text(&access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &self.metrics.refusals);
         text.into()
@@ -122,7 +114,7 @@ impl Host for Front {
         match head {
             Head::Opened { session, socket, early } => {
                 let client = Socket::with_early(socket, self.settings.pool.clone(), early);
-                carry(session, client, &self.metrics).await;
+                carry(session, Near::Client, client, &self.metrics).await;
             }
             Head::Denied(socket) => self.close(socket).await,
             Head::Failed { cause, socket } => {
@@ -142,17 +134,20 @@ impl Front {
         head: Parts,
         peer: SocketAddr,
         held: &mut Held,
-    ) -> Result<Opened, Response<Full<Bytes>>> {
+    ) -> Result<Opened<Place<Client>>, Response<Full<Bytes>>> {
         let mut access = Access::begin(FRONT, peer.to_string());
         access.trace = trace(&head.headers);
+        Span::current().record("trace", access.trace.as_str());
         match self.ask(&head, peer, held, &mut access).await {
             Ok((session, place)) => {
                 access.id = Some(session.id());
+                access.status = Some(StatusCode::OK.as_u16());
                 Span::current().record("session", field::display(session.id()));
                 Ok(Opened { session, access, alive: self.metrics.sessions.begin(FRONT), place })
             }
             Err(denial) => {
                 self.metrics.sessions.refused(FRONT, denial.name());
+                access.status = Some(denial.status().as_u16());
                 let trusted = peer.ip().is_loopback() || access.user.is_some();
                 let answer = denial.answer(trusted, &access.trace);
                 access.refuse(denial.name(), &denial.to_string(), peer.ip(), &self.metrics.refusals);
@@ -195,53 +190,6 @@ impl Front {
     /// Closes a connection that has got its answer, or none, so that the answer arrives.
     async fn close(&self, socket: TcpStream) {
         linger(&mut Socket::new(socket, self.settings.pool.clone())).await;
-    }
-}
-
-/// Carries a session's bytes until both ends are done, and says how it went.
-async fn carry(opened: Opened, mut client: Socket<TcpStream>, metrics: &Metrics) {
-    let Opened { mut session, mut access, alive, place } = opened;
-    let mut counted = Counted {
-        stream: &mut session,
-        taken: Tally { one: &mut access.down, all: &metrics.bytes_down },
-        given: Tally { one: &mut access.up, all: &metrics.bytes_up },
-    };
-    breaks_off(client.io(), true);
-    let ended = splice(&mut client, &mut counted).await.ended;
-    let account = session.account();
-    access.resumed = account.resumed;
-    let (result, why) = verdict(ended, account.ended.as_ref());
-    access.end(result, &why);
-    alive.end(result);
-    drop(place);
-    leave(session, ended, &why);
-    if ended.by == Side::A || ended.how == How::Finished {
-        breaks_off(client.io(), false);
-        linger(&mut client).await;
-    } else {
-        deliver(&mut client).await;
-    }
-}
-
-/// Lets go of a session: one that the client broke off is reset with that reason, any other ends by itself.
-fn leave(session: Session, ended: Ended, why: &str) {
-    if ended.by == Side::A && ended.how != How::Finished {
-        session.break_off(Refusal::new(Code::GivenUp, why));
-    }
-}
-
-/// Who ended a session and why, as a word and a sentence. The client is side A.
-fn verdict(ended: Ended, reset: Option<&Refusal>) -> (&'static str, String) {
-    match (ended.by, ended.how) {
-        (Side::A, How::Finished) => ("over", "the client finished first".into()),
-        (Side::B, How::Finished) => ("over", "the target finished first".into()),
-        (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
-            ("client_failed", format!("the client's connection failed: {kind}"))
-        }
-        (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
-            Some(refusal) => (refusal.code.name(), refusal.reason.clone()),
-            None => ("session_failed", format!("the session failed: {kind}")),
-        },
     }
 }
 

@@ -105,15 +105,6 @@ pub fn tune_link(socket: &TcpStream) -> io::Result<()> {
     socket.set_tcp_notsent_lowat(UNSENT)
 }
 
-/// Sets how the peer sees a socket that is dropped: broken off, or ended in good order.
-///
-/// What is carried may be cut at any moment, and must not look complete then: nc, and ssh behind it, would even wait on
-/// for the rest of a connection that was ended in good order. So it is true while bytes are carried, and false once all
-/// of them have been. A socket that is gone already has no use for either.
-pub fn breaks_off(socket: &TcpStream, broken: bool) {
-    let _ = SockRef::from(socket).set_linger(broken.then_some(Duration::ZERO));
-}
-
 fn is_of_one_connection(cause: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(cause.kind(), Kind::ConnectionAborted | Kind::ConnectionReset | Kind::ConnectionRefused)

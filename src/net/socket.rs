@@ -4,12 +4,39 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 
 use super::ByteStream;
 use super::pool::{Buffer, Pool};
+
+/// A stream that a client or a target is reached by: TCP, TLS over it, or another kind.
+pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
+    /// The TCP socket that carries it, whose options say how its end looks; none if it is of another kind, which always
+    /// ends in good order.
+    fn tcp(&self) -> Option<&TcpStream>;
+
+    /// Sets how the peer sees that this is dropped: broken off, or ended in good order.
+    ///
+    /// What is carried may be cut at any moment, and must not look complete then: nc, and ssh behind it, would even wait
+    /// on for the rest of a connection that was ended in good order. So it is true while bytes are carried, and false
+    /// once all of them have been. A socket that is gone already has no use for either.
+    fn breaks_off(&self, broken: bool) {
+        if let Some(tcp) = self.tcp() {
+            let _ = SockRef::from(tcp).set_linger(broken.then_some(Duration::ZERO));
+        }
+    }
+}
+
+impl Connection for TcpStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Some(self)
+    }
+}
 
 /// A socket, or TLS over one, as a [`ByteStream`]. It holds a read buffer only while a read is filling it.
 pub struct Socket<T> {

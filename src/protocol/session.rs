@@ -8,6 +8,7 @@ pub mod recv;
 pub mod send;
 pub mod state;
 mod stream;
+mod trace;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
@@ -20,6 +21,7 @@ pub use crate::protocol::session::stream::{Account, Session};
 use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::link::sender::{LinkSender, SendIntent};
 use crate::protocol::session::state::{Effects, LinkId, Phase, SessionState};
+use crate::protocol::session::trace::Stage;
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::{Category, Refusal, SessionFrame};
 use crate::protocol::wire::opener::Opener;
@@ -62,6 +64,8 @@ struct Inner {
     writer: Option<Waker>,
     /// Whoever waits for an answer, a path or an end.
     watcher: Option<Waker>,
+    /// Where it stood when its last line was logged.
+    logged: Stage,
 }
 
 impl SessionCore {
@@ -73,6 +77,8 @@ impl SessionCore {
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
+        let logged = Stage::of(&state);
+        logged.log_begin(id, &node);
         Arc::new(Self {
             id,
             category,
@@ -93,6 +99,7 @@ impl SessionCore {
                 reader: None,
                 writer: None,
                 watcher: None,
+                logged,
             }),
         })
     }
@@ -218,7 +225,11 @@ impl SessionCore {
         let left = [inner.left.take(), sender];
         let intent = inner.intent();
         let ended = inner.state.ended().map(|why| why.code);
+        let change = inner.change();
         drop(inner);
+        if let Some(change) = change {
+            change.log(self);
+        }
         for waker in [reader, writer, watcher].into_iter().flatten() {
             waker.wake();
         }

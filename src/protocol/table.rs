@@ -179,7 +179,7 @@ impl SessionTable {
                 self.metrics.resets.count(code.name());
             }
             self.count.fetch_sub(1, Relaxed);
-            lock(&self.ended).add(id, Instant::now());
+            lock(&self.ended).add(id, why, Instant::now());
             lock(&self.clients).remove(id);
         }
     }

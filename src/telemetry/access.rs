@@ -34,6 +34,8 @@ pub struct Access {
     pub down: u64,
     /// How often the session went on by another path.
     pub resumed: u32,
+    /// What the client was answered, as an HTTP status; none at the edge, which answers no client.
+    pub status: Option<u16>,
     begun: Instant,
     written: bool,
 }
@@ -52,6 +54,7 @@ impl Access {
             up: 0,
             down: 0,
             resumed: 0,
+            status: None,
             begun: Instant::now(),
             written: false,
         }
@@ -81,16 +84,17 @@ impl Access {
         info!(
             target: ACCESS,
             front = self.front,
-            id = self.id.map(tracing::field::display),
+            session = self.id.map(tracing::field::display),
             trace = (!self.trace.is_empty()).then_some(self.trace.as_str()),
             node = self.node.as_ref().map(tracing::field::display),
             target = self.target.as_ref().map(tracing::field::display),
             client = self.client,
             user = self.user,
-            up = self.up,
-            down = self.down,
+            up_bytes = self.up,
+            down_bytes = self.down,
             seconds,
             resumed = self.resumed,
+            status = self.status,
             result,
             why,
         );
@@ -123,12 +127,13 @@ mod tests {
             access.id = Some(id);
             access.target = Some("node1:22".parse().unwrap());
             access.up = 7;
+            access.status = Some(200);
             access.end("over", "both ends finished");
         });
         let [line] = lines.try_into().unwrap();
         assert_eq!(
-            (&line["id"], &line["up"], &line["result"]),
-            (&id.to_string().into(), &7.into(), &"over".into())
+            (&line["session"], &line["up_bytes"], &line["status"], &line["result"]),
+            (&id.to_string().into(), &7.into(), &200.into(), &"over".into())
         );
         assert_eq!(line["target"], "node1:22");
         assert!(line.get("user").is_none(), "{line}");

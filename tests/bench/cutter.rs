@@ -13,7 +13,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::broadcast;
 use tokio::time::sleep;
-use tunnel::net::listen::breaks_off;
+use tunnel::net::socket::Connection as _;
 
 /// A relay in this process; the network is back at once for whoever connects after a cut.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Cutter {
             runtime.block_on(async {
                 while let Ok((socket, _)) = listener.accept().await {
                     if refusing.load(Relaxed) {
-                        breaks_off(&socket, true);
+                        socket.breaks_off(true);
                     } else {
                         tokio::spawn(carry(socket, to.clone(), sender.subscribe()));
                     }
@@ -103,7 +103,7 @@ async fn carry(
         let _ = tokio::join!(swallow(&mut near), swallow(&mut far));
         return Ok(());
     }
-    breaks_off(&near, true);
-    breaks_off(&far, true);
+    near.breaks_off(true);
+    far.breaks_off(true);
     Ok(())
 }

@@ -27,4 +27,5 @@ mod publish;
 mod refusals;
 mod ssh;
 mod sshd;
+mod traces;
 mod tunnel;

@@ -104,9 +104,15 @@ impl Running {
     ///
     /// If the process ends first, or says nothing of the kind in time.
     pub(crate) fn says(&mut self, text: &str) -> String {
-        let what = format!("{} says {text:?}", self.name);
+        self.says_of("", text)
+    }
+
+    /// As [`Self::says`], with another text in the same line.
+    pub(crate) fn says_of(&mut self, whom: &str, text: &str) -> String {
+        let what = format!("{} says {text:?} of {whom:?}", self.name);
+        let meant = |line: &&str| line.contains(text) && line.contains(whom);
         wait_for(&what, PATIENCE, || {
-            let line = self.log().lines().find(|line| line.contains(text)).map(String::from);
+            let line = self.log().lines().find(meant).map(String::from);
             if line.is_none() {
                 self.lives();
             }

@@ -60,8 +60,9 @@ impl World {
             let table = &process.table;
             let memory = self.plan.memory[usize::from(!process.is_pod())];
             let ((promised, kept), queued) = (table.memory(), table.queued());
-            // What pieces cost beside their bytes comes on top: of two neighbours one is longer than half of what is joined.
-            let pieces = queued / (JOINED / 2) + 2 * self.plan.sessions;
+            // What pieces cost beside their bytes comes on top. Two neighbours are longer than what is joined, and all
+            // that waits was promised, also for sessions that are over and not read to their end.
+            let pieces = memory / (JOINED / 2) + 2 * self.plan.sessions;
             if promised > memory + pieces * PIECE || queued > promised {
                 return Err(format!("process {at} promised {promised} of {memory}, stores {queued}"));
             }

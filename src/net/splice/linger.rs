@@ -3,11 +3,10 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use crate::net::ByteStream;
-use crate::net::socket::Socket;
+use crate::net::socket::{Connection, Socket};
 use crate::net::unacknowledged::unacknowledged;
 
 /// Closes a stream without destroying what its peer has not read yet. To be called before dropping a socket.
@@ -35,12 +34,14 @@ pub async fn linger<D: ByteStream>(stream: &mut D) {
 /// what waits to be sent, while what has arrived is still read behind it, as on a direct connection.
 ///
 /// What comes meanwhile is thrown away, so that a peer that first writes and then reads does not get stuck. Gives up once
-/// the peer has broken off itself, or after [`DELIVERY`]; where the system does not tell, after [`LINGER_SILENCE`].
-pub async fn deliver(socket: &mut Socket<TcpStream>) {
+/// the peer has broken off itself, or after [`DELIVERY`]; where the system does not tell, after [`LINGER_SILENCE`]. What is
+/// not TCP arrives as it is written.
+pub async fn deliver<C: Connection>(socket: &mut Socket<C>) {
     let begun = Instant::now();
     let (mut pause, mut ended) = (FIRST_LOOK, false);
     loop {
-        let patience = match unacknowledged(socket.io()) {
+        let Some(tcp) = socket.io().tcp() else { return };
+        let patience = match unacknowledged(tcp) {
             Ok(0) => return,
             Ok(_) => DELIVERY,
             Err(_) => LINGER_SILENCE,

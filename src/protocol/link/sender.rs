@@ -196,10 +196,15 @@ impl LinkSender {
         self.answered.notify_waiters();
         let mut waiting = self.lock();
         let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
+        let before = pace.cap();
         pace.pong(number, now);
-        let trip = pace.round_trip();
+        let (trip, cap) = (pace.round_trip(), pace.cap());
         waiting.wake();
         drop(waiting);
+        if cap != before {
+            let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
+            tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
+        }
         self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
         trip
     }

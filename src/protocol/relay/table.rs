@@ -5,13 +5,16 @@
 //! `RelayQueue`s after the lock is given back; as each binding has its own queues, what comes late is never said.
 
 mod attempt;
+mod binding;
 mod hop;
+mod trace;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 pub(crate) use crate::protocol::relay::table::attempt::{Attempt, Claim, Stand};
 use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
+use crate::protocol::relay::table::binding::Binding;
 use crate::protocol::relay::table::hop::RelayLeg;
 
 use crate::names::SessionId;
@@ -22,8 +25,6 @@ use crate::protocol::session::budget::Budget;
 use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::hello::Dialect;
-use crate::protocol::wire::opener::Opener;
-use crate::protocol::wire::peer::Peer;
 
 /// All bindings of this process.
 #[derive(Debug)]
@@ -35,18 +36,6 @@ pub(crate) struct RelayTable {
     queued: Arc<Budget>,
     /// Most bytes that wait on one link.
     most_on_link: usize,
-}
-
-#[derive(Debug)]
-struct Binding {
-    epoch: u64,
-    /// Who opened the session, once that is known.
-    by: Option<Opener>,
-    opener: RelayLeg,
-    /// None while its way is sought.
-    acceptor: Option<RelayLeg>,
-    /// Who seeks its way until it is answered, if anybody does.
-    seeker: Option<Seeker>,
 }
 
 impl RelayTable {
@@ -90,8 +79,10 @@ impl RelayTable {
         let by = attempt.opener.clone().or_else(|| known.and_then(|known| known.by.clone()));
         let seeker = Some(Seeker(attempt.changed.clone()));
         let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None, seeker };
+        let bound = binding.bound();
         let before = bindings.insert(attempt.id, binding);
         drop(bindings);
+        trace::log(bound, "a path is sought for a session that is to be relayed", None);
         if let Some(before) = before {
             before.opener.close();
             // Whoever the attempt before reached may not be on the new one's way, and would wait for ever.
@@ -109,10 +100,12 @@ impl RelayTable {
         let acceptor = self.hop(attempt, to);
         let bind = |binding: &mut Binding| {
             binding.acceptor = Some(acceptor.clone());
-            binding.seeker.take_if(|_| !sought)
+            (binding.seeker.take_if(|_| !sought), binding.bound())
         };
-        let bound = self.with(attempt, bind);
-        if bound.is_some() && self.admit(attempt, &acceptor) {
+        let Some((seeker, bound)) = self.with(attempt, bind) else { return };
+        drop(seeker);
+        trace::log(bound, "the session is relayed to this link", Some(&frame));
+        if self.admit(attempt, &acceptor) {
             // Never too much: it empties what waits.
             let _ = acceptor.push(frame);
         }
@@ -129,6 +122,7 @@ impl RelayTable {
         drop(bindings);
         drop(seeker);
         let Some(binding) = binding else { return };
+        trace::log(binding.bound(), "the relay has found no path and is released", frame.as_ref());
         // Nothing waits in its queue yet, so the answer need not go through it.
         binding.opener.close();
         if let Some(frame) = frame {
@@ -181,16 +175,22 @@ impl RelayTable {
         if is_not_here(&frame) && !of_opener && binding.seeker.is_some() {
             binding.acceptor = None;
             let changed = binding.seeker.as_ref().map(|seeker| seeker.0.clone());
+            let bound = binding.bound();
             drop(bindings);
+            trace::log(bound, "the acceptor is not there, and another path is sought", Some(&frame));
             back.close();
             changed.inspect(|changed| changed.notify_one());
             return true;
         }
         let answered = matches!(frame, SessionFrame::Opened { .. } | SessionFrame::Resumed { .. });
         let seeker = if answered { binding.seeker.take() } else { None };
+        let bound = if answered || last { binding.bound() } else { None };
         let removed = if last { bindings.remove(&id) } else { None };
         drop(bindings);
         drop((seeker, removed));
+        let what =
+            if last { "the relay is released" } else { "the relayed session is answered by its acceptor" };
+        trace::log(bound, what, Some(&frame));
         let frame = match frame {
             SessionFrame::Broken { refusal, .. } if unheard => {
                 back.cut(SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") });
@@ -220,6 +220,7 @@ impl RelayTable {
             let binding = if affected { bindings.remove(&id) } else { None };
             drop(bindings);
             let Some(binding) = binding else { continue };
+            trace::log(binding.bound(), "a link of the relay has ended, and the relay is released", None);
             for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
                 if uses(&hop) {
                     hop.close();
@@ -247,8 +248,10 @@ impl RelayTable {
         let binding = if meant { bindings.remove(&id) } else { None };
         drop(bindings);
         let Some(binding) = binding else { return };
+        let frame = frame(binding.epoch);
+        trace::log(binding.bound(), "the relay is released by this pod", Some(&frame));
         for hop in [Some(binding.opener), binding.acceptor].into_iter().flatten() {
-            hop.cut(frame(binding.epoch));
+            hop.cut(frame.clone());
         }
     }
 
@@ -272,22 +275,6 @@ impl RelayTable {
         let mut bindings = lock(&self.bindings);
         let binding = bindings.get_mut(&attempt.id)?;
         (binding.is_of(attempt) && binding.acceptor.is_none()).then(|| step(binding))
-    }
-}
-
-impl Binding {
-    /// Whether this attempt has made it.
-    fn is_of(&self, attempt: &Attempt) -> bool {
-        self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id
-    }
-
-    /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge
-    /// that accepted it.
-    fn is_foreign(&self, attempt: &Attempt) -> bool {
-        let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
-        let unknown = self.by.is_none();
-        !Opener::agree(self.by.as_ref(), attempt.opener.as_ref())
-            || unknown && self.acceptor.as_ref().is_some_and(accepted)
     }
 }
 

@@ -153,8 +153,9 @@ impl SessionTable {
         (limit, epoch): (u64, u64),
     ) -> Option<Event> {
         let source = source(&client);
-        let halves = if lock(&self.ended).contains(id) {
-            Err(Refusal::new(Code::Unknown, "this session has ended"))
+        let ended = lock(&self.ended).refusal(id);
+        let halves = if let Some(refusal) = ended {
+            Err(refusal)
         } else if sender.is_behind() {
             Err(Refusal::new(Code::Busy, "too many answers wait to be read on this link"))
         } else {

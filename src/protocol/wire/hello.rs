@@ -86,6 +86,15 @@ impl Dialect {
     }
 }
 
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain => f.write_str("plain"),
+            Self::Extended(version) => write!(f, "extended/{version}"),
+        }
+    }
+}
+
 impl Caller {
     /// Reads a request's metadata. `certified`: whether the connection has shown a pod's certificate.
     pub fn from_request(headers: &HeaderMap, certified: bool) -> Result<Self, HelloError> {

@@ -208,7 +208,8 @@ impl Sibling {
         if means.links.send(link).await.is_err() {
             return;
         }
-        tracing::info!(at = %self.at, instance = ?sender.instance, "linked to another pod");
+        let pod = sender.instance.map(tracing::field::debug);
+        tracing::info!(link = %sender.id, at = %self.at, pod, "linked to another pod");
         self.state.send_replace(State::Up(sender.clone()));
         self.note(None, means);
         means.registry.told_of_a_pod();

@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::WriteHalf;
 use tokio::time::{sleep, timeout};
-use tunnel::net::listen::breaks_off;
+use tunnel::net::socket::Connection as _;
 
 use crate::soak::judge::Judge;
 use crate::soak::pattern::Pattern;
@@ -183,7 +183,7 @@ async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng
                 tokio::join!(take(&mut read, down, plan.down, pulse), give(&mut write, up, plan.up, pulse))
             };
             let done = timeout(after, both).await;
-            breaks_off(&stream, true);
+            stream.breaks_off(true);
             done.map_or((0, End::LocalAddresses), |(taken, _)| taken)
         }
     };

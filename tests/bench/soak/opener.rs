@@ -15,8 +15,8 @@ use tunnel::config::Environment;
 use tunnel::config::edge::Edge as Settings;
 use tunnel::edge::Edge;
 use tunnel::names::{Host, Target};
-use tunnel::net::listen::breaks_off;
 use tunnel::net::pool::Pool;
+use tunnel::net::socket::Connection as _;
 use tunnel::net::socket::Socket;
 use tunnel::net::splice::{How, Side, linger, splice};
 use tunnel::protocol::Category;
@@ -74,10 +74,10 @@ async fn open(mut client: TcpStream, route: Route, pool: Pool) -> Result<()> {
     };
     client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
     let mut client = Socket::with_early(client, pool, Bytes::new());
-    breaks_off(client.io(), true);
+    client.io().breaks_off(true);
     let ended = splice(&mut client, &mut session).await.ended;
     if ended.by == Side::A || ended.how == How::Finished {
-        breaks_off(client.io(), false);
+        client.io().breaks_off(false);
         linger(&mut client).await;
     }
     Ok(())

@@ -43,7 +43,7 @@ pub enum DialError {
     Itself,
     /// A pod that does not speak the extended dialect cannot be a sibling.
     #[error(
-        "there is a pod, or another server, that does not next_frame our dialect, such as SuperEdge's: it cannot be reached \
+        "there is a pod, or another server, that does not speak our dialect, such as SuperEdge's: it cannot be reached \
          through this one ({0})"
     )]
     Plain(String),

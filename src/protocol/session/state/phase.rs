@@ -1,10 +1,18 @@
 //! The words for where an end stands, and for what an event asks to be done.
 
+use std::fmt;
+
 use crate::names::Target;
 
 /// Which link of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u64);
+
+impl fmt::Display for LinkId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// Which of the two ends.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -45,14 +45,19 @@ pub fn cause(error: &dyn std::error::Error) -> String {
     while let Some(source) = at {
         // As when a process dies: what the libraries say of it is about TLS, and helps nobody.
         if source.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::UnexpectedEof) {
-            return "the connection was broken off".into();
+            return BROKEN_OFF.into();
         }
         text = format!("{text}: {source}");
         at = source.source();
     }
-    said(&text)
+    // HTTP/2 does not show the socket's error as a source of its own, only its text.
+    if text.contains(NO_CLOSE_NOTIFY) { BROKEN_OFF.into() } else { said(&text) }
 }
 
+/// As when a process dies or a line is cut.
+const BROKEN_OFF: &str = "the connection was broken off";
+/// What rustls says of that, followed by the address of a page for programmers.
+const NO_CLOSE_NOTIFY: &str = "without sending TLS close_notify";
 const END: &str = "end of stream";
 
 #[cfg(test)]
@@ -67,6 +72,8 @@ mod tests {
     fn a_connection_that_broke_off_is_said_in_plain_words_and_all_else_with_its_causes() {
         let broken = io::Error::new(io::ErrorKind::UnexpectedEof, "no close_notify: https://example.org/why");
         assert_eq!(cause(&Reading(broken)), "the connection was broken off");
+        let hidden = io::Error::other("closed without sending TLS close_notify: https://example.org/why");
+        assert_eq!(cause(&Reading(hidden)), "the connection was broken off");
         assert_eq!(cause(&Reading(io::Error::other("a disk"))), "reading failed: a disk");
     }
 }

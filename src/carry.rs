@@ -1,0 +1,131 @@
+//! Carrying an open session: copying its bytes until both ends are done, the verdict, the access line, the numbers.
+//!
+//! Every front end, the back end and the bridge to plain nodes end here.
+
+use tracing::debug;
+
+use crate::net::counted::{Counted, Tally};
+use crate::net::socket::{Connection, Socket};
+use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
+use crate::protocol::{Code, Refusal, Session};
+use crate::telemetry::metrics::Alive;
+use crate::telemetry::{Access, Metrics};
+
+/// A session that was opened, with all that counts it.
+#[derive(Debug)]
+pub struct Opened<P> {
+    /// This end of it.
+    pub session: Session,
+    /// Its line in the access log.
+    pub access: Access,
+    /// Counts it among those that run.
+    pub alive: Alive,
+    /// What it holds of what sessions share; given back when it ends, before its connection is closed with care.
+    pub place: P,
+}
+
+/// Who is at this end of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Near {
+    /// Whoever asked for it: this is a front end.
+    Client,
+    /// What was dialled for it: this is the back end.
+    Target,
+}
+
+impl Near {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Target => "target",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Target,
+            Self::Target => Self::Client,
+        }
+    }
+
+    /// The fixed word for a session that this one broke off.
+    fn failed(self) -> &'static str {
+        match self {
+            Self::Client => "client_failed",
+            Self::Target => "target_failed",
+        }
+    }
+}
+
+/// Carries a session's bytes until both ends are done, says how it went, and closes the connection.
+///
+/// Not cancel safe: a dropped call breaks the connection off and resets the session, as its access line says.
+pub async fn carry<C: Connection, P>(
+    opened: Opened<P>,
+    near: Near,
+    mut socket: Socket<C>,
+    metrics: &Metrics,
+) {
+    let Opened { mut session, mut access, alive, place } = opened;
+    let up = Tally { one: &mut access.up, all: &metrics.bytes_up };
+    let down = Tally { one: &mut access.down, all: &metrics.bytes_down };
+    let (taken, given) = match near {
+        Near::Client => (down, up),
+        Near::Target => (up, down),
+    };
+    let mut counted = Counted { stream: &mut session, taken, given };
+    socket.io().breaks_off(true);
+    let ended = splice(&mut socket, &mut counted).await.ended;
+    let account = session.account();
+    access.resumed = account.resumed;
+    let (result, why) = verdict(ended, near, account.ended.as_ref());
+    access.end(result, &why);
+    alive.end(result);
+    drop(place);
+    leave(session, ended, &why);
+    if ended.by == Side::A || ended.how == How::Finished {
+        socket.io().breaks_off(false);
+        linger(&mut socket).await;
+    } else {
+        deliver(&mut socket).await;
+    }
+}
+
+/// Carries bytes between two sessions until both are done: this process is an end of each. Whichever is broken off, the
+/// far end of the other one hears why.
+pub async fn join(mut one: Session, mut other: Session, alive: Alive) {
+    let ended = splice(&mut one, &mut other).await.ended;
+    if ended.how == How::Finished {
+        return alive.end("over");
+    }
+    let (broken, left) = if ended.by == Side::A { (one, other) } else { (other, one) };
+    let why = broken.account().ended.unwrap_or_else(|| Refusal::new(Code::GivenUp, "the session broke"));
+    debug!(%why, "a session with a plain node is over");
+    alive.end(why.code.name());
+    left.break_off(why);
+}
+
+/// Lets go of a session: one that this end's connection broke off is reset with that reason, any other ends by itself.
+fn leave(session: Session, ended: Ended, why: &str) {
+    if ended.by == Side::A && ended.how != How::Finished {
+        session.break_off(Refusal::new(Code::GivenUp, why));
+    }
+}
+
+/// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `near`.
+fn verdict(ended: Ended, near: Near, reset: Option<&Refusal>) -> (&'static str, String) {
+    match (ended.by, ended.how) {
+        (Side::A, How::Finished) => ("over", format!("the {} finished first", near.name())),
+        (Side::B, How::Finished) => ("over", format!("the {} finished first", near.other().name())),
+        (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
+            (near.failed(), format!("the {}'s connection failed: {kind}", near.name()))
+        }
+        (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
+            Some(refusal) => (refusal.code.name(), refusal.reason.clone()),
+            None => ("session_failed", format!("the session failed: {kind}")),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+use super::*;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::Span;
+
+use crate::drain::Drain;
+use crate::names::Instance;
+use crate::net::ByteStream;
+use crate::net::pool::Pool;
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::session::recv::Windows;
+use crate::protocol::session::state::LinkId;
+use crate::protocol::wire::frame::FrameKind;
+use crate::protocol::{Category, Dialect, Event, Limits, Offer, Peer, SessionTable};
+
+const FRONT: &str = "test";
+
+/// An open session, and its other end, with a link between them in memory.
+async fn session(drain: &Drain) -> (Session, Session) {
+    let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
+    let grace = Duration::from_secs(60);
+    let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
+    let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
+    let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
+    let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
+    let (offers, mut offered) = mpsc::channel::<Offer>(1);
+    for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
+        let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());
+        drain.spawn(Span::none(), async move {
+            while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
+                let FrameKind::Session(id, category, word) = frame.body else { continue };
+                if let Some(Event::Offer(offer)) =
+                    to.on_frame(&back, frame.node, id, category, word, Instant::now())
+                {
+                    offers.try_send(offer).unwrap();
+                }
+            }
+        });
+    }
+    let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
+    let opening = opener.open(node, target, Category::Ssh, String::new()).unwrap();
+    opening.ask(&near);
+    let far_end = offered.recv().await.unwrap().accept();
+    opening.answer().await;
+    (opening.into_session(), far_end)
+}
+
+/// Carries a session for a client that sent `early`; gives the client, the far end, and how the carrying ended.
+async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (TcpStream, Session) {
+    let (session, far_end) = session(drain).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (socket, _) = listener.accept().await.unwrap();
+    let opened = Opened {
+        session,
+        access: Access::begin(FRONT, "test".into()),
+        alive: metrics.sessions.begin(FRONT),
+        place: (),
+    };
+    let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(early));
+    let metrics = metrics.clone();
+    drain.spawn(Span::none(), async move { carry(opened, Near::Client, socket, &metrics).await });
+    (client, far_end)
+}
+
+async fn take(session: &mut Session) -> std::io::Result<Bytes> {
+    poll_fn(|cx| session.poll_read_chunk(cx)).await
+}
+
+async fn ended(metrics: &Metrics, result: &'static str) -> u64 {
+    while metrics.sessions.now(FRONT) > 0 {
+        tokio::task::yield_now().await;
+    }
+    metrics.sessions.ended(FRONT, result)
+}
+
+#[tokio::test]
+async fn what_the_client_sent_early_comes_first_and_both_halves_end_well() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut far) = carried(&drain, b"early ", &metrics).await;
+    client.write_all(b"and late").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut all = Vec::new();
+    while let Some(bytes) = Some(take(&mut far).await.unwrap()).filter(|b| !b.is_empty()) {
+        all.extend_from_slice(&bytes);
+    }
+    assert_eq!(all, b"early and late");
+    let mut answer = Bytes::from_static(b"answer");
+    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
+    poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
+    let mut text = String::new();
+    client.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "answer");
+    assert_eq!(ended(&metrics, "over").await, 1);
+    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (14, 6));
+}
+
+#[tokio::test]
+async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (client, mut far) = carried(&drain, b"", &metrics).await;
+    SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    drop(client);
+    take(&mut far).await.unwrap_err();
+    assert_eq!(far.account().ended.unwrap().reason, "the client's connection failed: connection reset");
+    assert_eq!(ended(&metrics, "client_failed").await, 1);
+}
+
+#[tokio::test]
+async fn a_broken_session_does_not_look_like_a_good_end_to_the_client() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, far) = carried(&drain, b"", &metrics).await;
+    far.break_off(Refusal::new(Code::GivenUp, "the target broke off"));
+    let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(ended(&metrics, "given_up").await, 1);
+}
+
+/// nc would wait on for an answer from a connection that was closed in good order, and ssh behind it.
+#[tokio::test]
+async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_either() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut far) = carried(&drain, b"early", &metrics).await;
+    assert_eq!(take(&mut far).await.unwrap(), "early");
+    drain.finish(Duration::ZERO, async {}).await;
+    let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_eq!(ended(&metrics, "cut").await, 1);
+}

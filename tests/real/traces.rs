@@ -1,0 +1,133 @@
+//! One session followed through the logs of the pods and the edge that carry it, by the eight digits of its id.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+
+use crate::fleet::{Fleet, Line};
+use crate::parts::loopback;
+use crate::process::{PATIENCE, Running};
+
+#[test]
+fn one_session_is_followed_through_all_logs_by_the_digits_of_its_id() {
+    let mut fleet = Fleet::start("");
+    let line = Line::to(fleet.at[1]);
+    let mut edge = fleet.node(&line, 1);
+    let mut client = connect(fleet.pods[0].connect, &format!("node1:{}", echo()));
+    repeats(&mut client, b"before");
+    line.lead_to(fleet.at[2]);
+    line.reset();
+    repeats(&mut client, b"after");
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(client.read_to_end(&mut Vec::new()).unwrap(), 0);
+
+    let access = fleet.pods[0].process.says("front=\"ssh\"");
+    assert!(access.contains(" up_bytes=11 down_bytes=11 seconds="), "{access}");
+    assert!(access.contains(" resumed=1 status=200 result=\"over\""), "{access}");
+    let (_, id) = access.rsplit_once(" session=").unwrap();
+    let id = id.get(..8).unwrap();
+    let [opener, first, second] = &mut fleet.pods[..] else { panic!("three pods") };
+    tells(
+        &mut opener.process,
+        id,
+        &[
+            "the session begins",
+            "the far end is asked to open the session",
+            "the session is open",
+            "the session has lost its path and is parked",
+            "the far end is asked to resume the session",
+            "the session is resumed",
+            "the session sends its last frame",
+            "the session is over",
+        ],
+    );
+    tells(
+        &mut first.process,
+        id,
+        &[
+            "a path is sought for a session that is to be relayed",
+            "the session is relayed to this link",
+            "the relayed session is answered by its acceptor",
+            "a link of the relay has ended, and the relay is released",
+        ],
+    );
+    tells(
+        &mut second.process,
+        id,
+        &[
+            "a path is sought for a session that is to be relayed",
+            "the session is relayed to this link",
+            "the relayed session is answered by its acceptor",
+            "the relay is released",
+        ],
+    );
+    tells(
+        &mut edge.process,
+        id,
+        &[
+            "the session begins",
+            "the session is open",
+            "the session has lost its path and is parked",
+            "the session is resumed",
+            "the session is over",
+        ],
+    );
+    let access = edge.process.says("front=\"backend\"");
+    assert!(access.contains(&format!(" session={id} ")), "{access}");
+    for log in [opener.process.log(), first.process.log(), second.process.log(), edge.process.log()] {
+        for line in log.lines().filter(|line| line.contains(" tunnel::") || line.contains(" access: ")) {
+            assert!(!["Some(", "Extended(", "docs.rs"].iter().any(|ugly| line.contains(ugly)), "{line}");
+        }
+    }
+}
+
+/// Waits until the log tells all of this of a session, and fails unless it does in this order, each with its fields.
+fn tells(process: &mut Running, id: &str, story: &[&str]) {
+    process.says_of(id, story[story.len() - 1]);
+    let log = process.log();
+    let of_protocol = |line: &&str| line.contains(" tunnel::protocol::") && line.contains(id);
+    let lines: Vec<_> = log.lines().filter(of_protocol).collect();
+    let told: Vec<_> = lines.iter().filter(|line| story.iter().any(|what| line.contains(what))).collect();
+    let mut rest = lines.iter();
+    for what in story {
+        let line = rest.find(|line| line.contains(what)).unwrap_or_else(|| panic!("{what:?} in {told:#?}"));
+        for field in [&format!(" session={id} "), " epoch=", " node=node1"] {
+            assert!(line.contains(field), "{field:?} in {line}");
+        }
+        assert!(line.contains(" link=") || *what == "the session begins", "{line}");
+    }
+}
+
+/// The port of a target that repeats all it is sent.
+fn echo() -> u16 {
+    let listener = TcpListener::bind(loopback(0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut back = client.try_clone().unwrap();
+        std::io::copy(&mut client, &mut back).unwrap();
+        back.shutdown(Shutdown::Write).unwrap();
+    });
+    port
+}
+
+/// A session through a pod's CONNECT port.
+fn connect(port: u16, target: &str) -> TcpStream {
+    let mut client = TcpStream::connect(loopback(port)).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(client, "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte).unwrap();
+        head.extend_from_slice(&byte);
+    }
+    assert!(head.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&head));
+    client
+}
+
+fn repeats(client: &mut TcpStream, bytes: &[u8]) {
+    client.write_all(bytes).unwrap();
+    let mut back = vec![0; bytes.len()];
+    client.read_exact(&mut back).unwrap();
+    assert_eq!(back, bytes);
+}
