@@ -84,7 +84,7 @@ impl Route {
         Self { ways: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
-    /// PathSource from an edge: through its links to the cloud.
+    /// Paths from an edge: through its links to the cloud.
     pub fn from_edge(
         uplinks: Arc<Uplinks>,
         table: Arc<SessionTable>,

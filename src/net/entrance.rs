@@ -66,7 +66,7 @@ pub trait Host: Send + Sync + 'static {
     /// What is logged about a guest stands in this span.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// Whether it may come in at all. RelayRequest before it has a place.
+    /// Whether it may come in at all. It is asked before the guest has a place.
     fn admits(&self, _from: SocketAddr) -> bool {
         true
     }

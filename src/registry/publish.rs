@@ -36,7 +36,7 @@ pub struct Publisher {
     pub store: Store,
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
-    /// RelayRequest before a name is published that may be somebody else's.
+    /// Asked before a name is published that may be somebody else's.
     pub vet: Vet,
     /// Counts records and failures.
     pub metrics: Metrics,

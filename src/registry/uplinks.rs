@@ -23,7 +23,7 @@ impl Uplinks {
         Arc::new(Self { node, links: Mutex::default(), came: Awaited::default() })
     }
 
-    /// Which node we are. RelayRequest for by that name, the cloud is meant.
+    /// Which node we are. Asked for by that name, the cloud is meant.
     pub fn node(&self) -> &NodeName {
         &self.node
     }

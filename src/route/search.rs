@@ -65,7 +65,7 @@ impl<'a> Search<'a> {
         Self { patience: Some(patience), ..self }
     }
 
-    /// PathSource were found so often before, and were of no use: it begins with a pause.
+    /// Paths were found so often before, and were of no use: it begins with a pause.
     pub(super) async fn again(&mut self, times: u32) {
         if times > 0 {
             self.backoff = Backoff::after(times);

@@ -40,7 +40,7 @@ pub struct Shares<K> {
     /// Counts places given.
     turn: u64,
     guests: HashMap<u64, (K, State)>,
-    own: HashMap<K, LocalAddresses>,
+    own: HashMap<K, Held>,
     /// Sources that hold something, with how much.
     by_held: BTreeSet<(usize, K)>,
     /// Sources of which somebody waits: how much they hold, when they last got a place, and who.
@@ -71,7 +71,7 @@ enum State {
 }
 
 #[derive(Debug, Default)]
-struct LocalAddresses {
+struct Held {
     held: BTreeSet<(bool, Instant, u64)>,
     waiting: BTreeSet<u64>,
     served: u64,
@@ -125,15 +125,16 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         Ok((id, effects))
     }
 
-    /// A guest has spoken and it is our turn (`busy`), or we wait for it from now on.
-    pub fn heard(&mut self, id: u64, busy: bool, now: Instant) {
-        let Some((who, state @ State::Holds { .. })) = self.guests.get_mut(&id) else { return };
-        let State::Holds { busy: was, since } = *state else { return };
+    /// A guest has spoken and it is our turn (`busy`), or we wait for it from now on. False if it holds no place.
+    pub fn heard(&mut self, id: u64, busy: bool, now: Instant) -> bool {
+        let Some((who, state @ State::Holds { .. })) = self.guests.get_mut(&id) else { return false };
+        let State::Holds { busy: was, since } = *state else { return false };
         *state = State::Holds { busy, since: now };
         if let Some(own) = self.own.get_mut(who) {
             own.held.remove(&(was, since, id));
             own.held.insert((busy, now, id));
         }
+        true
     }
 
     /// A guest goes, whether it held a place or waited. Nothing happens if it was lost before.
@@ -203,12 +204,9 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     }
 
     /// Changes what a source has, and its place in every order. A source that has nothing is forgotten.
-    fn change(&mut self, who: &K, change: impl FnOnce(&mut LocalAddresses) -> bool) {
+    fn change(&mut self, who: &K, change: impl FnOnce(&mut Held) -> bool) {
         let turn = self.turn;
-        let own = self
-            .own
-            .entry(who.clone())
-            .or_insert_with(|| LocalAddresses { served: turn, ..LocalAddresses::default() });
+        let own = self.own.entry(who.clone()).or_insert_with(|| Held { served: turn, ..Held::default() });
         let (held, waiting, served) = (own.held.len(), own.waiting.len(), own.served);
         change(own);
         let now = (own.held.len(), own.waiting.len(), own.served);

@@ -39,7 +39,7 @@ pub struct Settings {
     pub pod: IpAddr,
     /// Which pods there are; `None`: nobody tells, and lines of dead pods stay.
     pub endpoints: Option<watch::Receiver<Known>>,
-    /// RelayRequest of pods that are not ready.
+    /// Asked of pods that are not ready.
     pub lives: Lives,
 }
 

@@ -175,7 +175,7 @@ async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng
             unsent = give(&mut write, up, plan.up, pulse).await.err();
             // Only a close with bytes unread is abrupt.
             let _ = pulse.within(read.peek(&mut [0])).await;
-            (0, End::LocalAddresses)
+            (0, End::Own)
         }
         Kind::Vanish => {
             let after = Duration::from_millis(rng.random_range(10..8_000));
@@ -184,7 +184,7 @@ async fn act(mut stream: TcpStream, plan: &Plan, world: &World, rng: &mut StdRng
             };
             let done = timeout(after, both).await;
             stream.breaks_off(true);
-            done.map_or((0, End::LocalAddresses), |(taken, _)| taken)
+            done.map_or((0, End::Own), |(taken, _)| taken)
         }
     };
     Side { got, end, unsent }

@@ -30,7 +30,7 @@ pub(crate) enum End {
     /// Broken off by the other side.
     Reset(String),
     /// By this side's own doing.
-    LocalAddresses,
+    Own,
     /// Nothing came, and no end, for longer than any session may hang.
     Hung,
     /// A byte that does not belong there.

@@ -62,7 +62,7 @@ async fn act(mut client: TcpStream, plan: &Plan, world: &World) -> Side {
             unsent = give(&mut write, down, plan.down, pulse).await.err();
             // Only a close with bytes unread is abrupt.
             let _ = pulse.within(read.peek(&mut [0])).await;
-            (0, End::LocalAddresses)
+            (0, End::Own)
         }
         Kind::Download | Kind::Both | Kind::ClientAborts | Kind::Vanish => {
             let (taken, given) =
