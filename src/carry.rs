@@ -55,6 +55,19 @@ impl Near {
             Self::Target => "target_failed",
         }
     }
+
+    /// How the sentence begins that both ends log once the connection of this one has failed; a cause follows.
+    fn failure(self) -> String {
+        format!("the {}'s connection failed: ", self.name())
+    }
+
+    /// The fixed word for a session that the far end reset. Its code for a connection that failed there is the one for
+    /// any end that its owner wants; the sentence says which it was, so that both ends have one word for it.
+    fn reset_by_other(self, why: &Refusal) -> &'static str {
+        let other = self.other();
+        let failed = why.code == Code::GivenUp && why.reason.starts_with(&other.failure());
+        if failed { other.failed() } else { why.code.name() }
+    }
 }
 
 /// Carries a session's bytes until both ends are done, says how it went, and closes the connection.
@@ -92,7 +105,7 @@ pub async fn carry<C: Connection, P>(
 }
 
 /// Carries bytes between two sessions until both are done: this process is an end of each. Whichever is broken off, the
-/// far end of the other one hears why.
+/// far end of the other one is told why.
 pub async fn join(mut one: Session, mut other: Session, alive: Alive) {
     let ended = splice(&mut one, &mut other).await.ended;
     if ended.how == How::Finished {
@@ -118,14 +131,14 @@ fn verdict(ended: Ended, near: Near, reset: Option<&Refusal>) -> (&'static str, 
         (Side::A, How::Finished) => ("over", format!("the {} finished first", near.name())),
         (Side::B, How::Finished) => ("over", format!("the {} finished first", near.other().name())),
         (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
-            (near.failed(), format!("the {}'s connection failed: {kind}", near.name()))
+            (near.failed(), near.failure() + &kind.to_string())
         }
         (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
-            Some(refusal) => (refusal.code.name(), refusal.reason.clone()),
+            Some(refusal) => (near.reset_by_other(refusal), refusal.reason.clone()),
             None => ("session_failed", format!("the session failed: {kind}")),
         },
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

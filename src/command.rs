@@ -1,3 +1,4 @@
 //! Commands for people.
 
+pub mod args;
 pub mod demo;

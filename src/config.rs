@@ -5,6 +5,7 @@
 //! unknown key is a fault, for a slip of the pen must never leave a door open. What every key means stands in
 //! `conf/cloud.toml` and `conf/edge.toml`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -16,7 +17,6 @@ pub mod cloud;
 pub mod edge;
 mod fold;
 mod listen;
-mod nearest;
 mod unserved;
 mod value;
 
@@ -55,6 +55,21 @@ pub struct Listen {
     /// Nobody asked for this port, it is a default: if it cannot be had, say so loudly and go on without. A port that
     /// was asked for and cannot be had ends the program.
     pub implicit: bool,
+    /// The key of its table that says so, for example `listen` or `port`.
+    pub key: &'static str,
+}
+
+/// What a file and the environment say, as far as they can be read.
+#[derive(Debug)]
+pub struct Reading<T> {
+    /// The settings. With faults they are good for nothing but to look further: what is wrong or missing is made up.
+    pub settings: T,
+    /// What the operator should know.
+    pub warnings: Vec<Warning>,
+    /// All that is wrong, in the order of the file.
+    pub faults: Vec<Fault>,
+    /// The whole keys that stand in the file and were understood; none if the file is not TOML.
+    pub given: BTreeSet<String>,
 }
 
 /// One thing that is wrong.
@@ -105,6 +120,13 @@ impl Secret {
     /// The text itself, for the one place that must send or compare it.
     pub fn reveal(&self) -> &str {
         &self.0
+    }
+}
+
+impl<T> Reading<T> {
+    /// The settings and all warnings, or else all faults.
+    fn whole(self) -> Result<(T, Vec<Warning>), Faults> {
+        if self.faults.is_empty() { Ok((self.settings, self.warnings)) } else { Err(Faults(self.faults)) }
     }
 }
 

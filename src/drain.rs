@@ -21,13 +21,19 @@ pub struct Drain {
     running: Arc<Mutex<Running>>,
 }
 
-/// What can be cut. Kept aside, so that a task at work never looks whether it is to be cut.
+/// The tasks that can be cut. They are kept aside, so that a task at work never looks whether it is to be cut.
+///
+/// A task may be spawned while [`Drain::finish`] cuts on another thread, and it may end before its handle is known. The
+/// lock orders the three: a task is entered without a handle before it is spawned; it removes its entry when it ends; the
+/// spawner adds the handle only if the entry is still there, and then looks whether the cut has come. Either the cutter
+/// finds the handle in the table, or the spawner finds `cut` set and aborts the task itself. Both may happen, and a task
+/// may be aborted twice.
 #[derive(Debug, Default)]
 struct Running {
     next: u64,
-    /// Without a handle while it is being spawned.
+    /// The handle is missing while the task is being spawned.
     tasks: HashMap<u64, Option<AbortHandle>>,
-    /// Work was cut: what is being spawned is cut as well.
+    /// All tasks were cut: a task that is being spawned just now is aborted by its spawner.
     cut: bool,
 }
 
@@ -68,7 +74,7 @@ impl Drain {
         let handle = tokio::spawn(tracked);
         let cut = {
             let mut running = self.running();
-            // Struck off already, if it has ended.
+            // A task that has ended already has removed its entry, and needs no handle.
             if let Some(task) = running.tasks.get_mut(&id) {
                 *task = Some(handle.abort_handle());
             }
@@ -94,7 +100,7 @@ impl Drain {
         self.draining.cancelled().await;
     }
 
-    /// As [`Self::draining`], for whoever knows no drain.
+    /// As [`Self::draining`], as a future of its own for code that takes no [`Drain`].
     pub fn begun(self) -> impl Future<Output = ()> + Send {
         self.draining.cancelled_owned()
     }
@@ -113,7 +119,8 @@ impl Drain {
         self.finish_after(deadline, at_once, std::future::ready(())).await
     }
 
-    /// As [`Self::finish`]; what is to be cut is told why by `farewell`, and may end by itself until that completes.
+    /// As [`Self::finish`], but runs `farewell` before it cuts: that tells the tasks why, and they may end by themselves
+    /// until it completes.
     pub async fn finish_after(
         &self,
         deadline: Duration,

@@ -1,5 +1,6 @@
 //! Builds and runs an edge.
 
+mod files;
 mod keeper;
 
 use std::future::Future;
@@ -8,31 +9,27 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
+use files::{Files, Ports};
 use keeper::Keeper;
 
 use crate::admin::{Admin, Readiness, Side};
 use crate::backend::{Backend, LocalAddresses, TargetDialer};
-use crate::config::Secret;
-use crate::config::edge::{Client, Edge as Settings, MEMORY, Token};
+use crate::config::edge::{Client, Edge as Settings, MEMORY};
 use crate::drain::{Drain, Drained};
 use crate::names::{Instance, Target};
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
-use crate::net::proxy::Proxy;
-use crate::net::reload::Reload;
-use crate::net::resolver::Resolver;
-use crate::net::tls::{self, Trust};
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;
+use crate::startup::{Faults, Startup};
 use crate::telemetry::log::Level;
 use crate::telemetry::{Metrics, third_of_memory};
 
@@ -62,15 +59,33 @@ impl Edge {
     ///
     /// # Errors
     ///
-    /// A file that will not do, or a port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Settings, level: Option<Level>) -> anyhow::Result<Self> {
-        let Settings { client, session, targets, own } = settings;
-        let (sessions, links, admin_drain) = (Drain::new(), Drain::new(), Drain::new());
+    /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
+    pub fn start(settings: Settings, level: Option<Level>) -> Result<Self, Faults> {
+        let mut startup = Startup::default();
+        let prepared = prepare(&settings, &mut startup);
+        let (files, ports) = startup.finish(prepared)?;
+        let edge = Self::new(&settings, &ports);
+        let level_from_anywhere = !settings.client.log_listen.is_local();
+        let pool = Pool::new();
+        let keeper = edge.keeper(settings, files, pool.clone(), &ports);
+        edge.spawn_upkeep(&keeper, pool);
+        let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
+        edge.links.spawn(span, Arc::new(keeper).keep());
+        edge.admin(level, level_from_anywhere).spawn(ports.log, ports.metrics, &edge.admin);
+        if let Some(log) = edge.log {
+            info!(%log, "edge is up");
+        }
+        Ok(edge)
+    }
+
+    /// Looks for all that is in the way of a start, and starts nothing.
+    pub fn check(settings: &Settings, startup: &mut Startup) {
+        prepare(settings, startup);
+    }
+
+    /// The core, which nothing is joined to yet.
+    fn new(Settings { client, session, .. }: &Settings, ports: &Ports) -> Self {
         let metrics = Metrics::edge();
-        let key = "mode.edge.stream.client.log_listen";
-        let log = Listener::bind_optional(client.log_listen.at, client.log_listen.implicit).context(key)?;
-        let metrics_at = client.metrics_listen.map(Listener::bind).transpose();
-        let metrics_at = metrics_at.context("mode.edge.stream.client.metrics_listen")?;
         let limits = Limits {
             windows: WINDOWS,
             memory: session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
@@ -78,78 +93,77 @@ impl Edge {
             grace: session.grace,
         };
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-        let readiness = Readiness::waiting_for(&[LINK]);
         let uplinks = Uplinks::new(client.node.clone());
-        let healthy = uplinks.clone();
-        let admin = Admin {
-            side: Side::Edge(Arc::new(move || healthy.is_linked())),
-            metrics: metrics.clone(),
-            readiness: readiness.clone(),
-            level,
-            level_from_anywhere: !client.log_listen.is_local(),
-        };
-        let pool = Pool::new();
-        let resolver = Resolver::system()?;
-        let place = TargetDialer {
+        Self {
+            log: ports.log.as_ref().map(Listener::at),
+            metrics_at: ports.metrics.as_ref().map(Listener::at),
+            route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
+            metrics,
+            table,
+            readiness: Readiness::waiting_for(&[LINK]),
+            uplinks,
+            sessions: Drain::new(),
+            links: Drain::new(),
+            admin: Drain::new(),
+            deadline: session.drain,
+        }
+    }
+
+    /// What keeps the link to the cloud, and serves what comes over it.
+    fn keeper(&self, settings: Settings, files: Files, pool: Pool, ports: &Ports) -> Keeper {
+        let Settings { client, targets, own, .. } = settings;
+        let Files { tls, name, tokens, proxy, resolver } = files;
+        let dialer = TargetDialer {
             node: Some(client.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: Arc::new(ArcSwap::from_pointee(targets)),
             // Not the one for metrics: it is read-only, and so that others reach it.
-            listening: log.iter().map(Listener::at).collect(),
+            listening: ports.log.iter().map(Listener::at).collect(),
             resolver: resolver.clone(),
         };
-        let backend = Backend::new(place, pool.clone(), metrics.clone(), sessions.clone());
-        let ground = LinkContext { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
-        let route = Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace);
-        let keeper = Keeper {
-            name: tls::server_name(&client.dns.to_string()).context("mode.edge.stream.client.dns")?,
+        Keeper {
+            name,
             authority: authority(&client),
-            tokens: tokens(&client.token)?,
+            tokens,
             turn: AtomicUsize::new(0),
-            tls: tls::Client {
-                trust: Trust::Ca(client.ca.clone()),
-                identity: None,
-                alpn: vec![b"h2".to_vec()],
-            }
-            .load()
-            .context("mode.edge.stream.client.cert")?,
-            proxy: proxy(&client)?,
+            tls,
+            proxy,
             resolver,
             pool: pool.clone(),
-            ground,
-            backend,
-            sessions: sessions.clone(),
-            readiness: readiness.clone(),
-            uplinks: uplinks.clone(),
-            route: route.clone(),
+            ground: LinkContext {
+                table: self.table.clone(),
+                metrics: self.metrics.clone(),
+                drain: self.links.clone(),
+            },
+            backend: Backend::new(dialer, pool, self.metrics.clone(), self.sessions.clone()),
+            sessions: self.sessions.clone(),
+            readiness: self.readiness.clone(),
+            uplinks: self.uplinks.clone(),
+            route: self.route.clone(),
             freed: Notify::new(),
             client,
-        };
-        if let Some(log) = &log {
-            info!(log = %log.at(), "edge is up");
         }
-        let edge = Self {
-            log: log.as_ref().map(Listener::at),
-            metrics_at: metrics_at.as_ref().map(Listener::at),
-            metrics,
-            table: table.clone(),
-            readiness,
-            uplinks,
-            route,
-            sessions,
-            links: links.clone(),
-            admin: admin_drain.clone(),
-            deadline: session.drain,
-        };
-        admin.spawn(log, metrics_at, &admin_drain);
+    }
+
+    /// Follows files, and tidies up.
+    fn spawn_upkeep(&self, keeper: &Keeper, pool: Pool) {
+        let links = &self.links;
         links.spawn(info_span!("token"), keeper.tokens.clone().watch(links.clone()));
         links.spawn(info_span!("tls"), keeper.tls.clone().watch(links.clone()));
         links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
-        links.spawn(info_span!("refusals"), edge.metrics.refusals.clone().sum_up(links.clone().begun()));
-        links.spawn(info_span!("upkeep"), table.upkeep(pool, links.clone()));
-        let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
-        links.spawn(span, Arc::new(keeper).keep());
-        Ok(edge)
+        links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
+        links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
+    }
+
+    fn admin(&self, level: Option<Level>, level_from_anywhere: bool) -> Admin {
+        let healthy = self.uplinks.clone();
+        Admin {
+            side: Side::Edge(Arc::new(move || healthy.is_linked())),
+            metrics: self.metrics.clone(),
+            readiness: self.readiness.clone(),
+            level,
+            level_from_anywhere,
+        }
     }
 
     /// Stops: not ready, no new sessions, those that run until the deadline or until `at_once` completes.
@@ -182,29 +196,11 @@ impl Edge {
     }
 }
 
-/// What proves the node: the token itself, or a file that holds nothing else and may change. One token, or two.
-fn tokens(token: &Token) -> anyhow::Result<Reload<Vec<Secret>>> {
-    match token {
-        Token::Text(secret) => Ok(Reload::fixed(vec![secret.clone()])),
-        Token::File(path) => Reload::file(path, |text| {
-            let text = String::from_utf8_lossy(text);
-            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-            let tokens: Vec<Secret> = lines.map(Secret::new).collect();
-            match tokens.len() {
-                0 => Err("the token file is empty: write the token into it".into()),
-                1 | 2 => Ok(tokens),
-                n => Err(format!(
-                    "the token file holds {n} lines: write one token into it, or two, a line each"
-                )),
-            }
-        })
-        .with_context(|| format!("mode.edge.stream.client.token_file: {}", path.display())),
-    }
-}
-
-fn proxy(client: &Client) -> anyhow::Result<Option<Proxy>> {
-    let Some(url) = &client.https_proxy else { return Ok(None) };
-    Ok(Proxy::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())?)
+/// What the settings name, had before anything runs; `None`: something is wrong, and noted.
+fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(Files, Ports)> {
+    let files = Files::read(settings, startup);
+    let ports = Ports::bind(settings, startup);
+    files.zip(ports)
 }
 
 /// What goes into `:authority`: the name in the certificate, as Go's edges do.

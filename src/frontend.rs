@@ -2,6 +2,7 @@
 
 pub mod auth;
 pub mod connect;
+pub mod serve;
 
 use std::net::IpAddr;
 use std::sync::Arc;

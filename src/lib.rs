@@ -14,7 +14,7 @@
 //!
 //! | row | modules | what they know |
 //! | --- | --- | --- |
-//! | wiring | [`cloud`], [`edge`], [`command`] | everything; alone reads [`config`] |
+//! | wiring | [`cloud`], [`edge`], [`command`], below them [`startup`] | everything; alone reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators; alone know HTTP statuses |
 //! | way | [`route`], [`carry`] | how to open a session, how to find a lost one's path; how its bytes are carried |
 //! | place | [`registry`] | which node is where; publishes it for DNS |
@@ -70,4 +70,5 @@ pub mod policy;
 pub mod protocol;
 pub mod registry;
 pub mod route;
+pub mod startup;
 pub mod telemetry;

@@ -1,16 +1,14 @@
-//! Command line, logging, runtime; alone sets exit codes.
+//! Logging, runtime; alone sets exit codes.
 
-use std::ffi::OsString;
-use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use futures_util::future::OptionFuture;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::{error, info, warn};
+use tracing::{error, field, info, warn};
 
 use tunnel::cloud::Pod;
+use tunnel::command::args::{Args, Command, Form, Mode, is_wrong};
 use tunnel::command::demo;
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::Edge as EdgeSettings;
@@ -19,78 +17,18 @@ use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::secret::warn_of_readers;
 use tunnel::net::{files, reload};
-use tunnel::telemetry::log::{Level, Logs, Settings};
-
-/// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
-#[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true)]
-struct Args {
-    #[command(subcommand)]
-    command: Option<Command>,
-    /// What this process is.
-    #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
-    mode: Mode,
-    /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: conf/MODE.toml]
-    #[arg(long = "c", value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// kubeconfig file, for a cloud outside its cluster. Needs a program built with Kubernetes.
-    #[arg(long = "k", value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// Requests a second to kube-apiserver. Read by nothing in this version.
-    #[arg(long, value_name = "N", default_value_t = 1000.0)]
-    kube_qps: f64,
-    /// Burst of requests to kube-apiserver. Read by nothing in this version.
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    kube_burst: u32,
-    /// Log to daily files in this directory: 7 are kept, 100 MiB in all.
-    #[arg(long, value_name = "DIR")]
-    log_dir: Option<PathBuf>,
-    /// With --log-dir: log to stderr as well.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
-    alsologtostderr: bool,
-    /// Log to stderr only, whatever --log-dir says.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true", action = ArgAction::Set)]
-    logtostderr: bool,
-    /// Form of log lines.
-    #[arg(long, value_name = "FORM", default_value = "text")]
-    log_format: Form,
-    /// How much to log: 0 what operators need, 2 debug, 4 libraries too, 6 everything.
-    #[arg(long = "v", value_name = "N", default_value_t = 0)]
-    verbosity: i32,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// A pod and an edge on loopback with fresh certificates, to try things out; stays until Ctrl-C.
-    Demo {
-        /// Make one request through the tunnel, say what happened, and end.
-        #[arg(long)]
-        check: bool,
-    },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mode {
-    Cloud,
-    Edge,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Form {
-    Text,
-    Json,
-}
-
-impl Args {
-    /// Which config file is read.
-    fn config(&self) -> PathBuf {
-        let default = if self.mode == Mode::Cloud { "conf/cloud.toml" } else { "conf/edge.toml" };
-        self.config.clone().unwrap_or_else(|| default.into())
-    }
-}
+use tunnel::startup::{Faults, Kind, Startup};
+use tunnel::telemetry::log::{self, Level, Logs, Settings};
 
 fn main() -> ExitCode {
-    let args = Args::parse_from(std::env::args_os().map(spelled_our_way));
+    let args = match Args::read(std::env::args_os()) {
+        Ok(args) => args,
+        Err(error) => {
+            // Where it goes to is gone: nobody is left to be told.
+            let _ = error.print();
+            return if is_wrong(&error) { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
     match args.command {
         Some(Command::Demo { check }) => run_demo(check),
         None => run(&args),
@@ -98,99 +36,145 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> ExitCode {
-    let settings = match read(args) {
-        Ok(settings) => settings,
-        Err(code) => return code,
+    let mut startup = if args.check { Startup::checking() } else { Startup::default() };
+    let Some(logs) = logs(args, &mut startup) else { return ExitCode::from(code(Kind::System)) };
+    let config = args.config();
+    let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
+    info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
+    let settings = settings(args, &config, &mut startup);
+    let refused = match runtime(args.mode) {
+        Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
+            Ok(Drained::Cut(cut_sessions)) => {
+                info!(cut_sessions, "stopped");
+                return ExitCode::SUCCESS;
+            }
+            Ok(Drained::Finished) => {
+                info!(cut_sessions = 0, "stopped");
+                return ExitCode::SUCCESS;
+            }
+            Err(faults) => faults,
+        },
+        Err(cause) => {
+            startup.fault(Kind::System, "", format!("the system gives no threads: {cause}"));
+            startup.into_faults()
+        }
     };
-    let dir = args.log_dir.clone().filter(|_| !args.logtostderr);
+    let Some(gravest) = refused.gravest() else {
+        answer(&format!("{}: ok", config.display()));
+        return ExitCode::SUCCESS;
+    };
+    tell(&refused, &config);
+    if logs.are_in_files_only() {
+        // Who starts it looks here.
+        log::on_stderr(args.log_format == Form::Json, || tell(&refused, &config));
+    }
+    ExitCode::from(code(gravest))
+}
+
+/// Starts logging; on stderr if the directory cannot be used.
+fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
+    // A check leaves nothing behind.
+    let dir = args.log_dir.clone().filter(|_| !args.logtostderr && !args.check);
     let name = if args.mode == Mode::Cloud { "tunnel-cloud" } else { "tunnel-edge" };
-    let logs = Settings {
+    let stderr = Settings {
         json: args.log_format == Form::Json,
-        dir,
+        dir: None,
         name,
         also_stderr: args.alsologtostderr,
         verbosity: args.verbosity,
     };
-    let logs = match Logs::start(logs) {
-        Ok(logs) => logs,
-        Err(e) => return failed(&e),
-    };
-    for Warning { key, kind, text } in settings.warnings() {
-        match kind {
-            Concern::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
-            Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
-        }
+    startup
+        .keep(Kind::LogFiles, &["--log-dir"], Logs::start(Settings { dir, ..stderr.clone() }))
+        .or_else(|| Logs::start(stderr).ok())
+}
+
+/// One line for each fault.
+fn tell(faults: &Faults, config: &Path) {
+    for fault in faults.iter() {
+        let key = Some(&fault.key).filter(|key| !key.is_empty()).map(field::display);
+        error!(key, line = fault.line, "{}", fault.text);
     }
-    info!("{}", files::raise());
-    for (key, path) in settings.secrets(&args.config()) {
-        warn_of_readers(key, path);
-    }
-    let level = logs.level();
-    let runtime = match runtime(args.mode) {
-        Ok(runtime) => runtime,
-        Err(e) => return failed(&e),
-    };
-    match runtime.block_on(serve(settings, level)) {
-        Ok(drained) => {
-            let cut_sessions = if let Drained::Cut(sessions) = drained { sessions } else { 0 };
-            info!(cut_sessions, "stopped");
-            ExitCode::SUCCESS
-        }
-        Err(e) => {
-            error!("{e:#}");
-            drop(logs);
-            failed(&format!("{e:#}"))
-        }
+    error!(config = %config.display(), faults = faults.iter().count(), "not started");
+}
+
+/// As in sysexits.h.
+fn code(gravest: Kind) -> u8 {
+    match gravest {
+        Kind::Config => 78,
+        Kind::Permission => 77,
+        Kind::LogFiles => 73,
+        Kind::System => 71,
+        Kind::Port => 69,
     }
 }
 
-/// The settings of either side, with what there is to say about them.
+/// The settings of either side.
 enum Either {
-    Cloud(Box<Cloud>, Vec<Warning>),
-    Edge(Box<EdgeSettings>, Vec<Warning>),
+    Cloud(Box<Cloud>),
+    Edge(Box<EdgeSettings>),
 }
 
 impl Either {
     /// The files that hold secrets, each with its key; `config` is where the settings stand.
     fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
         match self {
-            Self::Cloud(settings, _) => settings.secrets(),
-            Self::Edge(settings, _) => vec![settings.secret(config)],
-        }
-    }
-
-    fn warnings(&self) -> &[Warning] {
-        match self {
-            Self::Cloud(_, warnings) | Self::Edge(_, warnings) => warnings,
+            Self::Cloud(settings) => settings.secrets(),
+            Self::Edge(settings) => vec![settings.secret(config)],
         }
     }
 }
 
-fn read(args: &Args) -> Result<Either, ExitCode> {
-    let path = args.config();
-    let bad = |what: &dyn Display| {
-        say(&format!("tunnel: {}: {what}", path.display()));
-        ExitCode::from(BAD_CONFIG)
-    };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|e| bad(&format!("{e}; name the config file with --c=FILE")))?;
+/// Reads the config, and says what there is to say about it; none if it cannot be read, which is noted.
+fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either> {
+    let text = std::fs::read_to_string(config).map_err(|cause| {
+        format!("cannot read the config {}: {cause}; name it with --c=FILE", config.display())
+    });
+    let text = startup.keep(Kind::Config, &["--c"], text)?;
     let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..environment() };
-    let settings = match args.mode {
-        Mode::Cloud => Cloud::read(&text, &environment).map(|(s, w)| Either::Cloud(Box::new(s), w)),
-        Mode::Edge => EdgeSettings::read(&text, &environment).map(|(s, w)| Either::Edge(Box::new(s), w)),
+    let (settings, warnings) = match args.mode {
+        Mode::Cloud => {
+            let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
+            (Either::Cloud(Box::new(settings)), warnings)
+        }
+        Mode::Edge => {
+            let (settings, warnings) = startup.settings(EdgeSettings::examine(&text, &environment));
+            (Either::Edge(Box::new(settings)), warnings)
+        }
     };
-    settings.map_err(|faults| bad(&format!("bad config\n{faults}")))
+    for Warning { key, kind, text } in warnings {
+        match kind {
+            Concern::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
+            Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
+        }
+    }
+    for (key, path) in settings.secrets(config) {
+        warn_of_readers(key, path);
+    }
+    Some(settings)
 }
 
-async fn serve(settings: Either, level: Level) -> anyhow::Result<Drained> {
-    let mut signals = Signals::of_a_daemon()?;
+/// Serves until a signal ends it, or looks for all that is in the way.
+async fn serve(settings: Option<Either>, mut startup: Startup, level: Level) -> Result<Drained, Faults> {
+    let signals = startup.keep(Kind::System, &["signals"], Signals::of_a_daemon());
+    let (settings, mut signals) = match (settings, signals) {
+        (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
+        (settings, _) => {
+            match settings {
+                Some(Either::Cloud(settings)) => Pod::check(&settings, &mut startup),
+                Some(Either::Edge(settings)) => Edge::check(&settings, &mut startup),
+                None => {}
+            }
+            return Err(startup.into_faults());
+        }
+    };
+    info!("{}", files::raise());
     match settings {
-        Either::Cloud(settings, _) => {
+        Either::Cloud(settings) => {
             let pod = Pod::start(*settings, Some(level))?;
             signals.next().await;
             Ok(pod.stop(signals.next()).await)
         }
-        Either::Edge(settings, _) => {
+        Either::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
             signals.next().await;
             Ok(edge.stop(signals.next()).await)
@@ -210,7 +194,10 @@ fn run_demo(check: bool) -> ExitCode {
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => failed(&format!("{e:#}")),
+        Err(e) => {
+            say(&format!("tunnel: {e:#}"));
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -271,21 +258,10 @@ fn environment() -> Environment {
     }
 }
 
-/// Go's flags in clap's spelling: one dash becomes two, `_` in a name becomes `-`.
-fn spelled_our_way(arg: OsString) -> OsString {
-    let Some(text) = arg.to_str() else { return arg };
-    let name = text.trim_start_matches('-');
-    if name.len() == text.len() || name.is_empty() || matches!(text, "-h" | "-V") {
-        return arg;
-    }
-    let (name, value) = name.split_once('=').map_or((name, None), |(name, value)| (name, Some(value)));
-    let name = name.replace('_', "-");
-    value.map_or_else(|| format!("--{name}"), |value| format!("--{name}={value}")).into()
-}
-
-fn failed(why: &dyn Display) -> ExitCode {
-    say(&format!("tunnel: {why}"));
-    ExitCode::FAILURE
+/// Says what was asked for.
+#[expect(clippy::print_stdout, reason = "an answer is no log line")]
+fn answer(text: &str) {
+    println!("{text}");
 }
 
 /// Says something to the person at the terminal.
@@ -294,7 +270,7 @@ fn say(text: &str) {
     eprintln!("{text}");
 }
 
-/// Exit code of a bad configuration, as in sysexits.h.
-const BAD_CONFIG: u8 = 64;
+/// Exit code of a wrong command line, as in sysexits.h.
+const USAGE: u8 = 64;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;

@@ -1,22 +1,25 @@
 //! The protocol: links, and sessions that outlive them. This page is what upper layers may use.
 
-pub mod link;
+mod budget;
+mod link;
 mod pieces;
-pub mod relay;
-pub mod session;
-pub mod table;
+mod relay;
+mod session;
+mod table;
 pub mod wire;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use crate::protocol::link::grpc;
 pub use crate::protocol::link::sender::LinkSender;
+pub use crate::protocol::link::source::LinkId;
 pub use crate::protocol::link::{Link, LinkEnded};
-pub use crate::protocol::relay::request::RelayRequest;
 pub use crate::protocol::session::recv::Windows;
 pub use crate::protocol::session::{Account, Answer, Offer, Opening, Parked, Session};
+pub use crate::protocol::table::request::RelayRequest;
 pub use crate::protocol::table::{Event, Full, Limits, SessionTable};
-pub use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal};
-pub use crate::protocol::wire::hello::Dialect;
+pub use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal, SessionKey};
+pub use crate::protocol::wire::hello::{Caller, Dialect, Hello};
 pub use crate::protocol::wire::opener::Opener;
 pub use crate::protocol::wire::peer::Peer;
 

@@ -29,13 +29,23 @@ use awaited::Awaited;
 use conflicts::Conflicts;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
+///
+/// Links come and go on tasks of their own, so two threads may change one node's entry at the same time. One lock holds
+/// all entries; it is released before a link is closed, a waiter is woken or a metric's reader is told, because each of
+/// these takes another lock. What happens after the release rests on three rules:
+///
+/// - [`Registry::insert`] and [`Registry::remove`] compare links by their ids under the lock, so a link that ends late
+///   never removes the newer one that took its place.
+/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes it.
+/// - A link that was read from here may have ended since. Whoever uses it sees that, as it takes nothing more; no caller
+///   relies on it being alive.
 #[derive(Debug)]
 pub struct Registry {
     nodes: Mutex<Nodes>,
-    /// Told whenever a node is linked.
+    /// Wakes those who wait for a node, whenever that is linked.
     awaited: Awaited,
     conflicts: Conflicts,
-    /// Told whenever the set of linked nodes may have changed.
+    /// Sent to whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
 }
@@ -43,11 +53,11 @@ pub struct Registry {
 /// A node's link.
 #[derive(Debug, Clone)]
 pub struct Linked {
-    /// Where to say things.
+    /// The sending side of the link.
     pub sender: Arc<LinkSender>,
-    /// The edge's process; none if it speaks plain.
+    /// The edge's process; none on a plain link, whose edge does not name it.
     pub instance: Option<Instance>,
-    /// Where it comes from.
+    /// The address that the edge connected from.
     pub from: SocketAddr,
 }
 
@@ -60,35 +70,35 @@ pub enum NodeLocation {
     Nowhere(Option<Duration>),
 }
 
-/// Another machine of that name is alive and linked.
+/// Another process holds the node's name, and its link is alive.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("node {node} is linked from {from} by another process, which is alive: two machines with one name?")]
 pub struct Taken {
-    /// Which name.
+    /// The name that both processes use.
     pub node: NodeName,
-    /// Where the other one is.
+    /// The address of the process that keeps it.
     pub from: SocketAddr,
 }
 
 #[derive(Debug, Default)]
 struct Nodes {
     linked: HashMap<NodeName, Linked>,
-    /// Older links that their processes keep beside those: at most one of each node.
+    /// The older link of a process that keeps two for a while: at most one for each node.
     older: HashMap<NodeName, Linked>,
-    /// When nodes that are not linked any more were last; bounded by [`MOST_GONE`].
+    /// When each node that is not linked any more lost its link; at most [`MOST_GONE`] entries.
     gone: HashMap<NodeName, Instant>,
 }
 
 impl Nodes {
-    /// Every link.
+    /// Every link, the older ones too.
     fn all(&self) -> Vec<Linked> {
         self.linked.values().chain(self.older.values()).cloned().collect()
     }
 }
 
 impl Linked {
-    /// What another pod is told of the node that is linked here, asked by that question; `own` is this pod, the end of
-    /// the sessions of a plain node, which cannot resume.
+    /// The answer to another pod's `question` about this node. `own` is this pod's process: it stands for a plain node,
+    /// because this pod is the end of that node's sessions.
     pub fn found(&self, question: u64, own: Instance) -> Found {
         Found {
             question,
@@ -101,14 +111,14 @@ impl Linked {
 }
 
 impl Registry {
-    /// No node is linked.
+    /// A registry without nodes.
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
         let (awaited, conflicts) = (Awaited::default(), Conflicts::default());
         Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
-    /// Where a node is.
+    /// Whether the node is linked here, or else when it last was.
     pub fn find(&self, node: &NodeName) -> NodeLocation {
         let nodes = self.lock();
         match nodes.linked.get(node) {
@@ -122,17 +132,17 @@ impl Registry {
         self.lock().linked.get(node).cloned()
     }
 
-    /// From now on notices when the node is linked, here or elsewhere.
+    /// A waiter for the node: it is woken by each link of the node, here or at another pod, that comes after this call.
     pub fn arrival(&self, node: &NodeName) -> Arrival<'_> {
         self.awaited.arrival(node)
     }
 
-    /// The node is said to be linked elsewhere now.
+    /// Wakes those who wait for the node: another pod has announced it.
     pub fn told(&self, node: &NodeName) {
         self.awaited.tell(node);
     }
 
-    /// There is a link to another pod: whoever waits for a node that is not found looks again.
+    /// Wakes all who wait for any node: a link to another pod has come up, and the node may be there.
     pub fn told_of_a_pod(&self) {
         self.awaited.tell_all();
     }
@@ -140,7 +150,8 @@ impl Registry {
     /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
     pub async fn wait(&self, node: &NodeName, not: Option<&LinkSender>, until: Instant) -> Option<Linked> {
         loop {
-            // Begun before looking, so that a link that comes in between is not missed.
+            // The waiter is registered before the look: a link that is inserted between the two wakes it. The other way
+            // round it would be missed, and this would wait until the deadline.
             let arrival = self.arrival(node);
             match self.here(node) {
                 Some(linked) if not.is_none_or(|not| not.id != linked.sender.id) => return Some(linked),
@@ -149,12 +160,16 @@ impl Registry {
         }
     }
 
-    /// Whether a process may link as `node`, from that address: not while another one of that name is alive, which is
-    /// told. A plain link cannot be asked and gives way. Takes up to 2 s.
+    /// Checks whether a process may link as `node` from that address. It may not while another process of that name
+    /// answers a ping; that one is then told of the conflict. A plain link cannot be pinged, and its process gives way.
+    /// Takes up to 2 s.
+    ///
+    /// The lock is not held while the ping is under way. Two newcomers may both pass if neither finds the other linked;
+    /// then [`Self::insert`] decides, and the later one stays.
     ///
     /// # Errors
     ///
-    /// Another one is alive.
+    /// Another process of that name is alive.
     pub async fn admit(
         &self,
         node: &NodeName,
@@ -172,8 +187,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Makes a link the one of its node. The one before is closed, unless the new one is to stand `beside` it and is of
-    /// the same process; a third one closes the oldest.
+    /// Makes a link its node's current one. The one before is closed, unless the new one is to stand `beside` it and
+    /// belongs to the same process; at most two stand side by side, so a third one closes the oldest.
     pub fn insert(&self, linked: Linked, beside: bool) {
         let Some(node) = linked.sender.peer.node().cloned() else { return };
         let mut nodes = self.lock();
@@ -186,6 +201,8 @@ impl Registry {
         });
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
+        // The lock goes first: closing a link takes the link's own lock, and two are never held at once. Until the old
+        // link is closed it may still deliver frames; its sessions stay with it until its read loop ends.
         drop(nodes);
         for old in oldest.into_iter().chain(before) {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
@@ -195,7 +212,8 @@ impl Registry {
         self.changed.send_replace(());
     }
 
-    /// Removes a link that has ended, unless a newer one has its place. One that stood beside it takes its place.
+    /// Removes a link that has ended. An older link that stood beside it becomes the node's current one again. Nothing
+    /// happens if a newer link has replaced it: by the time a link's end is noticed, the node may be linked anew.
     pub fn remove(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
@@ -224,12 +242,12 @@ impl Registry {
         self.lock().linked.keys().cloned().collect()
     }
 
-    /// Tells of every change of [`Self::nodes`]; changes that nobody looked at meanwhile are told once.
+    /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
 
-    /// Asks every edge to link to another pod.
+    /// Sends Drain on every link: each edge then links to another pod.
     pub fn drain_all(&self) {
         let all = self.lock().all();
         for linked in all {
@@ -256,5 +274,5 @@ impl Registry {
 
 /// How long an old link has to show that its process is alive, when another one comes with its name.
 const PONG_TIMEOUT: Duration = Duration::from_secs(2);
-/// Nodes of which we remember when they were here.
+/// Nodes for which the registry remembers when they were last linked.
 const MOST_GONE: usize = 20_000;

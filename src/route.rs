@@ -1,4 +1,4 @@
-//! How to get there: from a request to an open session, and from a session without a path to its next one.
+//! Paths for sessions: from a request to an open session, and from a session without a path to its next one.
 
 mod relay;
 mod search;
@@ -21,41 +21,41 @@ use ways::PathSource;
 /// What a front end asks for.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Which node.
+    /// The node at which the target is.
     pub node: NodeName,
     /// What to dial there. Its host may be the node itself.
     pub target: Target,
-    /// Which front end asks.
+    /// The front end that asks.
     pub category: Category,
-    /// Who asks (address, user), for the log of the far end.
+    /// The client (user and address), for the log of the far end.
     pub client: String,
 }
 
 /// Why a target could not be reached. Each sentence is shown to the client as it is.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
-    /// Not linked to any pod. Usual cause: the edge is down, or still connecting.
+    /// The node is not linked to any pod. The usual cause: its edge is down, or still connecting.
     #[error("node {node} {}", missing.sentence())]
     Offline {
-        /// Who was asked for.
+        /// The node that was asked for.
         node: NodeName,
-        /// Who was asked, and when it was last seen.
+        /// Which pods were asked, and when the node was last seen.
         missing: NotFound,
     },
-    /// The link is fine; the edge refused.
+    /// The node's edge refused; its link works.
     #[error("node {node}: {refusal}")]
     Refused {
-        /// Who refused.
+        /// The node that refused.
         node: NodeName,
-        /// Why.
+        /// The edge's reason.
         refusal: Refusal,
     },
     /// No answer within the time to open.
     #[error("node {node} did not answer within {patience:?}")]
     Timeout {
-        /// Who was asked.
+        /// The node that was asked.
         node: NodeName,
-        /// How long we waited.
+        /// How long the answer was waited for.
         patience: Duration,
     },
     /// This pod has as many sessions as it may, or is draining.
@@ -63,7 +63,7 @@ pub enum RouteError {
     Busy(&'static str),
 }
 
-/// Finds the way: opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
+/// Opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
     ways: PathSource,
@@ -79,12 +79,12 @@ pub struct Route {
 pub type Chance = fn() -> f64;
 
 impl Route {
-    /// PathSource to the nodes that `finder` finds.
+    /// For a pod: paths lead to the nodes that `finder` finds.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
         Self { ways: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
-    /// Paths from an edge: through its links to the cloud.
+    /// For an edge: every path leads over one of its links to the cloud.
     pub fn from_edge(
         uplinks: Arc<Uplinks>,
         table: Arc<SessionTable>,
@@ -104,7 +104,7 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// Why there is none, in words for the client.
+    /// No session could be opened; the sentence is fit for the client.
     pub async fn open(&self, request: Request) -> Result<Session, RouteError> {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
@@ -124,7 +124,11 @@ impl Route {
         Ok(opening.into_session())
     }
 
-    /// Looks for a new path for a session until it has one, is over, or the grace time is.
+    /// Looks for a new path for a session until the session has one or is over, or the grace time has passed.
+    ///
+    /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path is
+    /// lost before this notices, the loop goes on with the same [`Parked`]: [`Parked::seeks`] gives the right back only
+    /// when it finds, under the session's lock, that no path is needed. So a loss is never left without a seeker.
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
@@ -153,7 +157,7 @@ impl Route {
     }
 }
 
-/// Asks until somebody opens the session, or refuses for good.
+/// Asks on one path after another until the session is open or refused for good.
 async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteError> {
     loop {
         match search.ask(|link| opening.ask(link), opening.answer()).await {
@@ -169,5 +173,5 @@ async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteErro
     }
 }
 
-/// How long a new session waits for a node that was there a moment ago, or was believed to be.
+/// How long a new session waits for a node that was linked a moment ago, or was remembered at a pod that no longer has it.
 const MOVING: Duration = Duration::from_secs(3);

@@ -1,14 +1,19 @@
-//! The arrows between modules and the length of files, checked on the sources themselves.
+//! The arrows between modules, circles of files, and the length of files and functions, checked on the sources themselves.
 //!
 //! An import goes to a lower row only: never up, never sideways. Children live in their parent's room.
 
 #![allow(clippy::expect_used)]
 
+#[path = "layers/circles.rs"]
+mod circles;
+#[path = "layers/functions.rs"]
+mod functions;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The rows, lowest first. `main` and `lib` stand outside.
-const ROWS: [&[&str]; 10] = [
+const ROWS: [&[&str]; 11] = [
     &["names"],
     &["drain", "telemetry"],
     &["policy"],
@@ -17,6 +22,7 @@ const ROWS: [&[&str]; 10] = [
     &["registry"],
     &["route", "carry"],
     &["frontend", "backend", "admin"],
+    &["startup"],
     &["cloud", "edge"],
     &["command"],
 ];
@@ -67,6 +73,12 @@ fn grpc_config_and_http_statuses_are_known_where_they_belong() {
 #[test]
 fn no_file_is_longer_than_one_sitting() {
     let faults: Vec<_> = sources().iter().filter_map(|(file, text)| length_fault(file, text)).collect();
+    report(&faults);
+}
+
+#[test]
+fn no_path_goes_up_more_than_one_parent() {
+    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| super_faults(file, text)).collect();
     report(&faults);
 }
 
@@ -126,7 +138,7 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     // etcd is asked over gRPC too, with messages of its own.
     let etcd = room == "registry" && (below(1), below(2)) == ("publish", "etcd");
     let wire = etcd || matches!((below(1), below(2)), ("wire", "codec" | "extension") | ("link", "grpc"));
-    let wiring = matches!(room.as_str(), "config" | "cloud" | "edge" | "command");
+    let wiring = matches!(room.as_str(), "config" | "startup" | "cloud" | "edge" | "command");
     // gRPC is spoken over HTTP, so its ends look at statuses too.
     let http = matches!(room.as_str(), "frontend" | "admin") || (below(1), below(2)) == ("link", "grpc");
     let mut faults = Vec::new();
@@ -157,18 +169,38 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     faults
 }
 
+fn super_faults(file: &str, text: &str) -> Vec<Fault> {
+    let tokens = tokens(text);
+    let twice =
+        tokens.windows(3).filter(|t| t[0].text == "super" && t[1].text == "::" && t[2].text == "super");
+    twice.map(|t| fault(file, t[0].line, "super::super says no place: begin with crate::".into())).collect()
+}
+
 fn length_fault(file: &str, text: &str) -> Option<Fault> {
     if file.ends_with("/tests.rs") {
         return None;
     }
-    let lines: Vec<_> = text.lines().map(str::trim).collect();
-    // Tests with a body close a file; `mod tests;` names another file and cuts nothing.
-    let tests = lines
-        .windows(2)
-        .position(|pair| pair[0] == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{'));
-    let length = tests.unwrap_or(lines.len());
+    let length = without_tests(text).lines().count();
     (length > LONGEST_FILE)
         .then(|| fault(file, length, format!("{length} lines without tests, {LONGEST_FILE} are allowed")))
+}
+
+/// A source up to its tests. Tests with a body close a file; `mod tests;` names another file and cuts nothing.
+fn without_tests(text: &str) -> &str {
+    let (mut at, mut marked) = (0, None);
+    for line in text.split_inclusive('\n') {
+        match line.trim() {
+            "#[cfg(test)]" => marked = Some(at),
+            tests if tests.starts_with("mod ") && tests.ends_with('{') => {
+                if let Some(end) = marked {
+                    return &text[..end];
+                }
+            }
+            _ => marked = None,
+        }
+        at += line.len();
+    }
+    text
 }
 
 fn fault(file: &str, line: usize, rule: String) -> Fault {
@@ -440,4 +472,11 @@ fn a_file_over_its_length_is_found_and_its_tests_do_not_count() {
     assert_eq!(length_fault("net.rs", &format!("{body}#[cfg(test)]\nmod tests {{\n{body}}}\n")), None);
     assert!(length_fault("net.rs", &format!("#[cfg(test)]\nmod tests;\n{body}")).is_some());
     assert_eq!(length_fault("net/tests.rs", &body.repeat(3)), None);
+}
+
+#[test]
+fn a_path_through_two_parents_is_found() {
+    let text =
+        "use super::frame;\nuse super::super::route::X;\n// super::super\nfn f() { super::super::g() }";
+    assert_eq!(super_faults("net/dial.rs", text).iter().map(|f| f.line).collect::<Vec<_>>(), [2, 4]);
 }

@@ -13,12 +13,10 @@ use crate::names::{Instance, Target};
 use crate::net::ByteStream;
 use crate::net::resolver::Resolver;
 use crate::policy::targets::{Listening, Targets};
-use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::recv::Windows;
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::FrameKind;
-use crate::protocol::{Answer, Event, Limits, Opening, Session, SessionTable};
-use crate::protocol::{Dialect, Peer};
+use crate::protocol::wire::frame::{FrameKind, SessionKey};
+use crate::protocol::{
+    Answer, Dialect, Event, Limits, LinkId, LinkSender, Opening, Peer, Session, SessionTable, Windows,
+};
 
 /// An opener and this back end, with a link between them in memory.
 struct Pair {
@@ -86,9 +84,8 @@ fn pump(
     drain.spawn(tracing::Span::none(), async move {
         while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
             let FrameKind::Session(id, category, word) = frame.body else { continue };
-            if let Some(Event::Offer(offer)) =
-                to.on_frame(&back, frame.node, id, category, word, Instant::now())
-            {
+            let key = SessionKey { id, category, node: frame.node };
+            if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                 backend.as_ref().unwrap().take(offer);
             }
         }

@@ -15,39 +15,43 @@ use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::ByteStream;
 use crate::net::pool::Pool;
-use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::recv::Windows;
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::FrameKind;
-use crate::protocol::{Category, Dialect, Event, Limits, Offer, Peer, SessionTable};
+use crate::protocol::wire::frame::{FrameKind, SessionKey};
+use crate::protocol::{
+    Category, Dialect, Event, Limits, LinkId, LinkSender, Offer, Peer, SessionTable, Windows,
+};
 
 const FRONT: &str = "test";
 
-/// An open session, and its other end, with a link between them in memory.
-async fn session(drain: &Drain) -> (Session, Session) {
+/// Who opens sessions, the link to use, and what is offered at its other end, all in memory.
+pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<Offer>) {
     let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
     let grace = Duration::from_secs(60);
     let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());
-    let (offers, mut offered) = mpsc::channel::<Offer>(1);
+    let (offers, offered) = mpsc::channel::<Offer>(1);
     for (from, back, to) in [(&near, &far, &acceptor), (&far, &near, &opener)] {
         let (from, back, to, offers) = (Arc::clone(from), Arc::clone(back), Arc::clone(to), offers.clone());
         drain.spawn(Span::none(), async move {
             while let Some(frame) = poll_fn(|cx| from.poll_pull(cx, Instant::now())).await {
                 let FrameKind::Session(id, category, word) = frame.body else { continue };
-                if let Some(Event::Offer(offer)) =
-                    to.on_frame(&back, frame.node, id, category, word, Instant::now())
-                {
+                let key = SessionKey { id, category, node: frame.node };
+                if let Some(Event::Offer(offer)) = to.on_frame(&back, key, word, Instant::now()) {
                     offers.try_send(offer).unwrap();
                 }
             }
         });
     }
+    (opener, near, offered)
+}
+
+/// An open session, and its other end.
+async fn session(drain: &Drain) -> (Session, Session) {
+    let (opener, link, mut offered) = linked(drain);
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
     let opening = opener.open(node, target, Category::Ssh, String::new()).unwrap();
-    opening.ask(&near);
+    opening.ask(&link);
     let far_end = offered.recv().await.unwrap().accept();
     opening.answer().await;
     (opening.into_session(), far_end)
@@ -71,7 +75,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
     (client, far_end)
 }
 
-async fn take(session: &mut Session) -> std::io::Result<Bytes> {
+pub(crate) async fn take(session: &mut Session) -> std::io::Result<Bytes> {
     poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 
@@ -112,6 +116,20 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
     take(&mut far).await.unwrap_err();
     assert_eq!(far.account().ended.unwrap().reason, "the client's connection failed: connection reset");
     assert_eq!(ended(&metrics, "client_failed").await, 1);
+}
+
+#[test]
+fn both_ends_have_one_word_for_a_connection_that_failed() {
+    for (near, word) in [(Near::Client, "client_failed"), (Near::Target, "target_failed")] {
+        let kind = std::io::ErrorKind::ConnectionReset;
+        let here = verdict(Ended { by: Side::A, how: How::ReadFailed(kind) }, near, None);
+        let said = Refusal::new(Code::GivenUp, &here.1);
+        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&said));
+        assert_eq!((here.0, &here), (word, &there));
+        let other = Refusal::new(Code::GivenUp, "given up by its owner");
+        let there = verdict(Ended { by: Side::B, how: How::ReadFailed(kind) }, near.other(), Some(&other));
+        assert_eq!(there.0, "given_up");
+    }
 }
 
 #[tokio::test]

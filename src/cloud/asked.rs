@@ -2,8 +2,8 @@
 
 use tracing::info_span;
 
-use super::bridge;
-use super::links::PodContext;
+use crate::cloud::bridge;
+use crate::cloud::context::PodContext;
 use crate::protocol::{Code, Peer, Refusal, RelayRequest};
 use crate::route::Room;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::time::timeout;
 use tracing::info_span;
 
-use super::links::PodContext;
 use crate::carry::join;
+use crate::cloud::context::PodContext;
 use crate::names::NodeName;
 use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};
 use crate::telemetry::Metrics;

@@ -10,13 +10,13 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{Span, debug, info_span};
 
-use super::links::PodContext;
+use crate::cloud::context::PodContext;
 use crate::net::door::{Door, Limits, Source};
 use crate::net::entrance::{Guest, Host};
 use crate::net::listen::tune_link;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
-use crate::protocol::link::grpc::{Call, Waiting, serve};
+use crate::protocol::grpc::{Call, Waiting, serve};
 
 /// What comes in on the gRPC port: each does its TLS handshake and is handed to the gRPC layer.
 #[derive(Debug)]

@@ -4,53 +4,27 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::rustls::ServerConfig;
-use tokio_util::sync::CancellationToken;
 use tracing::{debug, field, info, info_span, warn};
 
-use super::asked;
-use super::callers::{Callers, HANDSHAKES, TURNS};
-use super::proven::Proven;
-use crate::backend::Backend;
+use crate::cloud::asked;
+use crate::cloud::callers::{CONNECTIONS, Callers, HANDSHAKES, TURNS};
+use crate::cloud::context::PodContext;
 use crate::names::{Instance, NodeName};
-use crate::net::door::Door;
+use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
-use crate::net::pool::Pool;
+use crate::net::files;
+use crate::net::listen::Listener;
 use crate::net::reload::Reload;
-use crate::policy::Glob;
-use crate::protocol::link::grpc::{Call, Dismissal, LinkContext};
-use crate::protocol::wire::hello::{Caller, Hello};
-use crate::protocol::{Code, Event, Found, Link, LinkSender, Parked, Refusal};
-use crate::registry::find::Finder;
-use crate::registry::siblings::Siblings;
-use crate::registry::{Linked, Registry};
-use crate::route::{Room, Route};
+use crate::policy::Networks;
+use crate::protocol::grpc::{Call, Dismissal};
+use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Parked, Refusal};
+use crate::registry::Linked;
+use crate::route::Room;
 
-/// What the tasks of a pod share.
-#[derive(Debug, Clone)]
-pub(super) struct PodContext {
-    pub(super) proven: Arc<Proven>,
-    pub(super) registry: Arc<Registry>,
-    pub(super) finder: Arc<Finder>,
-    /// None if this pod is alone.
-    pub(super) siblings: Option<Arc<Siblings>>,
-    pub(super) route: Route,
-    pub(super) ground: LinkContext,
-    pub(super) pool: Pool,
-    /// Once the pod is stopping: no edge is let in.
-    pub(super) stopping: CancellationToken,
-    /// Dials for edges what they may have this pod dial.
-    pub(super) backend: Backend,
-    /// Which nodes edges may reach through this pod.
-    pub(super) reachable: Arc<[Glob]>,
-    /// Nodes and pods that are looked for at once for edges.
-    pub(super) searches: Arc<Semaphore>,
-    /// Nodes that have come anew, and for which older links are tried.
-    pub(super) moves: Arc<Semaphore>,
-}
-
-/// Serves links until the pod stops: those that come, and those that are `made` to other pods.
+/// Serves links until the pod stops: those that come to the listener, past balancers in the networks, and those that are
+/// `made` to other pods.
 pub(super) fn spawn(
-    entrance: Entrance,
+    (listener, proxies): (Listener, Networks),
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
     shared: PodContext,
@@ -61,6 +35,10 @@ pub(super) fn spawn(
     }
     let (calls, called) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
+    let metrics = &shared.ground.metrics;
+    let door = Door::new(Limits::places(files::at_most(CONNECTIONS, 4)));
+    let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
+    let entrance = Entrance { listener, door, proxies, refused, refusals };
     let host = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
     links.spawn(info_span!("grpc"), entrance.run(host, links.clone()));
 }

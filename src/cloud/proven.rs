@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use tokio::time::sleep;
 use tracing::{info_span, warn};
 
@@ -14,9 +13,8 @@ use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::tokens::{Tokens, Unproven};
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::hello::Hello;
-use crate::protocol::{Code, LinkSender, Refusal, SessionTable};
+use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
+use crate::startup::{Kind, Startup};
 
 /// The links that edges' tokens have let in.
 #[derive(Debug)]
@@ -32,37 +30,36 @@ struct Proof {
     hello: Hello,
 }
 
-impl Proven {
-    /// Reads the token file, and follows it.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be read.
-    pub(super) fn start(file: &Path, table: Arc<SessionTable>, drain: &Drain) -> anyhow::Result<Arc<Self>> {
-        let (path, first) = (file.to_owned(), AtomicBool::new(true));
-        let tokens = Reload::file(file, move |text| {
-            let tokens = Tokens::parse(&String::from_utf8_lossy(text));
-            for (line, fault) in tokens.faults() {
-                warn!(file = %path.display(), line, "in the token file: {fault}");
-            }
-            if !tokens.is_empty() {
-                first.store(false, Relaxed);
-            } else if !first.load(Relaxed) {
-                // Whoever means to shut out everybody can say so; a slip would cut every edge.
-                return Err(
-                    "no line of it holds a token, which would end every link: leave at least one".into()
-                );
-            }
-            Ok(tokens)
-        })
-        .with_context(|| format!("mode.cloud.stream.server.tokenfile: {}", file.display()))?;
-        if tokens.load().is_empty() {
-            warn!(file = %file.display(), "no token in the token file: every edge is refused until there is one");
+/// Reads the token file; `None`: it cannot be read, which is noted.
+pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>> {
+    let (path, first) = (file.to_owned(), AtomicBool::new(true));
+    let tokens = Reload::file(file, move |text| {
+        let tokens = Tokens::parse(&String::from_utf8_lossy(text));
+        for (line, fault) in tokens.faults() {
+            warn!(file = %path.display(), line, "in the token file: {fault}");
         }
+        if !tokens.is_empty() {
+            first.store(false, Relaxed);
+        } else if !first.load(Relaxed) {
+            // Whoever means to shut out everybody can say so; a slip would cut every edge.
+            return Err("no line of it holds a token, which would end every link: leave at least one".into());
+        }
+        Ok(tokens)
+    });
+    let tokens = startup.keep(Kind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
+    if tokens.load().is_empty() {
+        warn!(file = %file.display(), "no token in the token file: every edge is refused until there is one");
+    }
+    Some(tokens)
+}
+
+impl Proven {
+    /// Follows the tokens.
+    pub(super) fn start(tokens: Reload<Tokens>, table: Arc<SessionTable>, drain: &Drain) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
         let proven = Arc::new(Self { tokens, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
-        Ok(proven)
+        proven
     }
 
     /// Whether the token file has a line of its own for the node.

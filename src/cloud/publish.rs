@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use tracing::info_span;
 
+use super::core::Core;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes;
-use super::kubernetes::Pods;
+use crate::config::cloud::Cloud;
 use crate::config::cloud::registry::{Publish, Registry};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
@@ -15,23 +16,36 @@ use crate::net::tls::Identity;
 use crate::registry::publish::configmap::{self, ConfigMap, Lives};
 use crate::registry::publish::etcd::{Etcd, Settings};
 use crate::registry::publish::hosts::Hosts;
-use crate::registry::publish::{Store, Vet};
+use crate::registry::publish::{Publisher, Store, Vet};
 use crate::registry::siblings::Siblings;
 
+/// Publishes our nodes, if the settings say where. `dns` tells whether a name is somebody else's already; pods take links
+/// at `port`.
+pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
+    let asked = (core.context.siblings.clone(), port);
+    let Some(store) = store(settings, core, asked.clone()) else { return };
+    let readiness = core.readiness.clone();
+    let publisher = Publisher {
+        registry: core.context.registry.clone(),
+        store,
+        zone: core.zone.clone(),
+        vet: vet(&settings.registry, dns, settings.pod_ip, asked),
+        metrics: core.context.ground.metrics.clone(),
+        tell: Box::new(move |state| readiness.note(NAME, state)),
+    };
+    let drain = &core.stopping.publisher;
+    drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
+}
+
 /// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
-pub(super) fn store(
-    registry: Registry,
-    pod: Option<IpAddr>,
-    pods: &Pods,
-    (siblings, port): (Option<Arc<Siblings>>, u16),
-) -> anyhow::Result<Option<Store>> {
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
+fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>, u16)) -> Option<Store> {
     // That there is an address was checked with the settings.
-    let Some(pod) = pod else { return Ok(None) };
-    Ok(match registry.publish {
-        Publish::None => None,
-        Publish::Hosts(file) => Some(Store::Hosts(Hosts::new(file, pod))),
+    let (registry, pod) = (&settings.registry, settings.pod_ip?);
+    Some(match registry.publish.clone() {
+        Publish::None => return None,
+        Publish::Hosts(file) => Store::Hosts(Hosts::new(file, pod)),
         Publish::Etcd(etcd) => {
-            let resolver = Resolver::system().context("mode.cloud.registry.etcd")?;
             let settings = Settings {
                 members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
                 prefix: etcd.prefix,
@@ -40,14 +54,12 @@ pub(super) fn store(
                 login: etcd.login,
                 address: pod,
             };
-            Some(Store::Etcd(Box::new(Etcd::new(settings, resolver))))
+            Store::Etcd(Box::new(Etcd::new(settings, core.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
         Publish::ConfigMap(name) => {
-            let cluster =
-                registry.cluster.as_ref().context("mode.cloud.registry.publish: no cluster is known")?;
-            let cluster = kubernetes::reached(cluster);
-            let endpoints = pods.endpoints.clone();
+            let cluster = kubernetes::reached(registry.cluster.as_ref()?);
+            let endpoints = core.pods.endpoints.clone();
             let lives = Lives::new(move |pod| {
                 let siblings = siblings.clone();
                 Box::pin(async move {
@@ -58,28 +70,23 @@ pub(super) fn store(
                 })
             });
             let settings = configmap::Settings { cluster, name, pod, endpoints, lives };
-            Some(Store::ConfigMap(Box::new(ConfigMap::new(settings))))
+            Store::ConfigMap(Box::new(ConfigMap::new(settings)))
         }
         #[cfg(not(feature = "kubernetes"))]
-        Publish::ConfigMap(_) => {
-            let _ = (pods, siblings, port);
-            anyhow::bail!("mode.cloud.registry.publish: this program is built without Kubernetes")
-        }
+        // A fault, noted with the files.
+        Publish::ConfigMap(_) => return None,
     })
 }
 
-/// Who is asked whether a name is somebody else's already: `servers`, else the system's; and over a link, which pods take
-/// at `port`, whether one of its addresses is a pod's.
-pub(super) fn vet(
+/// Who is asked whether a name is somebody else's already: `resolver`; and over a link, which pods take at `port`, whether
+/// one of its addresses is a pod's.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
+fn vet(
     registry: &Registry,
-    system: &Resolver,
+    resolver: Resolver,
     pod: Option<IpAddr>,
     (siblings, port): (Option<Arc<Siblings>>, u16),
-) -> anyhow::Result<Vet> {
-    let resolver = match registry.siblings.dns.as_slice() {
-        [] => system.clone(),
-        servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
-    };
+) -> Vet {
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
     let mut vet = Vet::new(resolver, move |ip| {
         let siblings = siblings.clone();
@@ -98,8 +105,8 @@ pub(super) fn vet(
             Box::pin(async move { cluster.nodes().await.map_err(|cause| cause.to_string()) })
         });
     }
-    Ok(vet)
+    vet
 }
 
 /// Its name in `/readyz`.
-pub(super) const NAME: &str = "publisher";
+const NAME: &str = "publisher";

@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use tokio::sync::{mpsc, watch};
 use tracing::{error, info_span, warn};
 
 use crate::admin::Readiness;
-use crate::config::cloud::{Server, registry};
+use crate::config::cloud::siblings::Siblings;
+use crate::config::cloud::{Cloud, Server};
 use crate::drain::Drain;
 use crate::names::Host;
 use crate::net::pool::Pool;
@@ -17,11 +17,12 @@ use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Dialer, Identity, Mutual};
 use crate::policy::zone::Zone;
 use crate::protocol::Link;
-use crate::protocol::link::grpc::LinkContext;
+use crate::protocol::grpc::LinkContext;
 use crate::registry::Registry;
 use crate::registry::dns::Dns;
 use crate::registry::find::Finder;
-use crate::registry::siblings::{Siblings, addresses};
+use crate::registry::siblings::{self, addresses};
+use crate::startup::{Kind, Startup};
 
 /// Who finds nodes, and what of other pods the wiring has to look after.
 #[derive(Debug)]
@@ -33,52 +34,66 @@ pub(super) struct Found {
 /// This pod is one of several.
 #[derive(Debug)]
 pub(super) struct Several {
-    pub(super) siblings: Arc<Siblings>,
+    pub(super) siblings: Arc<siblings::Siblings>,
     /// Links that were made to other pods, to be driven.
     pub(super) made: mpsc::Receiver<Link>,
 }
 
-/// Sets up what the settings ask for: nothing, if nothing says that there are other pods. `port` is our own gRPC port;
-/// `cluster` tells of pods beside those of the settings.
-///
-/// # Errors
-///
-/// Other pods are named, and there can be no link to them.
-pub(super) fn finder(
-    settings: &registry::Registry,
-    server: &Server,
-    registry: Arc<Registry>,
-    (ground, pool, system, zone): (&LinkContext, &Pool, &Resolver, &Arc<Zone>),
-    port: u16,
-    cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
-) -> anyhow::Result<Found> {
-    let (asked, own) = (&settings.siblings, ground.table.instance());
+/// What finding nodes is joined to.
+#[derive(Debug)]
+pub(super) struct Joined<'a> {
+    pub(super) ground: &'a LinkContext,
+    pub(super) pool: &'a Pool,
+    pub(super) zone: &'a Arc<Zone>,
+    /// What other pods are dialled with; none if there are none, or none can be linked to.
+    pub(super) tls: Option<Reload<Dialer>>,
+    /// Finds other pods by the names that the settings give.
+    pub(super) resolver: &'a Resolver,
+    /// Finds nodes.
+    pub(super) dns: &'a Resolver,
+    /// The nodes that are linked here.
+    pub(super) registry: Arc<Registry>,
+    /// Our own gRPC port.
+    pub(super) port: u16,
+}
+
+/// Reads what other pods are dialled with; none if nothing says that there are any, or there can be no link to them. The
+/// latter is noted as a fault if the settings name them, and else told.
+pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<Dialer>> {
+    let asked = &settings.registry.siblings;
     if !asked.several {
-        return Ok(Found { finder: Finder::alone(registry, own), several: None });
+        return None;
     }
-    let tls = match mutual(server, asked.name.as_deref()) {
-        Ok(tls) => tls,
-        Err(why) => {
-            match asked.named {
-                Some(named) if named.must_link => {
-                    let fault =
-                        format!("{} names other pods, and none can be linked to: {REMEDY}", named.key);
-                    return Err(why.context(fault));
-                }
-                Some(named) => error!(
-                    "{} names other pods, and none can be linked to, so that nodes are reached only through the very \
-                     pod that they are linked to: {REMEDY}: {why:#}",
-                    named.key
-                ),
-                None => warn!("other pods cannot be asked for their nodes: {REMEDY}: {why:#}"),
-            }
-            return Ok(Found { finder: Finder::alone(registry, own), several: None });
-        }
+    let why = match mutual(&settings.server, asked.name.as_deref()) {
+        Ok(tls) => return Some(tls),
+        Err(why) => why,
     };
-    let drain = &ground.drain;
-    let resolver = match asked.dns.as_slice() {
-        [] => system.clone(),
-        servers => Resolver::of_servers(servers).context("mode.cloud.registry.dns")?,
+    match asked.named {
+        Some(named) if named.must_link => {
+            let fault = format!("it names other pods, and none can be linked to: {REMEDY}: {why}");
+            startup.keep(Kind::Config, &[named.key], Err::<(), _>(fault));
+        }
+        Some(named) => error!(
+            "{} names other pods, and none can be linked to, so that nodes are reached only through the very pod that \
+             they are linked to: {REMEDY}: {why}",
+            named.key
+        ),
+        None => warn!("other pods cannot be asked for their nodes: {REMEDY}: {why}"),
+    }
+    None
+}
+
+/// Sets up what the settings ask for: nothing, if there is nothing to dial other pods with. `cluster` tells of pods
+/// beside those of the settings.
+pub(super) fn finder(
+    asked: &Siblings,
+    joined: Joined<'_>,
+    cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
+) -> Found {
+    let Joined { ground, pool, zone, tls, resolver, dns, registry, port } = joined;
+    let (own, drain) = (ground.table.instance(), &ground.drain);
+    let Some(tls) = tls else {
+        return Found { finder: Finder::alone(registry, own), several: None };
     };
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
     let service = asked.service.as_ref().and_then(|service| match &service.host {
@@ -86,15 +101,16 @@ pub(super) fn finder(
         Host::Ip(_) => None,
     });
     let named = addresses::Named { list: asked.list.clone(), service, cluster };
-    let addresses = addresses::follow(named, system.clone(), drain);
-    let (siblings, made) = Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
-    let dns = Dns::new(resolver, zone.clone());
+    let addresses = addresses::follow(named, resolver.clone(), drain);
+    let (siblings, made) =
+        siblings::Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
+    let dns = Dns::new(dns.clone(), zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
-    Ok(Found { finder, several: Some(Several { siblings, made }) })
+    Found { finder, several: Some(Several { siblings, made }) }
 }
 
 /// Tells in `/readyz` which of the pods that are listed do not answer, and why. That makes this pod no less ready.
-pub(super) fn report(siblings: Arc<Siblings>, readiness: Readiness, drain: &Drain) {
+pub(super) fn report(siblings: Arc<siblings::Siblings>, readiness: Readiness, drain: &Drain) {
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
         let mut changes = siblings.changes();
@@ -109,11 +125,10 @@ pub(super) fn report(siblings: Arc<Siblings>, readiness: Readiness, drain: &Drai
     });
 }
 
-fn mutual(server: &Server, name: Option<&str>) -> anyhow::Result<Reload<Dialer>> {
-    let name = name.map(tls::server_name).transpose().context("mode.cloud.registry.name")?;
+fn mutual(server: &Server, name: Option<&str>) -> Result<Reload<Dialer>, String> {
+    let name = name.map(tls::server_name).transpose().map_err(|cause| cause.to_string())?;
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
-    let mutual = Mutual { identity, ca: server.ca.clone(), name };
-    mutual.load().context("mode.cloud.stream.server.ca, cert and key")
+    Mutual { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())
 }
 
 /// What lets pods know each other.

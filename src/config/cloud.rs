@@ -1,11 +1,11 @@
 //! Settings of a pod, as read from the table `mode.cloud`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Concern, Environment, Faults, Listen, Warning, listen, unserved, value};
+use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
 use crate::policy::targets::{Entry, Targets};
 use crate::policy::{Glob, Networks, Rules};
 
@@ -138,9 +138,14 @@ impl Cloud {
     /// # Errors
     /// Everything that is wrong with the text, at once.
     pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), Faults> {
+        Self::examine(text, env).whole()
+    }
+
+    /// As [`Self::read`], for who goes on looking for faults where the text has some.
+    pub fn examine(text: &str, env: &Environment) -> Reading<Self> {
         let mut report = Report::default();
         let cloud = Self::gather(text, env, &mut report);
-        report.finish(text, Some(cloud))
+        report.finish(text, cloud)
     }
 
     /// The files that hold secrets, each with its key.
@@ -192,7 +197,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     let mut table = stream.table("server", report);
     let grpc = listen::read(&mut table, "listen", "grpc_port", report);
     let server = Server {
-        listen: grpc.unwrap_or(Listen { implicit: true, ..Listen::everywhere(GRPC_PORT) }),
+        listen: grpc.unwrap_or(Listen::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
         proxy_protocol: listen::proxies(&mut table, report),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),

@@ -1,12 +1,12 @@
 //! Settings of an edge, as read from the table `mode.edge`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Concern, Environment, Faults, Listen, Secret, Warning, listen, unserved, value};
+use super::{Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved, value};
 use crate::names::{Host, NodeName, Target};
 use crate::policy::targets::{Entry, Targets};
 
@@ -75,6 +75,11 @@ impl Edge {
     /// # Errors
     /// Everything that is wrong with the text and the environment, at once.
     pub fn read(text: &str, env: &Environment) -> Result<(Self, Vec<Warning>), Faults> {
+        Self::examine(text, env).whole()
+    }
+
+    /// As [`Self::read`], for who goes on looking for faults where the text has some.
+    pub fn examine(text: &str, env: &Environment) -> Reading<Self> {
         let mut report = Report::default();
         let edge = Self::gather(text, env, &mut report);
         report.finish(text, edge)
@@ -88,7 +93,7 @@ impl Edge {
         }
     }
 
-    pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Option<Self> {
+    pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
         let mut file = Table::parse(text, report);
         let mut mode = file.table("mode", report);
         let mut edge = mode.table("edge", report);
@@ -105,11 +110,12 @@ impl Edge {
         for table in [edge, mode, file] {
             table.finish(report);
         }
-        Some(Self { client: client?, session, targets, own: node_ip.into_iter().chain(pod_ip).collect() })
+        Self { client, session, targets, own: node_ip.into_iter().chain(pod_ip).collect() }
     }
 }
 
-fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option<Client> {
+/// What is wrong or missing, and noted as a fault, is made up.
+fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Client {
     let mut table = stream.table("client", report);
     let server = server(&mut table, report);
     let dns = dns(&mut table, report);
@@ -120,10 +126,10 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Opt
     let metrics_listen = table.read("metrics_listen", value::socket, report);
     unserved::channelz(&mut table, report);
     table.finish(report);
-    let server = server?;
-    Some(Client {
-        node: node?,
-        token: token?,
+    let server = server.unwrap_or(Target { host: Host::Ip(Ipv4Addr::UNSPECIFIED.into()), port: 0 });
+    Client {
+        node: node.unwrap_or_else(NodeName::none),
+        token: token.unwrap_or_else(|| Token::Text(Secret::new(""))),
         ca,
         dns: dns.unwrap_or_else(|| server.host.clone()),
         server,
@@ -131,7 +137,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Opt
         metrics_listen,
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
-    })
+    }
 }
 
 fn node(table: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option<NodeName> {

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::nearest::edits;
 use super::value::{self, Wrong};
-use super::{Concern, Fault, Faults, Warning};
+use super::{Concern, Fault, Reading, Warning};
 
 /// What reading has found out so far.
 #[derive(Debug, Default)]
@@ -18,6 +18,8 @@ pub(super) struct Report {
     warnings: Vec<Warning>,
     /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
     pub(super) known: Vec<String>,
+    /// Those of them that stand in the file and were understood.
+    given: BTreeSet<String>,
 }
 
 /// A table whose keys are folded. Keys are asked for by the spelling we document; [`Table::finish`] makes a fault of
@@ -57,11 +59,8 @@ impl Report {
         self.faults.len()
     }
 
-    /// The settings and all warnings, or else all faults. `settings` is only absent where a fault says why.
-    pub(super) fn finish<T>(mut self, text: &str, settings: Option<T>) -> Result<(T, Vec<Warning>), Faults> {
-        if let (Some(settings), true) = (settings, self.faults.is_empty()) {
-            return Ok((settings, self.warnings));
-        }
+    /// All that was found out, with the line of each fault.
+    pub(super) fn finish<T>(mut self, text: &str, settings: T) -> Reading<T> {
         self.faults.sort_by_key(|(place, _)| *place);
         let line = lines_of(text);
         let mut broken = BTreeSet::new();
@@ -81,7 +80,8 @@ impl Report {
             }
         }
         faults.sort_by_key(|fault| fault.line.unwrap_or(NOWHERE));
-        Err(Faults(faults))
+        let given = if broken.is_empty() { self.given } else { BTreeSet::new() };
+        Reading { settings, warnings: self.warnings, faults, given }
     }
 
     fn place_fault(
@@ -131,16 +131,16 @@ impl<'t> Table<'t> {
         report: &mut Report,
     ) -> Option<T> {
         let entry = self.take(key, report)?;
-        reader(&entry.value)
-            .map_err(|wrong| {
-                report.place_fault(
-                    Some(entry.place),
-                    &self.key(&entry.name),
-                    Some(wrong.found),
-                    wrong.wanted,
-                );
-            })
-            .ok()
+        match reader(&entry.value) {
+            Ok(value) => {
+                report.given.insert(self.key(key));
+                Some(value)
+            }
+            Err(Wrong { found, wanted }) => {
+                report.place_fault(Some(entry.place), &self.key(&entry.name), Some(found), wanted);
+                None
+            }
+        }
     }
 
     /// Reads a list, each item by itself. `None`: it is absent, or no list and noted; wrong items are noted.
@@ -231,7 +231,7 @@ impl<'t> Table<'t> {
     /// Makes a fault of every key that nobody asked for, with the known key that comes nearest.
     pub(super) fn finish(self, report: &mut Report) {
         for entry in self.entries.values() {
-            let distance = |known: &&&str| edits(&fold(&entry.name), &fold(known));
+            let distance = |known: &&&str| osa_distance(&fold(&entry.name), &fold(known));
             let wanted = match self.asked.keys().min_by_key(distance) {
                 Some(nearest) => format!("did you mean {nearest}?"),
                 None => "nothing is known here: take it out".to_owned(),

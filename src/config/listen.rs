@@ -1,6 +1,6 @@
 //! Where to listen, written as an address (ours) or as a port on all interfaces (SuperEdge's).
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use super::fold::{Report, Table};
 use super::{Concern, Listen, value};
@@ -12,8 +12,9 @@ impl Listen {
         self.at.ip().is_loopback()
     }
 
-    pub(super) fn everywhere(port: u16) -> Self {
-        Self { at: (Ipv4Addr::UNSPECIFIED, port).into(), implicit: false }
+    /// Where nobody has asked for anything, and `key` would.
+    pub(super) fn by_default(ip: Ipv4Addr, port: u16, key: &'static str) -> Self {
+        Self { at: (ip, port).into(), implicit: true, key }
     }
 }
 
@@ -34,22 +35,22 @@ pub(super) fn read(
         let text = "0 takes a free port, another one at each start; the log tells which";
         report.warn(table.key(port), Concern::Surprise, text);
     }
-    address.map(|at| Listen { at, implicit: false }).or(number.map(Listen::everywhere))
+    let everywhere = |number| (SocketAddr::from((Ipv4Addr::UNSPECIFIED, number)), port);
+    let found = address.map(|at| (at, listen)).or(number.map(everywhere));
+    found.map(|(at, key)| Listen { at, implicit: false, key })
 }
 
 /// Reads where health, log level and metrics are served. Absent: on loopback, where nobody else can turn the log up.
 pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
     let found = read(table, "log_listen", "log_port", report);
-    let log =
-        found.unwrap_or(Listen { at: (IpAddr::from(Ipv4Addr::LOCALHOST), LOG_PORT).into(), implicit: true });
+    let log = found.unwrap_or(Listen::by_default(Ipv4Addr::LOCALHOST, LOG_PORT, "log_listen"));
     if !log.is_local() {
-        let key = if table.has("log_listen") { "log_listen" } else { "log_port" };
         let text = format!(
             "whoever reaches {} can read health and metrics and change the log level; log_listen = \"127.0.0.1:{}\" closes it",
             log.at,
             log.at.port()
         );
-        report.warn(table.key(key), Concern::OpenDoor, text);
+        report.warn(table.key(log.key), Concern::OpenDoor, text);
     }
     log
 }

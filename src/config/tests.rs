@@ -50,11 +50,17 @@ fn ssh(lines: &str) -> String {
 #[test]
 fn an_empty_file_is_a_pod_as_superedge_would_have_it() {
     let (cloud, warnings) = cloud("");
-    assert_eq!(cloud.server.listen, Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: true });
-    assert_eq!(cloud.server.log_listen, Listen { at: "127.0.0.1:51010".parse().unwrap(), implicit: true });
+    assert_eq!(
+        cloud.server.listen,
+        Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: true, key: "listen" }
+    );
+    assert_eq!(
+        cloud.server.log_listen,
+        Listen { at: "127.0.0.1:51010".parse().unwrap(), implicit: true, key: "log_listen" }
+    );
     assert_eq!(cloud.server.metrics_listen, None);
     assert_eq!(cloud.server.tokenfile.to_str(), Some("/etc/tunnel/token/token"));
-    assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: true });
+    assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: true, key: "listen" });
     assert_eq!(cloud.session.grace, Duration::from_secs(60));
     assert_eq!(cloud.session.open_timeout, Duration::from_secs(12));
     assert_eq!((cloud.session.max, cloud.session.memory), (100_000, None));
@@ -155,7 +161,10 @@ fn a_ports_owner_may_write_it_as_a_number_a_text_or_an_address() {
         ("listen = \"[::]:9001\"", "[::]:9001"),
     ] {
         let (cloud, _) = cloud(&format!("[mode.cloud.stream.server]\n{line}"));
-        assert_eq!(cloud.server.listen, Listen { at: at.parse().unwrap(), implicit: false }, "{line}");
+        let Listen { at: found, implicit, key } = cloud.server.listen;
+        assert_eq!((found, implicit), (at.parse().unwrap(), false), "{line}");
+        let written = line.split(' ').next().unwrap().replace('_', "").to_lowercase();
+        assert_eq!(key.replace('_', ""), written);
     }
 }
 
@@ -439,4 +448,17 @@ proptest! {
         prop_assert_eq!(cloud.server.listen.at.port(), 7);
         prop_assert_eq!(cloud.server.metrics_listen.map(|l| l.at.port()), Some(8));
     }
+}
+
+#[test]
+fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_looked_into() {
+    let text = "[mode.cloud.stream.server]\ncert = \"/c\"\nkey = 7\n[mode.cloud.ssh]\nprot = 22\n";
+    let read = Cloud::examine(text, &Environment::default());
+    assert_eq!(read.faults.len(), 2, "{:?}", read.faults);
+    assert_eq!(read.given.iter().collect::<Vec<_>>(), ["mode.cloud.stream.server.cert"]);
+    assert_eq!(read.settings.server.cert.to_str(), Some("/c"));
+    let read = Edge::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
+    assert_eq!((read.settings.client.ca.to_str(), read.faults.len()), (Some("/c"), 3));
+    let broken = Cloud::examine(&format!("{text}= ="), &Environment::default());
+    assert_eq!(broken.given.len(), 0, "who knows what was meant");
 }

@@ -30,7 +30,7 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
-use crate::protocol::link::grpc::{self, DialError, LinkContext};
+use crate::protocol::grpc::{self, DialError, LinkContext};
 use crate::protocol::{Code, Event, Link, LinkEnded, Parked, Refusal};
 use crate::registry::uplinks::Uplinks;
 use crate::route::Route;

@@ -6,19 +6,22 @@
 //! that it is worth what it costs.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, Span, debug, info_span, warn};
 
 use super::door::{Door, Place, Source};
 use super::files;
-use super::listen::Listener;
-use super::proxied;
+use super::listen::{Accept, Listener};
+use super::proxied::{self, ProxiedError};
+use super::socket::Connection;
 use crate::drain::Drain;
 use crate::policy::{Networks, plain};
 use crate::telemetry::metrics::Causes;
@@ -26,12 +29,12 @@ use crate::telemetry::refusals::Refusals;
 
 /// A listening socket, and who shares what lies behind it.
 #[derive(Debug)]
-pub struct Entrance {
+pub struct Entrance<L = Listener> {
     /// Where they come in.
-    pub listener: Listener,
+    pub listener: L,
     /// Places of those who have come in and not yet proved anything.
     pub door: Door,
-    /// Networks of balancers: what comes from there begins with a PROXY header.
+    /// Networks of balancers: what comes from there over TCP begins with a PROXY header.
     pub proxies: Networks,
     /// Counts those who were sent away.
     pub refused: Causes,
@@ -41,9 +44,9 @@ pub struct Entrance {
 
 /// One who came in.
 #[derive(Debug)]
-pub struct Guest {
+pub struct Guest<S = TcpStream> {
     /// Its connection.
-    pub socket: TcpStream,
+    pub socket: S,
     /// Who it is: what a balancer says, or else where the connection comes from; IPv4 as such.
     pub from: SocketAddr,
     /// Its place. If that is lost, the guest is dropped where it stands.
@@ -62,11 +65,11 @@ pub enum Away {
 }
 
 /// A front end: what lies behind an entrance.
-pub trait Host: Send + Sync + 'static {
+pub trait Host<S = TcpStream>: Send + Sync + 'static {
     /// What is logged about a guest stands in this span.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// Whether it may come in at all. It is asked before the guest has a place.
+    /// Whether a connection from there is let in at all. Called before it gets a place.
     fn admits(&self, _from: SocketAddr) -> bool {
         true
     }
@@ -78,7 +81,7 @@ pub trait Host: Send + Sync + 'static {
     }
 
     /// Serves a guest until it goes.
-    fn serve(self: Arc<Self>, guest: Guest) -> impl Future<Output = ()> + Send;
+    fn serve(self: Arc<Self>, guest: Guest<S>) -> impl Future<Output = ()> + Send;
 }
 
 impl Away {
@@ -92,9 +95,9 @@ impl Away {
     }
 }
 
-impl Entrance {
+impl<L: Accept> Entrance<L> {
     /// Lets guests in until draining begins; each is served in a task of its own, which is the drain's to wait for.
-    pub async fn run<H: Host>(self, host: Arc<H>, drain: Drain) {
+    pub async fn run<H: Host<L::Stream>>(self, host: Arc<H>, drain: Drain) {
         let Self { listener, door, proxies, refused, refusals } = self;
         let leaving = Door::new(super::door::Limits::places(files::at_most(LEAVING, 16)));
         let desk = Desk { host, door, refused, refusals, leaving, drain: drain.clone() };
@@ -135,8 +138,12 @@ struct Desk<H> {
     drain: Drain,
 }
 
-impl<H: Host> Desk<H> {
-    fn receive(&self, socket: TcpStream, from: SocketAddr) {
+impl<H> Desk<H> {
+    fn receive<S>(&self, socket: S, from: SocketAddr)
+    where
+        H: Host<S>,
+        S: Connection + AsFd + 'static,
+    {
         if !self.host.admits(from) {
             return self.send_away(socket, from, Away::Forbidden);
         }
@@ -160,7 +167,11 @@ impl<H: Host> Desk<H> {
     }
 
     /// Learns from a balancer for whom it speaks. Until then the place is the balancer's.
-    fn introduce(&self, mut socket: TcpStream, balancer: SocketAddr) {
+    fn introduce<S>(&self, socket: S, balancer: SocketAddr)
+    where
+        H: Host<S>,
+        S: Connection + AsFd + 'static,
+    {
         let Ok(place) = self.door.try_enter(&Source::of(balancer.ip())) else {
             return self.send_away(socket, balancer, Away::Full);
         };
@@ -168,7 +179,7 @@ impl<H: Host> Desk<H> {
         let inner = span.clone();
         self.drain.spawn(Span::none(), async move {
             let lost = place.lost();
-            let read = timeout(HEADER_TIME, proxied::read(&mut socket)).instrument(inner.clone());
+            let read = timeout(HEADER_TIME, introduced(socket.tcp())).instrument(inner.clone());
             let read = tokio::select! {
                 biased;
                 () = lost.cancelled() => return desk.refused.count("gave_way"),
@@ -190,7 +201,11 @@ impl<H: Host> Desk<H> {
     }
 
     /// Says why without waiting, and closes such that it is heard.
-    fn send_away(&self, socket: TcpStream, from: SocketAddr, why: Away) {
+    fn send_away<S>(&self, mut socket: S, from: SocketAddr, why: Away)
+    where
+        H: Host<S>,
+        S: Connection + AsFd + 'static,
+    {
         self.refused.count(why.name());
         let told = self.host.farewell(from, why);
         // Not by the runtime, which would have to find out first whether a new socket can be written to.
@@ -206,7 +221,7 @@ impl<H: Host> Desk<H> {
         self.drain.spawn(Span::none(), async move {
             tokio::select! {
                 () = lost.cancelled() => {}
-                _ = timeout(LEAVE_TIME, ended(&socket)) => {}
+                _ = timeout(LEAVE_TIME, ended(&mut socket)) => {}
             }
             drop(place);
         });
@@ -226,15 +241,21 @@ impl<H> Clone for Desk<H> {
     }
 }
 
+/// For whom a balancer speaks; for nobody else if no header can stand there.
+async fn introduced(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>, ProxiedError> {
+    match socket {
+        Some(socket) => proxied::read(socket).await,
+        None => Ok(None),
+    }
+}
+
 /// Passes over what comes, until the far end ends or has sent more than a request.
-async fn ended(socket: &TcpStream) {
+async fn ended<S: AsyncRead + Unpin>(socket: &mut S) {
     let (mut passed, mut space) = (0, [0; 1024]);
-    while passed < MOST_PASSED && socket.readable().await.is_ok() {
-        match socket.try_read(&mut space) {
-            Ok(0) => return,
-            Ok(n) => passed += n,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(_) => return,
+    while passed < MOST_PASSED {
+        match socket.read(&mut space).await {
+            Ok(n) if n > 0 => passed += n,
+            _ => return,
         }
     }
 }

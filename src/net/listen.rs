@@ -3,11 +3,27 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::{error, info, warn};
+
+use super::socket::Connection;
+
+/// A listening socket of any kind, whose accepting never ends.
+pub trait Accept: Send + Sync {
+    /// What comes in.
+    type Stream: Connection + AsFd + 'static;
+
+    /// Where it listens.
+    fn at(&self) -> impl fmt::Display;
+
+    /// Waits for the next connection, and says where it comes from: who comes by a socket of this machine that has no
+    /// addresses comes from loopback. Cancel safe.
+    fn accept(&self) -> impl Future<Output = (Self::Stream, SocketAddr)> + Send;
+}
 
 /// A listening TCP socket whose accepting never ends, whatever the system lacks for a while.
 #[derive(Debug)]
@@ -85,6 +101,18 @@ impl Listener {
                 }
             }
         }
+    }
+}
+
+impl Accept for Listener {
+    type Stream = TcpStream;
+
+    fn at(&self) -> impl fmt::Display {
+        self.at
+    }
+
+    async fn accept(&self) -> (TcpStream, SocketAddr) {
+        self.accept().await
     }
 }
 

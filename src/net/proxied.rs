@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 
 use ppp::{HeaderResult, v1, v2};
-use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 use crate::policy::plain;
@@ -26,9 +25,9 @@ pub enum ProxiedError {
 /// # Errors
 ///
 /// If there is no header, or one that does not tell. Not cancel safe.
-pub async fn read(socket: &mut TcpStream) -> Result<Option<SocketAddr>, ProxiedError> {
+pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxiedError> {
     let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
-    socket.read_exact(&mut header).await?;
+    fill(socket, &mut header).await?;
     if header == v2::PROTOCOL_PREFIX {
         binary(socket, &mut header).await?;
     } else if header.starts_with(v1::PROTOCOL_PREFIX.as_bytes()) {
@@ -38,9 +37,9 @@ pub async fn read(socket: &mut TcpStream) -> Result<Option<SocketAddr>, ProxiedE
 }
 
 /// Reads the rest of a v2 header: its second part tells how long it is.
-async fn binary(socket: &mut TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
+async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
     let mut rest = [0; 4];
-    socket.read_exact(&mut rest).await?;
+    fill(socket, &mut rest).await?;
     header.extend_from_slice(&rest);
     let length = usize::from(u16::from_be_bytes([rest[2], rest[3]]));
     if length > LONGEST {
@@ -48,12 +47,12 @@ async fn binary(socket: &mut TcpStream, header: &mut Vec<u8>) -> Result<(), Prox
     }
     let read = header.len();
     header.resize(read + length, 0);
-    socket.read_exact(&mut header[read..]).await?;
+    fill(socket, &mut header[read..]).await?;
     Ok(())
 }
 
 /// Reads the rest of a v1 header, which is a line. What stands behind it is the client's, so it is looked at first.
-async fn text(socket: &mut TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
+async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
     let mut ahead = [0; LONGEST_LINE];
     while !header.ends_with(b"\r\n") {
         let room = LONGEST_LINE.saturating_sub(header.len());
@@ -67,7 +66,21 @@ async fn text(socket: &mut TcpStream, header: &mut Vec<u8>) -> Result<(), Proxie
         let line = ahead[..seen].iter().position(|byte| *byte == b'\n').map_or(seen, |end| end + 1);
         let read = header.len();
         header.resize(read + line, 0);
-        socket.read_exact(&mut header[read..]).await?;
+        fill(socket, &mut header[read..]).await?;
+    }
+    Ok(())
+}
+
+/// Reads as much as there is space for.
+async fn fill(socket: &TcpStream, mut space: &mut [u8]) -> io::Result<()> {
+    while !space.is_empty() {
+        socket.readable().await?;
+        match socket.try_read(space) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => space = &mut space[n..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }
@@ -103,7 +116,7 @@ const LONGEST_LINE: usize = 107;
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
     /// What is read of these bytes, sent in pieces, and what is left of them.
@@ -120,7 +133,7 @@ mod tests {
             far.shutdown().await.unwrap();
         };
         let read = async {
-            let read = read(&mut near).await;
+            let read = read(&near).await;
             let mut rest = Vec::new();
             near.read_to_end(&mut rest).await.unwrap();
             (read, rest)

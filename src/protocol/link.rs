@@ -3,10 +3,11 @@
 mod alive;
 mod ended;
 pub mod grpc;
-pub mod pace;
+pub(super) mod pace;
 mod puller;
-pub mod schedule;
-pub mod sender;
+pub(super) mod schedule;
+pub(super) mod sender;
+pub(super) mod source;
 mod stall;
 
 use std::collections::VecDeque;
@@ -22,7 +23,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::protocol::link::alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
 pub use crate::protocol::link::ended::LinkEnded;
-pub use crate::protocol::link::puller::{Encoding, Puller};
+pub(super) use crate::protocol::link::puller::{Encoding, Puller};
 use crate::protocol::link::stall::Stall;
 
 use crate::names::SessionId;
@@ -33,7 +34,7 @@ use crate::protocol::table::{Event, SessionTable};
 use crate::protocol::wire::codec::inbound::next_piece;
 use crate::protocol::wire::codec::{Reader, StreamMsg};
 use crate::protocol::wire::extension::from_message;
-use crate::protocol::wire::frame::{Code, Frame, FrameKind, Refusal, SessionFrame};
+use crate::protocol::wire::frame::{Code, Frame, FrameKind, Refusal, SessionFrame, SessionKey};
 use crate::protocol::wire::plain::{Decoded, Received};
 use crate::telemetry::Metrics;
 
@@ -222,7 +223,8 @@ impl Link {
             }
             FrameKind::Pong(None) => {}
             FrameKind::Session(id, category, word) => {
-                self.events.extend(self.table.on_frame(&self.sender, node, id, category, word, now));
+                let key = SessionKey { id, category, node };
+                self.events.extend(self.table.on_frame(&self.sender, key, word, now));
             }
             FrameKind::Find(question) => self.events.push_back(Event::Find(node, question)),
             FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
@@ -237,14 +239,8 @@ impl Link {
             if matches!(word, SessionFrame::Data(_)) {
                 self.fed = Some(decoded.id);
             }
-            self.events.extend(self.table.on_frame(
-                &self.sender,
-                node.clone(),
-                decoded.id,
-                decoded.category,
-                word,
-                now,
-            ));
+            let key = SessionKey { id: decoded.id, category: decoded.category, node: node.clone() };
+            self.events.extend(self.table.on_frame(&self.sender, key, word, now));
         }
     }
 }

@@ -1,5 +1,4 @@
 //! What only passes through this pod: sessions whose two ends are at other processes.
 
-pub mod queue;
-pub mod request;
-pub mod table;
+pub(super) mod queue;
+pub(super) mod table;

@@ -1,12 +1,13 @@
 //! One end of a session at work: its lock and wakers, and the handles its owner holds.
 
-pub mod budget;
 mod handles;
+pub(in crate::protocol) mod host;
 mod next_frame;
+mod owned;
 mod paths;
-pub mod recv;
-pub mod send;
-pub mod state;
+pub(super) mod recv;
+pub(super) mod send;
+pub(super) mod state;
 mod stream;
 mod trace;
 
@@ -18,24 +19,21 @@ use tokio::time::Instant;
 pub use crate::protocol::session::handles::{Answer, Offer, Opening, Parked};
 pub use crate::protocol::session::stream::{Account, Session};
 
-use crate::names::{Instance, NodeName, SessionId};
-use crate::protocol::link::sender::{LinkSender, SendIntent};
-use crate::protocol::session::state::{Effects, LinkId, Phase, SessionState};
+use crate::names::Instance;
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::source::{LinkId, SendIntent};
+use crate::protocol::session::host::SessionHost;
+use crate::protocol::session::state::{Effects, Phase, SessionState};
 use crate::protocol::session::trace::Stage;
-use crate::protocol::table::SessionTable;
-use crate::protocol::wire::frame::{Category, Refusal, SessionFrame};
+use crate::protocol::wire::frame::{Refusal, SessionFrame, SessionKey};
 use crate::protocol::wire::opener::Opener;
 
 /// What the table, the owner and the links share of one end.
 #[derive(Debug)]
-pub struct SessionCore {
-    /// Its name everywhere.
-    pub id: SessionId,
-    /// Which front end asked.
-    pub category: Category,
-    /// The node at which the target is.
-    pub node: NodeName,
-    table: Weak<SessionTable>,
+pub(crate) struct SessionCore {
+    /// Which session.
+    pub key: SessionKey,
+    host: Weak<dyn SessionHost>,
     /// Acceptor: who opened it, once that is known.
     opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
@@ -70,20 +68,16 @@ struct Inner {
 
 impl SessionCore {
     pub(super) fn new(
-        id: SessionId,
-        category: Category,
-        node: NodeName,
-        table: Weak<SessionTable>,
+        key: SessionKey,
+        host: Weak<dyn SessionHost>,
         state: SessionState,
         sender: Option<Arc<LinkSender>>,
     ) -> Arc<Self> {
         let logged = Stage::of(&state);
-        logged.log_begin(id, &node);
+        logged.log_begin(&key);
         Arc::new(Self {
-            id,
-            category,
-            node,
-            table,
+            key,
+            host,
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
                 state,
@@ -113,7 +107,7 @@ impl SessionCore {
     ) -> bool {
         let moves = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         if moves {
-            sender.join(self);
+            sender.join(self.key.id);
         }
         let (mut dropped, mut here) = (false, true);
         self.act(|inner| {
@@ -163,8 +157,8 @@ impl SessionCore {
     /// Its owner has left; the table sees that it does not stay for ever.
     fn depart(self: &Arc<Self>) {
         let stays = self.lock().state.departed_since().is_some();
-        if stays && let Some(table) = self.table.upgrade() {
-            table.departed(self.id);
+        if stays && let Some(host) = self.host.upgrade() {
+            host.departed(self.key.id);
         }
     }
 
@@ -204,6 +198,12 @@ impl SessionCore {
         self.lock().state.recv.queued()
     }
 
+    /// As [`Self::queued`], if it runs on that link; else none.
+    pub(super) fn queued_from(&self, link: LinkId) -> usize {
+        let inner = self.lock();
+        if inner.state.path() == Some(link) { inner.state.recv.queued() } else { 0 }
+    }
+
     /// Of these, those that nobody was promised: a plain peer's.
     pub(super) fn unpromised(&self) -> usize {
         self.lock().state.recv.unpromised()
@@ -240,17 +240,17 @@ impl SessionCore {
             sender.enter(self, &intent);
         }
         if effects.forget
-            && let Some(table) = self.table.upgrade()
+            && let Some(host) = self.host.upgrade()
         {
-            table.forget(self.id, ended);
+            host.forget(self.key.id, ended);
         }
     }
 
-    /// Is no member of a link any more; unless another thread has just brought it back there.
+    /// Removes the session from the link's members. Adds it again if another thread has moved it back there meanwhile.
     fn part(self: &Arc<Self>, sender: &Arc<LinkSender>) {
-        sender.part(self.id);
+        sender.part(self.key.id);
         let back = self.lock().state.path() == Some(sender.id);
-        if back && !sender.join(self) {
+        if back && !sender.join(self.key.id) {
             self.link_ended(sender.id, None, Instant::now());
         }
     }

@@ -3,8 +3,11 @@
 mod clients;
 mod departed;
 mod ended;
+mod host;
 mod links;
+mod offers;
 mod on_frame;
+pub(super) mod request;
 mod upkeep;
 
 use std::collections::{HashMap, VecDeque};
@@ -12,22 +15,19 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::protocol::table::clients::Clients;
 use crate::protocol::table::ended::Ended;
+use crate::protocol::table::request::RelayRequest;
 
 use crate::names::{Instance, NodeName, SessionId, Target};
-use crate::protocol::link::sender::LinkSender;
+use crate::protocol::budget::Budget;
 use crate::protocol::lock;
-use crate::protocol::relay::request::RelayRequest;
 use crate::protocol::relay::table::RelayTable;
-use crate::protocol::session::budget::{Budget, Share};
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
 use crate::protocol::session::state::SessionState;
 use crate::protocol::session::{Offer, Opening, Parked, SessionCore};
-use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal};
+use crate::protocol::wire::frame::{Category, Conflict, Found, Refusal, SessionKey};
 use crate::telemetry::Metrics;
 
 /// What one process allows itself.
@@ -151,8 +151,8 @@ impl SessionTable {
         let halves = if self.has_place() { self.halves() } else { None };
         let (send, recv) = halves.ok_or(Full)?;
         let end = SessionState::opener(target, client, send, recv);
-        let id = SessionId::random();
-        let shared = SessionCore::new(id, category, node, Arc::downgrade(self), end, None);
+        let key = SessionKey { id: SessionId::random(), category, node };
+        let shared = SessionCore::new(key, self.host(), end, None);
         self.insert(&shared);
         Ok(Opening::new(shared))
     }
@@ -172,27 +172,9 @@ impl SessionTable {
         }
     }
 
-    /// The session is over, for the given reason if it did not end by itself.
-    pub(super) fn forget(&self, id: SessionId, why: Option<Code>) {
-        if self.shard(id).remove(&id).is_some() {
-            if let Some(code) = why {
-                self.metrics.resets.count(code.name());
-            }
-            self.count.fetch_sub(1, Relaxed);
-            lock(&self.ended).add(id, why, Instant::now());
-            lock(&self.clients).remove(id);
-        }
-    }
-
     /// Every session.
     pub(super) fn all(&self) -> Vec<Arc<SessionCore>> {
         self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
-    }
-
-    /// Empty shares for what a plain peer sends over that link: of all there may be in this process, and of a quarter of
-    /// that, to which the link is held once half of all is taken.
-    pub(super) fn room_unread(&self, sender: &LinkSender) -> (Share, Share) {
-        (self.unpromised.share(), sender.room_unread(self.unpromised.limit() / 4))
     }
 
     fn halves(&self) -> Option<(SendHalf, RecvHalf)> {
@@ -202,9 +184,15 @@ impl SessionTable {
         Some((SendHalf::new(self.kept.share()), RecvHalf::new(windows, promised)))
     }
 
-    fn insert(&self, shared: &Arc<SessionCore>) {
+    pub(super) fn insert(&self, shared: &Arc<SessionCore>) {
         self.count.fetch_add(1, Relaxed);
-        self.shard(shared.id).insert(shared.id, shared.clone());
+        let id = shared.key.id;
+        self.shard(id).insert(id, shared.clone());
+    }
+
+    /// The session, if it has an end here.
+    pub(super) fn session(&self, id: SessionId) -> Option<Arc<SessionCore>> {
+        self.shard(id).get(&id).cloned()
     }
 
     fn shard(&self, id: SessionId) -> MutexGuard<'_, HashMap<SessionId, Arc<SessionCore>>> {

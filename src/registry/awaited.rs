@@ -1,4 +1,9 @@
 //! Who waits for which node, so that a node that comes wakes only those who wait for it.
+//!
+//! The order is always: make an [`Arrival`], then look whether the node is there, then wait. An arrival notices every
+//! node that comes after it was made, so nothing is lost between the look and the wait. The entry of a node is made and
+//! removed under one lock together with its count; waking happens after the lock is released, on a handle taken under it,
+//! and at worst wakes a waiter that has just left.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,11 +20,12 @@ pub(super) struct Awaited(Mutex<HashMap<NodeName, Waiting>>);
 #[derive(Debug)]
 struct Waiting {
     tell: Arc<watch::Sender<()>>,
-    /// How many. Counted here, under the lock: receivers are dropped when they please.
+    /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the same
+    /// time would each still see the other's receiver, and the entry would stay for ever.
     count: usize,
 }
 
-/// Notices that a node comes, from the moment it was made.
+/// A waiter for one node: it notices each time the node comes after the waiter was made.
 #[derive(Debug)]
 pub struct Arrival<'a> {
     awaited: &'a Awaited,
@@ -45,7 +51,7 @@ impl Awaited {
         }
     }
 
-    /// Any of them may have come.
+    /// Wakes every waiter, as any of the nodes may have come.
     pub(super) fn tell_all(&self) {
         let waiting: Vec<_> = self.lock().values().map(|waiting| waiting.tell.clone()).collect();
         for waiting in waiting {
@@ -59,11 +65,11 @@ impl Awaited {
 }
 
 impl Arrival<'_> {
-    /// Waits until the node has come since this was made. Cancel safe.
+    /// Waits until the node comes; returns at once if it has come since this waiter was made. Cancel safe.
     pub async fn come(&self) {
         let mut told = self.told.clone();
         if told.changed().await.is_err() {
-            // Its sender lives as long as this.
+            // Never reached: this waiter is counted, and the sender lives as long as anybody is.
             std::future::pending::<()>().await;
         }
     }

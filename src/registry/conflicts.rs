@@ -1,4 +1,4 @@
-//! Two processes with one name: whom the name was kept from, and how loudly that is said.
+//! Two processes with one name: which of them was refused it, and how often that is logged.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,22 +9,22 @@ use tokio::time::Instant;
 use super::{Linked, Registry, Taken};
 use crate::names::{Instance, NodeName};
 
-/// Names over which there was a conflict of late. Bounded by [`MOST`].
+/// Names with a recent conflict; at most [`MOST`] of them.
 #[derive(Debug, Default)]
 pub(super) struct Conflicts(Mutex<HashMap<NodeName, Conflict>>);
 
 #[derive(Debug)]
 struct Conflict {
-    /// The process from which the name was kept last, at another pod.
+    /// The process at another pod that was refused the name last.
     kept_from: Option<Instance>,
     told: Instant,
-    /// How often since then.
+    /// Conflicts since then that were not logged.
     untold: u64,
 }
 
 impl Registry {
-    /// A node that is linked here is alive and keeps its name from another process, which came at `place`: says so, to
-    /// that node too. Returns what the other one is to be told.
+    /// A node that is linked here is alive and keeps its name; another process of that name came at `place`. Logs that,
+    /// and tells the node. Returns the sentence for the other process.
     pub(super) fn keeps(&self, node: &NodeName, linked: &Linked, place: &str) -> Taken {
         let why = format!(
             "another process came as node {node}, {place}, and is kept out while this one is alive: two machines with \
@@ -35,7 +35,7 @@ impl Registry {
         Taken { node: node.clone(), from: linked.from }
     }
 
-    /// A node that is linked here is alive, and the name is another's.
+    /// A node that is linked here loses its name to another process: its link is closed with that reason.
     pub(super) fn loses(&self, node: &NodeName, linked: &Linked, why: String) {
         self.tell_conflict(node, &why);
         linked.sender.dismiss(why);
@@ -50,8 +50,8 @@ impl Registry {
 }
 
 impl Conflicts {
-    /// There is one more over that name. Whether it is to be told now, and how many were not told before it: two
-    /// machines that take turns are no reason to fill the log.
+    /// Counts one more conflict over that name. Some: it is to be logged now, with how many were left out before it.
+    /// None: it is left out, so that two machines that take turns do not fill the log.
     pub(super) fn tells(&self, node: &NodeName) -> Option<u64> {
         let mut all = self.lock();
         let now = Instant::now();
@@ -73,14 +73,14 @@ impl Conflicts {
         Some(0)
     }
 
-    /// The name was kept from that process at another pod, which is told.
+    /// Notes that a process at another pod was refused the name.
     pub(super) fn kept(&self, node: &NodeName, from: Option<Instance>) {
         if let Some(known) = self.lock().get_mut(node) {
             known.kept_from = from;
         }
     }
 
-    /// Whether the name was kept from that process.
+    /// Whether that process was the last to be refused the name.
     pub(super) fn was_kept(&self, node: &NodeName, from: Instance) -> bool {
         self.lock().get(node).is_some_and(|known| known.kept_from == Some(from))
     }
@@ -90,7 +90,7 @@ impl Conflicts {
     }
 }
 
-/// Names that are remembered.
+/// Names that are remembered at once.
 const MOST: usize = 1000;
 /// Between two lines about one name.
 const TOLD_EVERY: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Finding a node: linked here, else what is remembered, else what DNS and the other pods say.
+//! Finding a node: linked here, else where it was found before, else by DNS and by asking the other pods.
 
 mod contest;
 mod known;
@@ -30,7 +30,7 @@ pub struct Finder {
     others: Option<Others>,
 }
 
-/// What a pod that is not alone asks.
+/// What one of several pods needs to find nodes elsewhere.
 #[derive(Debug)]
 struct Others {
     siblings: Arc<Siblings>,
@@ -38,12 +38,12 @@ struct Others {
     searches: Searches,
 }
 
-/// A way to a node: a link to ask on.
+/// A path to a node: the link over which a session is to be opened or resumed.
 #[derive(Debug, Clone)]
 pub struct Path {
     /// The node's own link, or one to the pod that has it.
     pub sender: Arc<LinkSender>,
-    /// The node's process, unless it speaks plain.
+    /// The node's process; none for a plain node that is linked here.
     pub instance: Option<Instance>,
 }
 
@@ -76,12 +76,12 @@ impl Finder {
         &self.registry
     }
 
-    /// A way to a node: of the process `instance` if one is given, and other than by the link `not`, or through the pod
-    /// at its other end. Takes about 2 s at most. Cancel safe.
+    /// A path to a node: to its process `instance` if one is given, and neither over the link `not` nor through the pod
+    /// at that link's other end. Takes about 2 s at most. Cancel safe.
     ///
     /// # Errors
     ///
-    /// Nobody has it; who was asked.
+    /// No pod has the node; the error says who was asked.
     pub async fn find(
         &self,
         node: &NodeName,
@@ -95,11 +95,13 @@ impl Finder {
         let mut searching = pin!(self.search(wanted.clone()));
         let mut came = false;
         loop {
-            // Begun before looking, so that a node that comes in between is not missed.
+            // The waiter is made before the second look: a node that comes between the two ends the wait below. The
+            // search itself would not notice it, as it asks other pods only.
             let arrival = self.registry.arrival(node);
             let missing = match self.at_hand(&wanted) {
                 Ok(way) => return Ok(way),
-                // As another process than the one that is sought: who seeks it counts the time from now.
+                // The node has come, but as another process than the one that is sought. The caller decides how long it
+                // still waits for that one.
                 Err(missing) if came && missing.another => return Err(missing),
                 Err(missing) => missing,
             };
@@ -120,12 +122,12 @@ impl Finder {
         }
     }
 
-    /// A way that needs no search: the node is linked here, or at a pod that is remembered and linked.
+    /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a link.
     fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
         let node = &wanted.node;
         let mut missing = NotFound::default();
         match self.registry.find(node) {
-            // Its link has just ended and is about to be removed.
+            // The link is closed already and its task is about to remove it: another thread is between the two.
             NodeLocation::Here(linked) if linked.sender.is_closed() => missing.seen = Some(Duration::ZERO),
             NodeLocation::Here(linked) if wanted.suits(linked.instance, &linked.sender) => {
                 return Ok(Path { sender: linked.sender, instance: linked.instance });
@@ -165,11 +167,11 @@ impl Finder {
         })
     }
 
-    /// A way to the pod that is this process. Takes 1 s at most. Cancel safe.
+    /// A path to the pod whose process is `instance`. Takes 1 s at most. Cancel safe.
     ///
     /// # Errors
     ///
-    /// None of those that could be asked is it. Names those that could not.
+    /// No pod that could be reached is that process. The error names those that could not be reached.
     pub async fn find_pod(&self, instance: Option<Instance>) -> Result<Path, NotFound> {
         let (Some(others), Some(wanted)) = (&self.others, instance) else { return Err(NotFound::default()) };
         match others.siblings.process(wanted).await {
@@ -191,14 +193,14 @@ impl Finder {
         }
     }
 
-    /// A way has proved wrong: it is not believed again until somebody says so anew.
+    /// Forgets that the node is at the pod behind this path, because the node was not there.
     pub fn is_wrong(&self, node: &NodeName, way: &Path) {
         if let Some(others) = &self.others {
             others.known.forget(node, &others.siblings.behind(&way.sender));
         }
     }
 
-    /// A node has come here. Tells the other pods.
+    /// Announces to the other pods that a node is linked here now.
     pub fn gained(&self, node: &NodeName) {
         if let Some(others) = &self.others {
             others.known.forget_all(node);
@@ -206,19 +208,19 @@ impl Finder {
         }
     }
 
-    /// Answers another pod's question, from our own links only.
+    /// Answers another pod's question from this pod's own links only.
     pub fn answer(&self, to: &Arc<LinkSender>, node: &NodeName, question: u64) {
         let linked = self.registry.here(node).filter(|linked| !linked.sender.is_closed());
         let found = linked.map_or_else(|| Found::away(question), |linked| linked.found(question, self.own));
-        // One that does not read its answers gets none.
+        // Dropped if too much waits on that link: a pod that does not read its answers gets none.
         to.found(node, found);
         if let Some(others) = &self.others {
             others.siblings.behind(to);
         }
     }
 
-    /// Another pod has said something of a node. True if it said unasked that the node is there now: then
-    /// [`Self::contest`] and [`Self::make_way`] are to be called.
+    /// Takes in what another pod said of a node. True if that was an announcement that the node is there now: the caller
+    /// then calls [`Self::contest`] and [`Self::make_way`].
     pub fn heard(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
         let Some(others) = &self.others else { return false };
         if !others.siblings.heard(from, found) || !found.here {
@@ -229,8 +231,8 @@ impl Finder {
         true
     }
 
-    /// A node was linked anew, here or at the pod behind `to`. Links to other pods on which sessions of ours run to it are
-    /// asked for a sign of life, and left if there is none within 1 s. Returns the sessions that need another path.
+    /// A node was linked anew, here or at the pod behind `to`. Other links over which our sessions run to it are pinged;
+    /// those that do not answer within 1 s are left. Returns the sessions that need another path.
     pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
@@ -246,7 +248,7 @@ impl Finder {
     }
 }
 
-/// An edge that has lost its link is back within this, if it can be.
+/// How long an edge that has lost its link usually takes to link again: for so long its node counts as moving.
 const MOVE_WINDOW: Duration = Duration::from_secs(3);
-/// How long an old link has to show that it lives, when its node has come elsewhere.
+/// How long an old link has to answer a ping when its node has come elsewhere.
 const PONG_TIMEOUT: Duration = Duration::from_secs(1);

@@ -36,7 +36,7 @@ pub struct Publisher {
     pub store: Store,
     /// Which nodes are published, and under which names.
     pub zone: Arc<Zone>,
-    /// Asked before a name is published that may be somebody else's.
+    /// Asked before a name is published that may belong to somebody else.
     pub vet: Vet,
     /// Counts records and failures.
     pub metrics: Metrics,

@@ -1,4 +1,8 @@
-//! The other pods of this cloud: where they are, links to them, and what they say of nodes.
+//! The other pods of this cloud: where they are, links to them, and their answers about nodes.
+//!
+//! Locks: one for the list of pods, one for the questions under way, and small ones inside each sibling. No two are held
+//! at once. So each operation copies the list (`pods`) and looks at the copy without the lock; a pod that is added or
+//! removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
 
 pub mod addresses;
 mod list;
@@ -22,9 +26,8 @@ use crate::names::NodeName;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
-use crate::protocol::link::grpc::LinkContext;
-use crate::protocol::session::state::LinkId;
-use crate::protocol::{Found, Link, LinkSender};
+use crate::protocol::grpc::LinkContext;
+use crate::protocol::{Found, Link, LinkId, LinkSender};
 use crate::registry::Registry;
 
 use news::{Announcements, UNASKED};
@@ -39,14 +42,14 @@ use sibling::Sibling;
 pub struct Siblings {
     means: DialContext,
     pods: Mutex<Pods>,
-    /// Who waits for the answer to which question over which link.
+    /// The questions under way, by number and link: an answer counts only from the link over which it was asked for.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
     next_question: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Pods {
-    /// Those whose address we know.
+    /// Pods whose address is known.
     known: BTreeMap<SocketAddr, Arc<Sibling>>,
     /// Links that other pods have made.
     incoming: Vec<Incoming>,
@@ -59,8 +62,8 @@ struct Incoming {
 }
 
 impl Siblings {
-    /// Follows `addresses` (our own may be among them) until draining begins. The links it makes come out of the
-    /// second value, to be driven; like those that other pods make, each that ends is to be told by [`Self::left`].
+    /// Follows `addresses` (this pod's own may be among them) until draining begins. The links that it makes come out of
+    /// the second value; the caller drives them. For each link that ends, whoever made it, the caller calls [`Self::left`].
     pub fn new(
         addresses: watch::Receiver<Vec<SocketAddr>>,
         registry: Arc<Registry>,
@@ -82,7 +85,7 @@ impl Siblings {
         (siblings, made)
     }
 
-    /// A link that another pod has made is up.
+    /// Takes in a link that another pod has made.
     pub fn joined(&self, sender: &Arc<LinkSender>) {
         let incoming = Incoming { sender: sender.clone(), news: Arc::default() };
         let before = {
@@ -94,7 +97,7 @@ impl Siblings {
         };
         self.means.registry.told_of_a_pod();
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
-            // It may have two ways to us, or have lost the one before.
+            // A pod may reach this one by two addresses, or may have lost the older link: a ping tells which.
             self.means.ground.drain.spawn(info_span!("old"), async move {
                 if newer >= MOST_OF_ONE || !old.answers_within(PONG_TIMEOUT).await {
                     old.close();
@@ -117,7 +120,7 @@ impl Siblings {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
     }
 
-    /// Tells all other pods that a node has come here.
+    /// Announces to all other pods that a node is linked here now.
     pub fn tell(&self, node: &NodeName) {
         let (known, incoming) = self.pods();
         let mut linked = Vec::new();
@@ -131,7 +134,7 @@ impl Siblings {
         }
     }
 
-    /// All other pods that are to be asked for a node, each once.
+    /// All other pods that can be asked for a node, each once.
     pub fn all(&self) -> Vec<Pod> {
         let (mut known, incoming) = self.pods();
         known.retain(|sibling| {
@@ -143,7 +146,7 @@ impl Siblings {
         known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(Pod).collect()
     }
 
-    /// The pod at the other end of a link, which has been of use just now.
+    /// The pod at the other end of a link; notes that the link has just been used.
     pub fn behind(&self, sender: &Arc<LinkSender>) -> Pod {
         let (known, _) = self.pods();
         let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
@@ -171,6 +174,8 @@ impl Siblings {
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
+        // Entered before it is sent, as the answer may come on another thread before `find` returns. The guard below takes
+        // it out again, whether it was answered, timed out or cancelled.
         self.questions().insert((question, sender.id), answer);
         let _asked = Question { siblings: self, key: (question, sender.id) };
         if !sender.find(node, question) {
@@ -185,19 +190,19 @@ impl Siblings {
         Ok(Answer { pod: from, yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }) })
     }
 
-    /// A pod has said something of a node. Whether nobody asked.
+    /// Takes in what a pod said of a node. True if it is an announcement, false if it answers a question.
     pub fn heard(&self, from: &LinkSender, found: Found) -> bool {
         if found.question == UNASKED {
             return true;
         }
         if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
-            // Fails only if nobody waits any more.
+            // An error only says that the waiter has just gone.
             let _ = asked.send(found);
         }
         false
     }
 
-    /// As they are at this moment, to look at each without the lock; of the links that one pod has made, the newest.
+    /// A copy of the list, to be looked at without the lock. Of the links that one pod has made it has only the newest.
     fn pods(&self) -> (Vec<Arc<Sibling>>, Vec<Incoming>) {
         let pods = self.lock();
         let mut incoming: Vec<Incoming> = Vec::new();
@@ -219,7 +224,7 @@ impl Siblings {
     }
 }
 
-/// A question that is not waited for any more is forgotten.
+/// Removes a question when its waiter goes.
 struct Question<'a> {
     siblings: &'a Siblings,
     key: (u64, LinkId),
@@ -231,13 +236,13 @@ impl Drop for Question<'_> {
     }
 }
 
-/// Links that wait to be driven.
+/// Links that may wait to be driven.
 const MOST_MADE: usize = 16;
-/// Links of one pod that live side by side; the oldest goes.
+/// Links that one pod may have made and keep side by side; beyond it the oldest is closed.
 const MOST_OF_ONE: usize = 4;
-/// How long an old link has to show that it lives, when its pod has made another.
+/// How long an old link has to answer a ping when its pod has made another.
 const PONG_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a pod may take to say whether it has a node.
+/// How long a pod may take to answer whether it has a node.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,16 +1,15 @@
-//! The way of an edge to everything: its links to the cloud.
+//! The links of an edge to the cloud: every path of an edge leads over one of them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::names::NodeName;
-use crate::protocol::LinkSender;
-use crate::protocol::session::state::LinkId;
+use crate::protocol::{LinkId, LinkSender};
 use crate::registry::awaited::{Arrival, Awaited};
 
 /// The links of an edge: one, and more while a pod that is told to stop still holds sessions.
 #[derive(Debug)]
 pub struct Uplinks {
-    /// Which node we are.
+    /// The node that this edge is.
     node: NodeName,
     /// The newest last.
     links: Mutex<Vec<Arc<LinkSender>>>,
@@ -23,7 +22,7 @@ impl Uplinks {
         Arc::new(Self { node, links: Mutex::default(), came: Awaited::default() })
     }
 
-    /// Which node we are. Asked for by that name, the cloud is meant.
+    /// The node that this edge is. Who asks for that name through the cloud means the cloud itself.
     pub fn node(&self) -> &NodeName {
         &self.node
     }
@@ -64,6 +63,7 @@ impl Uplinks {
     /// Waits until there is a newer link than this one. Cancel safe.
     pub async fn newer(&self, than: LinkId) {
         loop {
+            // The arrival is made before the look: a link that is added between the two then ends the wait.
             let arrival = self.arrival();
             if self.newest(None).is_some_and(|newest| newest.id > than) {
                 return;
@@ -79,7 +79,7 @@ impl Uplinks {
         }
     }
 
-    /// As they are at this moment, to look at each without the lock.
+    /// A copy of the list, so that no link's own lock is taken while this one is held.
     fn links(&self) -> Vec<Arc<LinkSender>> {
         self.lock().clone()
     }
@@ -89,6 +89,6 @@ impl Uplinks {
     }
 }
 
-/// Links at once: two are usual while a pod stops. The oldest goes, as a cloud of which every pod is stopping must not
-/// make us grow.
+/// Links at once: two are usual while a pod stops. Beyond this the oldest is closed, so that a cloud of which every pod
+/// is stopping does not make the edge grow.
 const MAX_LINKS: usize = 8;

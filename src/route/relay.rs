@@ -1,4 +1,4 @@
-//! What others want to reach through this pod: the same search finds its way that finds those of our own sessions.
+//! Paths for sessions that others ask to have relayed through this pod, found by the same search as for our own.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,22 +13,25 @@ use super::{MOVING, Route};
 use crate::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
 use crate::registry::find::NotFound;
 
-/// How many ways may be looked for at once: by one link, and by all together. What is here or was found before needs no
-/// looking.
+/// How many searches may run at once: for one link, and for all together. A node that is linked here, or remembered,
+/// needs no search.
 #[derive(Debug, Clone)]
 pub struct Room {
-    /// For this link.
+    /// Searches for this link.
     pub own: Arc<Semaphore>,
-    /// For all.
+    /// Searches for all links.
     pub all: Arc<Semaphore>,
 }
 
 impl Route {
-    /// Leads what an edge asks of a node, or of the pod that has dialled for it, to where that is, and goes on to look
-    /// while the answer is *not here*. Nobody but its opener moves a session: once it may have reached its acceptor, the
-    /// opener hears that the path is lost, and what was learned here serves the next attempt.
+    /// Relays an edge's request to the node it names, or to the pod that has dialled for the edge, and goes on looking
+    /// while the answer is *not here*.
     ///
-    /// Returns it with the node's link if that speaks plain: then this pod is to be the session's end.
+    /// Only its opener moves a session to another path. So once a request may have reached its acceptor, this pod does not
+    /// try a second path by itself: it tells the opener that the path is lost, and what it has learned serves the opener's
+    /// next attempt.
+    ///
+    /// Returns the request with the node's link if that is a plain one: this pod is then to be the session's end.
     pub async fn relay(&self, asked: RelayRequest, room: &Room) -> Option<(RelayRequest, Arc<LinkSender>)> {
         let (node, instance) = (asked.node().clone(), asked.instance());
         // An edge serves its own node itself, so by that name it means the cloud.
@@ -70,7 +73,7 @@ impl Route {
     }
 }
 
-/// Looks, in a place if it takes longer than a look at what is known. An error says for whom there are no places left.
+/// Runs a search, and takes a permit for it unless it is ready at once. An error says whose permits are used up.
 async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &'static str> {
     let mut looking = pin!(looking);
     if let Some(found) = looking.as_mut().now_or_never() {
@@ -83,8 +86,8 @@ async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &
     Ok(looking.await)
 }
 
-/// What the opener hears if there is no way. To open, that is the end: it was looked for as long as a client waits.
-/// To resume, it may try on.
+/// The answer to the opener if there is no path. For an Open it is final, as the search has taken as long as a client
+/// waits. After a Resume the opener may try again.
 fn refusal(missing: &NotFound, own: bool, resumes: bool) -> Refusal {
     if own && missing.trouble.is_empty() {
         return Refusal::new(Code::Unknown, "the pod that dialled for this session is gone");
@@ -100,6 +103,6 @@ fn refusal(missing: &NotFound, own: bool, resumes: bool) -> Refusal {
     Refusal::new(code, format!("it {}", missing.sentence()))
 }
 
-/// How long the other end of a session is looked for, before its opener tries anew: pods are known by names and lists
-/// that take up to 5 s to follow.
+/// How long a pod looks for the other end of a session before the opener tries again. Other pods are known by names and
+/// lists that take up to 5 s to follow.
 const LOOKED_FOR: Duration = Duration::from_secs(6);

@@ -1,4 +1,4 @@
-//! One session's search for paths: which to ask next, and when.
+//! One session's search for paths: over which it asks next, and when.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,31 +14,34 @@ use crate::registry::find::{NotFound, Path};
 use super::Chance;
 use super::ways::PathSource;
 
-/// What one session knows of its paths. It asks on one at a time.
+/// What one session knows of its paths. It asks over one at a time.
+///
+/// A search belongs to one task, so it needs no lock. Links and nodes change under it at any moment; it notices by a
+/// waiter that is always made before the look it belongs to.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
     ways: &'a PathSource,
     chance: Chance,
     node: &'a NodeName,
-    /// Only this process will do.
+    /// The process of the node that is sought; none if any will do.
     instance: Option<Instance>,
-    /// When it ends.
+    /// When the search ends.
     until: Instant,
-    /// How long it looks on for a node that nobody has, if it does not to the end.
+    /// How long it goes on looking for a node that no pod has; to the end if none.
     patience: Option<Duration>,
-    /// Where it asks next, or has asked.
+    /// The path over which it asks next, or has asked.
     way: Option<Path>,
-    /// Whether it has asked there, so that another is looked for.
+    /// Whether it has asked over that path; then the next look is for another one.
     asked: bool,
-    /// How long an answer is waited for before another path is looked for.
+    /// How long it waits for an answer before it looks for another path.
     wait: Duration,
     backoff: Backoff,
-    /// Since when only another process of the node is found.
+    /// Since when it finds the node only as another process.
     another: Option<Instant>,
 }
 
 impl<'a> Search<'a> {
-    /// Among `ways`, for one to `node`, and to that process of it if one is given.
+    /// A search among `ways` for a path to `node`, and to its process `instance` if one is given.
     pub(super) fn new(
         (ways, chance): (&'a PathSource, Chance),
         node: &'a NodeName,
@@ -60,12 +63,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks on for so long at most each time that nobody has the node.
+    /// Limits how long it goes on looking each time that no pod has the node.
     pub(super) fn at_most(self, patience: Duration) -> Self {
         Self { patience: Some(patience), ..self }
     }
 
-    /// Paths were found so often before, and were of no use: it begins with a pause.
+    /// Begins with a pause, which grows with `times`: so often in a row a path was found and was soon lost again.
     pub(super) async fn again(&mut self, times: u32) {
         if times > 0 {
             self.backoff = Backoff::after(times);
@@ -77,22 +80,22 @@ impl<'a> Search<'a> {
         self.backoff.pause((self.chance)()).min(MAX_PAUSE)
     }
 
-    /// Who is looked for.
+    /// The node that is looked for.
     pub(super) fn node(&self) -> &NodeName {
         self.node
     }
 
-    /// The link on which it asks next, if that speaks plain.
+    /// The link over which it asks next, if that is a plain one.
     pub(super) fn plain(&self) -> Option<Arc<LinkSender>> {
         self.way.as_ref().map(|way| way.sender.clone()).filter(|link| !link.resumes)
     }
 
-    /// Looks for the first way. Who opens a session waits for a node that is changing pods, as a session that runs does,
-    /// and for no other. Cancel safe.
+    /// Looks for the first path. A new session waits for a node that is moving from pod to pod, as a running session does;
+    /// it waits for no other node. Cancel safe.
     ///
     /// # Errors
     ///
-    /// Nobody has the node, or the time is over.
+    /// No pod has the node, or the time is over.
     pub(super) async fn first(&mut self) -> Result<(), NotFound> {
         match timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await {
             Ok(Ok(way)) => {
@@ -104,12 +107,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks until there is a way to ask on, which may be the one that was asked before; then after a pause. Cancel
-    /// safe.
+    /// Looks until there is a path to ask over. That may be the one that was asked before, but then only after a pause.
+    /// Cancel safe.
     ///
     /// # Errors
     ///
-    /// The time is over, or the process that is looked for is gone.
+    /// The time is over, or the process that is sought is gone.
     pub(super) async fn next(&mut self) -> Result<(), NotFound> {
         let until = self.patience.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
         let before = self.way.take().filter(|_| self.asked);
@@ -117,12 +120,13 @@ impl<'a> Search<'a> {
             self.ways.is_wrong(self.node, before);
         }
         let mut paused = before.is_none();
-        // It may go on saying that it has the node, sooner than whoever does: at first the others are believed.
+        // The pod that was asked may still answer that it has the node, and sooner than the pod that does. So the first
+        // look leaves it out.
         let mut not = before.as_ref().map(|before| before.sender.clone());
         not.take_if(|link| link.peer != Peer::Pod || link.is_closed());
         let mut missing = NotFound::default();
         loop {
-            // Begun before looking, so that a link that comes in between is not missed.
+            // The waiter is made before the look: a link that comes between the two ends the wait below.
             let arrival = self.ways.arrival(self.node);
             let (others, not) = (not.is_some(), not.take());
             if self.ways.is_another(self.node, self.instance) {
@@ -156,8 +160,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Asks on the way that was found, and on others while there is no answer and there are others. Returns the answer
-    /// to what was asked last; `answer` waits for it, and is not looked at before something was asked.
+    /// Asks over the path that was found, and then over others, as long as there is no answer and there are others.
+    /// Returns the answer to the last question; `answer` waits for it, and is polled only after something was asked.
     pub(super) async fn ask<A>(
         &mut self,
         ask: impl Fn(&Arc<LinkSender>),
@@ -180,7 +184,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Another way than the one that was asked, once that was silent for too long and there is one.
+    /// Another path than the one that was asked, once no answer has come for too long and there is one.
     async fn other(&self) -> Path {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
@@ -190,7 +194,7 @@ impl<'a> Search<'a> {
             if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
                 return way;
             }
-            // A slow dial is no reason to leave the only path.
+            // There is only this path: its answer may be late because the target is dialled slowly.
             let pause = backoff.pause((self.chance)()) + RETRY_INTERVAL;
             tokio::select! {
                 biased;
@@ -200,7 +204,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether there is no use in looking on.
+    /// An error if there is no use in looking on.
     fn is_hopeless(&mut self, missing: &NotFound, until: Instant) -> Result<(), NotFound> {
         let now = Instant::now();
         if !missing.another {
@@ -211,19 +215,20 @@ impl<'a> Search<'a> {
         if now >= until { Err(NotFound { another: false, ..missing.clone() }) } else { Ok(()) }
     }
 
-    /// Until when it looks: `until`, or until another process of the node has been there for too long.
+    /// When it stops looking: at `until`, or earlier if it has found only another process of the node for too long.
     fn limit(&self, until: Instant) -> Instant {
         self.another.map_or(until, |since| until.min(since + REPLACED_AFTER))
     }
 }
 
-/// How long an answer is waited for at first, before another path is looked for; doubled each time, since a path may be
-/// slower than the wait.
+/// How long the first answer is waited for before the search looks for another path. It doubles each time, because a
+/// path may be slower than the wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest of these waits.
 const MAX_ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two searches: what comes is told, so this is for what nobody could tell.
+/// The longest pause between two looks. Links that come end the pause; it is for changes that nobody announces.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// Between two looks for another path, beside the jitter.
+/// The least pause between two looks for another path.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Only another process of the node is found for so long: then the one that is sought is believed to be gone.
+/// After so long with only another process of the node found, the sought one counts as gone.
 const REPLACED_AFTER: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Where a way is looked for: a pod finds nodes, an edge has its links to the cloud.
+//! Where paths come from: a pod finds nodes, an edge has its links to the cloud.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use crate::registry::Arrival;
 use crate::registry::find::{Finder, NotFound, Path};
 use crate::registry::uplinks::Uplinks;
 
-/// Who knows the ways.
+/// Where this process gets its paths from.
 #[derive(Debug, Clone)]
 pub(super) enum PathSource {
-    /// On a pod.
+    /// On a pod: paths to nodes.
     Pod(Arc<Finder>),
-    /// On a pod, to what other pods have dialled for an edge, whatever its name.
+    /// On a pod: paths to other pods, by their process, for sessions whose target another pod has dialled for an edge.
     Pods(Arc<Finder>),
-    /// On an edge: every way leads through the cloud, which finds the rest of it.
+    /// On an edge: every path begins with a link to the cloud, which finds the rest.
     Edge(Arc<Uplinks>),
 }
 
 impl PathSource {
-    /// A way to a node: to that process of it if one is given, and by no link that is `not` to be used. Cancel safe.
+    /// A path to a node: to its process `instance` if one is given, and not over the link `not`. Cancel safe.
     pub(super) async fn find(
         &self,
         node: &NodeName,
@@ -37,7 +37,7 @@ impl PathSource {
         }
     }
 
-    /// The same pod's ways to other pods.
+    /// The same pod's paths to other pods.
     pub(super) fn of_pods(&self) -> Self {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => Self::Pods(finder.clone()),
@@ -45,7 +45,7 @@ impl PathSource {
         }
     }
 
-    /// Notices that a way to the node may have come.
+    /// A waiter that notices when a path to the node may have come.
     pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.registry().arrival(node),
@@ -61,14 +61,14 @@ impl PathSource {
         }
     }
 
-    /// A way has proved wrong: it is not believed again until somebody says so anew.
+    /// Forgets that the node is at the end of this path, because the node was not there.
     pub(super) fn is_wrong(&self, node: &NodeName, way: &Path) {
         if let Self::Pod(finder) = self {
             finder.is_wrong(node, way);
         }
     }
 
-    /// What people call the far end of a session with that node.
+    /// The far end of a session with that node, in words for people.
     pub(super) fn call(&self, node: &NodeName) -> String {
         match self {
             Self::Edge(uplinks) if uplinks.node() == node => "the pod that dialled".to_owned(),
@@ -76,7 +76,7 @@ impl PathSource {
         }
     }
 
-    /// Whether nobody else is ever asked.
+    /// Whether this process never asks another one.
     pub(super) fn is_alone(&self) -> bool {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.is_alone(),

@@ -37,6 +37,7 @@ pub struct Settings {
 #[must_use = "dropping it stops the writers"]
 pub struct Logs {
     level: Level,
+    in_files_only: bool,
     _writers: Vec<WorkerGuard>,
 }
 
@@ -75,7 +76,8 @@ impl Logs {
     pub fn start(settings: Settings) -> Result<Self, LogError> {
         let mut writers = Vec::new();
         let mut outputs = Vec::new();
-        if settings.dir.is_none() || settings.also_stderr {
+        let in_files_only = settings.dir.is_some() && !settings.also_stderr;
+        if !in_files_only {
             let (writer, guard) = in_background(io::stderr());
             writers.push(guard);
             outputs.push(output(writer, settings.json));
@@ -90,12 +92,17 @@ impl Logs {
         let (filter, level) = Level::new(settings.verbosity);
         let all = tracing_subscriber::registry().with(filter).with(outputs);
         all.try_init().map_err(|_| LogError::Twice)?;
-        Ok(Self { level, _writers: writers })
+        Ok(Self { level, in_files_only, _writers: writers })
     }
 
     /// The knob for the level.
     pub fn level(&self) -> Level {
         self.level.clone()
+    }
+
+    /// Whether nothing goes to stderr.
+    pub fn are_in_files_only(&self) -> bool {
+        self.in_files_only
     }
 }
 
@@ -148,6 +155,13 @@ fn targets(verbosity: i32) -> Targets {
     let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
     targets.with_target("tunnel", ours).with_target(ACCESS, ours)
+}
+
+/// What `work` logs goes to stderr, at once and nowhere else.
+pub fn on_stderr(json: bool, work: impl FnOnce()) {
+    let (filter, _level) = Level::new(0);
+    let lines = tracing_subscriber::registry().with(filter).with(output(io::stderr, json));
+    tracing::subscriber::with_default(lines, work);
 }
 
 /// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
@@ -215,7 +229,7 @@ pub(super) mod tests {
             });
             assert_eq!(lines.lines().count(), 1, "{lines}");
             assert!(
-                lines.ends_with('\n') && lines.trim_end().chars().all(super::super::said::is_printable),
+                lines.ends_with('\n') && lines.trim_end().chars().all(crate::telemetry::said::is_printable),
                 "{lines:?}"
             );
             assert!(lines.matches("b \u{e9}").count() >= 5, "{lines}");

@@ -22,7 +22,7 @@ use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
-use tunnel::protocol::link::grpc::{self, LinkContext};
+use tunnel::protocol::grpc::{self, LinkContext};
 use tunnel::protocol::{Limits, Link, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
 

@@ -265,7 +265,7 @@ async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_th
         wait_until("the target is gone", || edge.metrics.sessions.now("backend") == 0).await;
         line.lead_to(pods[1].pod.grpc);
         clients::is_reset(&mut socket).await;
-        assert_eq!(client.pod.metrics.sessions.ended("ssh", "given_up"), 1);
+        assert_eq!(client.pod.metrics.sessions.ended("ssh", "target_failed"), 1);
     }
     for pod in &pods {
         pod.forgets_all().await;

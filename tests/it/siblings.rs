@@ -10,7 +10,7 @@ use tunnel::drain::Drain;
 use tunnel::names::{Instance, SessionId};
 use tunnel::net::pool::Pool;
 use tunnel::net::tls::{Identity, Mutual};
-use tunnel::protocol::link::grpc::LinkContext;
+use tunnel::protocol::grpc::LinkContext;
 use tunnel::protocol::wire::codec::StreamMsg;
 use tunnel::protocol::wire::extension::{from_message, to_message};
 use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};

@@ -1,7 +1,7 @@
 //! The command line: what service managers and people see of the program, whatever it carries.
 
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::parts::{free_port, loopback};
@@ -23,7 +23,7 @@ fn the_demo_checks_itself_and_tells_times() {
 }
 
 #[test]
-fn a_bad_config_is_told_with_all_its_faults_and_exit_code_64() {
+fn a_bad_config_is_told_with_all_its_faults_and_exit_code_78() {
     let place = TestDir::new();
     let file = place.config(
         "bad",
@@ -31,27 +31,28 @@ fn a_bad_config_is_told_with_all_its_faults_and_exit_code_64() {
          [mode.cloud.session]\ngrace = \"long\"\n",
     );
     let said = started(&["--m=cloud", &format!("--c={}", file.display())]);
-    assert_eq!(said.status.code(), Some(64), "{said:?}");
+    assert_eq!(said.status.code(), Some(78), "{said:?}");
     for (line, key) in [
         (2, "mode.cloud.stream.server.listen"),
         (3, "mode.cloud.stream.server.key"),
         (5, "mode.cloud.ssh.prot"),
         (7, "mode.cloud.session.grace"),
     ] {
-        assert!(said.stderr.contains(&format!("line {line}: {key}")), "{key}: {}", said.stderr);
+        let told = said.stderr.matches(&format!("key={key} line={line}\n")).count();
+        assert_eq!(told, 1, "{key}: {}", said.stderr);
     }
     assert!(said.stderr.contains(&file.display().to_string()), "{}", said.stderr);
 }
 
 #[test]
-fn a_config_that_is_not_there_is_exit_code_64() {
+fn a_config_that_is_not_there_is_exit_code_78() {
     let said = started(&["--m=edge", "--c=/nowhere/edge.toml"]);
-    assert_eq!(said.status.code(), Some(64), "{said:?}");
+    assert_eq!(said.status.code(), Some(78), "{said:?}");
     assert!(said.stderr.contains("/nowhere/edge.toml") && said.stderr.contains("--c=FILE"), "{said:?}");
 }
 
 #[test]
-fn a_port_in_use_is_told_with_its_key_and_exit_code_1() {
+fn a_port_in_use_is_told_with_its_key_and_exit_code_69() {
     let place = TestDir::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap();
@@ -60,7 +61,7 @@ fn a_port_in_use_is_told_with_its_key_and_exit_code_1() {
         place.cloud_config(loopback(free_port()), free_port())
     );
     let said = started(&["--m=cloud", &format!("--c={}", place.config("cloud", &config).display())]);
-    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert_eq!(said.status.code(), Some(69), "{said:?}");
     assert!(said.stderr.contains("mode.cloud.ssh.listen"), "{said:?}");
     assert!(said.stderr.contains(&at.to_string()), "{said:?}");
 }
@@ -126,8 +127,117 @@ fn logs_go_to_files_and_to_stderr_if_both_are_asked_for() {
 #[test]
 fn a_flag_that_nobody_knows_is_refused() {
     let said = started(&["--m=cloud", "--verbosity=3"]);
-    assert_eq!(said.status.code(), Some(2), "{said:?}");
+    assert_eq!(said.status.code(), Some(64), "{said:?}");
     assert!(said.stderr.contains("--verbosity"), "{said:?}");
+    let said = started(&["--help"]);
+    assert_eq!(said.status.code(), Some(0), "{said:?}");
+    assert!(said.stdout.contains("78 the config"), "{said:?}");
+}
+
+/// A config in which everything is wrong that can be: a key, the certificate, the tokens, the users, and a port.
+fn all_wrong(place: &TestDir, taken: &TcpListener) -> PathBuf {
+    std::fs::write(&place.files.cert, "no certificate").unwrap();
+    std::fs::remove_file(place.path().join("token")).unwrap();
+    let config = format!(
+        "{}[mode.cloud.ssh]\nlisten = \"{}\"\nauth = \"basic\"\nusers = \"/nowhere/users\"\n\
+         [mode.cloud.session]\ngrace = \"long\"\n",
+        place.cloud_config(loopback(free_port()), free_port()),
+        taken.local_addr().unwrap(),
+    );
+    place.config("wrong", &config)
+}
+
+const ALL_WRONG: [(&str, &str); 4] = [
+    ("mode.cloud.session.grace", "long"),
+    ("mode.cloud.stream.server.cert", "holds no certificate"),
+    ("mode.cloud.stream.server.tokenfile", "cannot read"),
+    ("mode.cloud.ssh.users", "/nowhere/users"),
+];
+
+#[test]
+fn everything_that_is_in_the_way_is_told_at_once_and_once() {
+    let (place, taken) = (TestDir::new(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let file = all_wrong(&place, &taken);
+    let said = started(&["--m=cloud", "--log-format=json", &format!("--c={}", file.display())]);
+    assert_eq!(said.status.code(), Some(78), "the gravest counts: {said:?}");
+    let told = faults(&said.stderr);
+    let port = taken.local_addr().unwrap().to_string();
+    for (key, text) in ALL_WRONG.into_iter().chain([("mode.cloud.ssh.listen", port.as_str())]) {
+        let found: Vec<_> = told.iter().filter(|(k, _)| k == key).collect();
+        assert!(found.len() == 1 && found[0].1.contains(text), "{key}: {told:?}");
+    }
+    assert_eq!(told.len(), ALL_WRONG.len() + 1, "{told:?}");
+    let begin = said.stderr.lines().next().unwrap();
+    let config = file.display().to_string();
+    assert!(begin.contains(env!("CARGO_PKG_VERSION")) && begin.contains(&config), "{begin}");
+}
+
+#[test]
+fn a_check_reads_what_the_config_names_and_tries_no_port() {
+    let (place, taken) = (TestDir::new(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let config = format!(
+        "{}[mode.cloud.ssh]\nlisten = \"{}\"\n",
+        place.cloud_config(loopback(free_port()), free_port()),
+        taken.local_addr().unwrap()
+    );
+    let file = format!("--c={}", place.config("right", &config).display());
+    let said = started(&["--m=cloud", "--check", &file]);
+    assert!(said.status.success() && said.stdout.ends_with("right.toml: ok\n"), "{said:?}");
+
+    let file = format!("--c={}", all_wrong(&place, &taken).display());
+    let said = started(&["--m=cloud", "--check", "--log-format=json", &file]);
+    assert_eq!((said.status.code(), said.stdout.as_str()), (Some(78), ""), "{said:?}");
+    let mut told: Vec<_> = faults(&said.stderr).into_iter().map(|(key, _)| key).collect();
+    told.sort();
+    let mut wanted = ALL_WRONG.map(|(key, _)| key);
+    wanted.sort();
+    assert_eq!(told, wanted);
+}
+
+#[test]
+fn a_check_of_an_edge_finds_its_files() {
+    let place = TestDir::new();
+    let config = |ca: &Path, token: &str| {
+        let config = format!(
+            "[mode.edge.stream.client]\nnode = \"node1\"\ntoken_file = \"{}\"\ncert = \"{}\"\n\
+             server_name = \"127.0.0.1:9000\"\n",
+            place.path().join(token).display(),
+            ca.display()
+        );
+        format!("--c={}", place.config("edge", &config).display())
+    };
+    let said = started(&["--m=edge", "--check", &config(&place.files.ca, "token")]);
+    assert!(said.status.success() && said.stdout.ends_with("edge.toml: ok\n"), "{said:?}");
+    let said = started(&["--m=edge", "--check", "--log-format=json", &config(&place.files.key, "missing")]);
+    assert_eq!(said.status.code(), Some(78), "{said:?}");
+    let keys: Vec<_> = faults(&said.stderr).into_iter().map(|(key, _)| key).collect();
+    assert_eq!(keys, ["mode.edge.stream.client.cert", "mode.edge.stream.client.token_file"]);
+}
+
+#[test]
+fn whoever_starts_it_sees_what_is_wrong_though_logs_go_to_files() {
+    let place = TestDir::new();
+    let logs = place.path().join("logs");
+    let log_dir = format!("--log-dir={}", logs.display());
+    let said = started(&["--m=edge", "--c=/nowhere/edge.toml", &log_dir]);
+    for log in [said.stderr.as_str(), &logged(&logs, "tunnel-edge")] {
+        assert_eq!(log.matches("cannot read the config /nowhere/edge.toml").count(), 1, "{log}");
+    }
+    std::fs::write(place.path().join("file"), "").unwrap();
+    let no_dir = format!("--log-dir={}", place.path().join("file").display());
+    let said = started(&["--m=cloud", &no_dir, "--c=/nowhere/cloud.toml"]);
+    assert_eq!(said.status.code(), Some(78), "{said:?}");
+    assert!(said.stderr.contains("key=--log-dir") && said.stderr.contains("key=--c"), "{said:?}");
+}
+
+/// Keys and texts of the faults in a log of JSON lines.
+fn faults(log: &str) -> Vec<(String, String)> {
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let lines = log.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let errors = lines
+        .filter(|line| line["level"] == "ERROR" && !line["fields"]["message"].to_string().contains("OPEN"));
+    let faults = errors.map(|line| (text(&line["fields"]["key"]), text(&line["fields"]["message"])));
+    faults.filter(|(key, _)| !key.is_empty()).collect()
 }
 
 #[test]

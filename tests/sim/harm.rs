@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tunnel::protocol::session::state::LinkId;
+use tunnel::protocol::LinkId;
 use tunnel::protocol::{Code, Dialect, LinkSender, Refusal};
 use tunnel::registry::Linked;
 

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 use tunnel::protocol::wire::frame::FrameKind;
-use tunnel::protocol::{Event, Parked};
+use tunnel::protocol::{Event, Parked, SessionKey};
 
 use super::world::World;
 
@@ -26,7 +26,8 @@ impl World {
                 FrameKind::Pong(None) => self.ledger.fault("a pong without a number"),
                 FrameKind::Session(id, category, word) => {
                     let table = self.processes[at].table.clone();
-                    let event = table.on_frame(&sender, frame.node, id, category, word, now);
+                    let key = SessionKey { id, category, node: frame.node };
+                    let event = table.on_frame(&sender, key, word, now);
                     self.event(event, at);
                 }
                 other => self.ledger.fault(format!("nobody says {other:?} here")),

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use toml::de::DeValue;
 
-use super::super::fold::{Report, Table};
-use super::super::value::{self, Wrong};
-use super::super::{Concern, Environment};
 use super::siblings::Named;
+use crate::config::fold::{Report, Table};
+use crate::config::value::{self, Wrong};
+use crate::config::{Concern, Environment};
 use crate::names::NodeName;
 
 /// The cluster of Kubernetes that this pod asks.

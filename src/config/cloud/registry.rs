@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::super::Environment;
-use super::super::fold::{Report, Table};
-use super::super::value::{self, Wrong};
 use super::cluster::{self, Cluster, SuperEdge};
 use super::siblings::{self, Siblings};
+use crate::config::Environment;
+use crate::config::fold::{Report, Table};
+use crate::config::value::{self, Wrong};
 use crate::names::{NodeName, Target};
 use crate::policy::Glob;
 

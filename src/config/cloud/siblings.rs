@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use super::super::fold::{Report, Table};
-use super::super::value::{self, Wrong};
+use crate::config::fold::{Report, Table};
+use crate::config::value::{self, Wrong};
 use crate::names::{Host, NodeName, Target};
 
 /// Where other pods are, and how a node at one of them is found.

@@ -1,5 +1,7 @@
 //! The table `mode.cloud.ssh`: where clients come in, and who may.
 
+use std::net::Ipv4Addr;
+
 use toml::de::DeValue;
 
 use super::{Auth, Ssh};
@@ -11,7 +13,7 @@ use crate::policy::{Glob, Networks, Rule, Rules};
 pub(super) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
     let mut table = cloud.table("ssh", report);
     let found = listen::read(&mut table, "listen", "port", report);
-    let listen = found.unwrap_or(Listen { implicit: true, ..Listen::everywhere(PORT) });
+    let listen = found.unwrap_or(Listen::by_default(Ipv4Addr::UNSPECIFIED, PORT, "listen"));
     let rules: Rules = table
         .tables("rules", report)
         .into_iter()

@@ -141,7 +141,10 @@ const EDGE_NEW: &str = "[mode]\n\t[mode.edge]\n\t\t[mode.edge.stream]\n\t\t\t[mo
 #[test]
 fn the_oldest_cloud_file_loads() {
     let (cloud, warnings) = cloud(CLOUD_OLD);
-    assert_eq!(cloud.server.listen, Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: false });
+    assert_eq!(
+        cloud.server.listen,
+        Listen { at: "0.0.0.0:9000".parse().unwrap(), implicit: false, key: "grpc_port" }
+    );
     assert_eq!(cloud.server.log_listen.at, "0.0.0.0:8000".parse().unwrap());
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
@@ -164,7 +167,7 @@ fn a_cloud_file_with_an_empty_https_table_loads() {
 fn a_cloud_file_of_the_middle_years_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.server.log_listen.at.port(), 51010);
-    assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: false });
+    assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "port" });
     let unserved = ["egress", "http_proxy", "https", "stream.dns"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
 }

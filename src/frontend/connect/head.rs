@@ -5,7 +5,6 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -15,39 +14,18 @@ use hyper::body::Incoming;
 use hyper::ext::ReasonPhrase;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-/// What came of one client connection's head.
-#[derive(Debug)]
-pub(super) enum Head<S> {
-    /// The client was told 200, and what it sends and gets from now on is the session's.
-    Opened {
-        /// What was opened for it.
-        session: S,
-        /// Its socket; nothing wraps it any more.
-        socket: TcpStream,
-        /// What it sent behind its head without waiting for the answer.
-        early: Bytes,
-    },
-    /// The client was told why not. The socket is to be closed with care: it may still be sending.
-    Denied(TcpStream),
-    /// There was no head to answer, or nobody to take the answer.
-    Failed {
-        /// A fixed word for metrics.
-        cause: &'static str,
-        /// To be closed with care as well: hyper may have said 400 or 431.
-        socket: Option<TcpStream>,
-    },
-}
+use crate::frontend::serve::Head;
 
 /// Reads the head, asks `open` what to make of it, and says so: 200 if it gives something, else its answer.
 ///
 /// A client that finishes its direction early is still served, as `nc` and its like do so; one that resets the
 /// connection makes `open` be dropped where it stands. Not cancel safe.
-pub(super) async fn converse<S, F, O>(socket: TcpStream, open: F) -> Head<S>
+pub(super) async fn converse<S, F, O>(socket: TcpStream, open: F) -> Head<TcpStream, S>
 where
     F: FnOnce(Parts) -> O,
     O: Future<Output = Result<S, Response<Full<Bytes>>>>,
@@ -145,12 +123,7 @@ impl AsyncWrite for Shared {
 /// Connections are not reused: every answer but the 200 says so itself, and the 200 is kept short.
 fn server() -> http1::Builder {
     let mut server = http1::Builder::new();
-    server
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
-        .max_buf_size(HEAD_BYTES)
-        .half_close(true)
-        .auto_date_header(false);
+    server.max_buf_size(HEAD_BYTES).half_close(true).auto_date_header(false);
     server
 }
 
@@ -162,9 +135,7 @@ fn established() -> Response<Full<Bytes>> {
 }
 
 fn cause(error: &hyper::Error) -> &'static str {
-    if error.is_timeout() {
-        "slow_head"
-    } else if error.is_parse_too_large() {
+    if error.is_parse_too_large() {
         "long_head"
     } else if error.is_parse() {
         "bad_head"
@@ -174,9 +145,6 @@ fn cause(error: &hyper::Error) -> &'static str {
         "reset"
     }
 }
-
-/// How long a client may take to send its head: time enough for the worst line, too short to hold sockets with nothing.
-const HEAD_TIME: Duration = Duration::from_secs(10);
 
 /// Longest head in bytes; hyper answers 431 beyond it. Ours are a line or two, credentials included.
 const HEAD_BYTES: usize = 16 * 1024;

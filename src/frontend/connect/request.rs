@@ -1,50 +1,26 @@
 //! What a client asks for: its request's head, judged.
 
-use std::net::IpAddr;
-
 use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, Method};
 
-use super::super::auth::Gate;
-use super::super::{Denial, TRACE};
-use crate::drain::Drain;
-use crate::names::{Host, NameError, NodeName, Target};
-use crate::telemetry::Access;
+use crate::frontend::serve::{Ask, new_trace};
+use crate::frontend::{Denial, TRACE};
+use crate::names::{NameError, Target};
 
-impl Gate {
-    /// All checks that need no far end, in the order in which they tell a stranger least.
-    pub(super) async fn check(
-        &self,
-        head: &Parts,
-        from: IpAddr,
-        drain: &Drain,
-        access: &mut Access,
-    ) -> Result<(NodeName, Target), Denial> {
-        // Asked again: who came in when that was still allowed is judged by what the config says now.
-        self.admit(from)?;
-        if drain.is_draining() {
-            return Err(Denial::Busy("this pod is stopping"));
-        }
-        if head.method != Method::CONNECT {
-            return Err(Denial::Method);
-        }
-        if has_body(&head.headers) {
-            return Err(Denial::Body);
-        }
-        let target = target(head)?;
-        access.target = Some(target.clone());
-        access.user = self.identify(&head.headers, from).await?;
-        let Host::Name(name) = &target.host else { return Err(Denial::NoNode(target)) };
-        let named: NodeName = name.parse()?;
-        let node = self.zone.as_ref().map_or_else(|| named.clone(), |zone| zone.node(named.clone()));
-        // Whichever name the client used, the edge knows its own.
-        let host = if node == named { target.host.clone() } else { node.as_str().parse()? };
-        let target = Target { host, port: target.port };
-        access.node = Some(node.clone());
-        self.permit(access.user.as_deref(), from, &node, target.port)?;
-        Ok((node, target))
+/// What a head asks for.
+///
+/// # Errors
+///
+/// If it is no CONNECT to a target.
+pub(super) fn ask(head: Parts) -> Result<Ask, Denial> {
+    if head.method != Method::CONNECT {
+        return Err(Denial::Method);
     }
+    if has_body(&head.headers) {
+        return Err(Denial::Body);
+    }
+    Ok(Ask { target: target(&head)?, credentials: head.headers })
 }
 
 /// The target of the request line; never the Host header, which names the proxy, or nothing true, or is not there.
@@ -69,7 +45,7 @@ pub(super) fn trace(head: &HeaderMap) -> String {
     let given = head.get(TRACE).and_then(|t| t.to_str().ok()).filter(|t| t.len() <= TRACE_BYTES);
     match given {
         Some(given) if !given.is_empty() && given.bytes().all(|b| b.is_ascii_graphic()) => given.to_owned(),
-        _ => format!("{:08x}", rand::random::<u32>()),
+        _ => new_trace(),
     }
 }
 

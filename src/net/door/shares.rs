@@ -40,7 +40,7 @@ pub struct Shares<K> {
     /// Counts places given.
     turn: u64,
     guests: HashMap<u64, (K, State)>,
-    own: HashMap<K, Held>,
+    own: HashMap<K, SourceShare>,
     /// Sources that hold something, with how much.
     by_held: BTreeSet<(usize, K)>,
     /// Sources of which somebody waits: how much they hold, when they last got a place, and who.
@@ -70,8 +70,9 @@ enum State {
     },
 }
 
+/// What one source holds and waits for.
 #[derive(Debug, Default)]
-struct Held {
+struct SourceShare {
     held: BTreeSet<(bool, Instant, u64)>,
     waiting: BTreeSet<u64>,
     served: u64,
@@ -204,9 +205,12 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     }
 
     /// Changes what a source has, and its place in every order. A source that has nothing is forgotten.
-    fn change(&mut self, who: &K, change: impl FnOnce(&mut Held) -> bool) {
+    fn change(&mut self, who: &K, change: impl FnOnce(&mut SourceShare) -> bool) {
         let turn = self.turn;
-        let own = self.own.entry(who.clone()).or_insert_with(|| Held { served: turn, ..Held::default() });
+        let own = self
+            .own
+            .entry(who.clone())
+            .or_insert_with(|| SourceShare { served: turn, ..SourceShare::default() });
         let (held, waiting, served) = (own.held.len(), own.waiting.len(), own.served);
         change(own);
         let now = (own.held.len(), own.waiting.len(), own.served);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 /// The cap on the bytes under way on one link, and what it is derived from.
 #[derive(Debug)]
-pub struct Pace {
+pub(crate) struct Pace {
     /// Bytes pulled so far.
     sent: u64,
     /// Bytes known to have arrived.
@@ -62,7 +62,7 @@ struct Renewal {
 
 impl Pace {
     /// A link of which nothing is known yet.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             sent: 0,
             arrived: 0,
@@ -81,30 +81,30 @@ impl Pace {
     }
 
     /// Counts bytes that were pulled.
-    pub fn pulled(&mut self, bytes: usize) {
+    pub(crate) fn pulled(&mut self, bytes: usize) {
         self.sent += u64::try_from(bytes).unwrap_or(u64::MAX);
     }
 
     /// Whether a ping should follow what was pulled.
-    pub fn ping_due(&self) -> bool {
+    pub(crate) fn ping_due(&self) -> bool {
         let marked = self.pings.back().map_or(self.arrived, |p| p.sent);
         self.pings.len() < MOST_PINGS && self.sent - marked >= (self.cap() / 8).clamp(LEAST_MARK, MOST_MARK)
     }
 
     /// Whether bulk has to wait. The caller sends a ping if [`Self::waits_for_ping`] says so.
-    pub fn is_capped(&mut self) -> bool {
+    pub(crate) fn is_capped(&mut self) -> bool {
         let capped = self.sent - self.arrived >= self.cap();
         self.round.hit |= capped;
         capped
     }
 
     /// Whether no ping is under way although bytes are: then nothing would ever lift the cap.
-    pub fn waits_for_ping(&self) -> bool {
+    pub(crate) fn waits_for_ping(&self) -> bool {
         self.pings.is_empty()
     }
 
     /// A ping goes out now; its number.
-    pub fn ping(&mut self, now: Instant) -> u64 {
+    pub(crate) fn ping(&mut self, now: Instant) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
         self.pings.push_back(Ping { number, sent: self.sent, at: now });
@@ -112,7 +112,7 @@ impl Pace {
     }
 
     /// The answer to ping `number`: all that was pulled before it has arrived. Numbers never sent are ignored.
-    pub fn pong(&mut self, number: u64, now: Instant) {
+    pub(crate) fn pong(&mut self, number: u64, now: Instant) {
         let mut answered = None;
         while let Some(ping) = self.pings.front().filter(|p| p.number <= number) {
             answered = Some(*ping);
@@ -135,18 +135,18 @@ impl Pace {
     }
 
     /// The longest frame that the link carries in about 2 ms.
-    pub fn longest_frame(&self) -> usize {
+    pub(crate) fn longest_frame(&self) -> usize {
         let Some(rate) = self.rate else { return FIRST_FRAME };
         usize::try_from(rate / 500).unwrap_or(LARGEST_FRAME).clamp(SMALLEST_FRAME, LARGEST_FRAME)
     }
 
     /// The latest round trip measured; 100 ms before the first.
-    pub fn round_trip(&self) -> Duration {
+    pub(crate) fn round_trip(&self) -> Duration {
         self.latest
     }
 
     /// Bytes that may be under way just now.
-    pub fn cap(&self) -> u64 {
+    pub(crate) fn cap(&self) -> u64 {
         let eighths = self.renewal.and_then(|r| RENEWAL_EIGHTHS.get(r.step)).unwrap_or(&8);
         (self.cap / 8 * eighths).max(LEAST_CAP)
     }
@@ -234,7 +234,7 @@ const FIRST_FRAME: usize = 16 * 1024;
 /// Below this headers weigh too much.
 const SMALLEST_FRAME: usize = 4 * 1024;
 /// So that header and data fit one HTTP/2 frame of 64 KiB.
-pub const LARGEST_FRAME: usize = 65_400;
+pub(crate) const LARGEST_FRAME: usize = 65_400;
 
 #[cfg(test)]
 mod tests {

@@ -10,12 +10,12 @@ use crate::protocol::lock;
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::codec::{Chunk, encode};
 use crate::protocol::wire::extension::to_message;
-use crate::protocol::wire::frame::Frame;
+use crate::protocol::wire::frame::{Frame, SessionKey};
 use crate::protocol::wire::plain::Plain;
 
 /// How frames become messages on one link.
 #[derive(Debug, Clone)]
-pub enum Encoding {
+pub(crate) enum Encoding {
     /// With our words.
     Extended,
     /// In SuperEdge's words, through the end that stands for the peer.
@@ -24,7 +24,7 @@ pub enum Encoding {
 
 /// The pull side: what the gRPC stream sends next.
 #[derive(Debug, Clone)]
-pub struct Puller {
+pub(crate) struct Puller {
     pub(crate) sender: Arc<LinkSender>,
     pub(crate) table: Arc<SessionTable>,
     pub(crate) dialect: Encoding,
@@ -62,7 +62,8 @@ impl Puller {
         let Some((decoded, node)) = decoded.zip(self.sender.peer.node()) else { return };
         for word in decoded.frames {
             // What a session hears of its own words never asks the wiring for anything.
-            let _ = self.table.on_frame(&self.sender, node.clone(), decoded.id, decoded.category, word, now);
+            let key = SessionKey { id: decoded.id, category: decoded.category, node: node.clone() };
+            let _ = self.table.on_frame(&self.sender, key, word, now);
         }
     }
 }

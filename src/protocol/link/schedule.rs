@@ -11,7 +11,7 @@ use std::collections::BinaryHeap;
 
 /// The turns of everything that waits for one link.
 #[derive(Debug)]
-pub struct Schedule<K> {
+pub(crate) struct Schedule<K> {
     clock: u64,
     entered: u64,
     small: BinaryHeap<Turn<K>>,
@@ -20,7 +20,7 @@ pub struct Schedule<K> {
 
 /// One waiting speaker.
 #[derive(Debug)]
-pub struct Turn<K> {
+pub(crate) struct Turn<K> {
     /// Where its next frame would end on its account.
     ends: u64,
     /// Breaks ties: first come, first served.
@@ -33,12 +33,12 @@ pub struct Turn<K> {
 
 impl<K> Schedule<K> {
     /// No one waits, and the clock stands at 0.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { clock: 0, entered: 0, small: BinaryHeap::new(), bulk: BinaryHeap::new() }
     }
 
     /// Lets `key` wait for its turn: its account, what it has to say, and the longest frame it may say at once.
-    pub fn enter(&mut self, key: K, account: u64, backlog: usize, longest: usize) {
+    pub(crate) fn enter(&mut self, key: K, account: u64, backlog: usize, longest: usize) {
         let starts = account.max(self.clock.saturating_sub(HEAD_START));
         let ends = starts + cost(backlog.min(longest));
         let turn = Turn { ends, entered: self.entered, starts, key };
@@ -47,7 +47,7 @@ impl<K> Schedule<K> {
     }
 
     /// Takes who is next; only those with [`SMALL`] backlogs if `small_only`.
-    pub fn next(&mut self, small_only: bool) -> Option<Turn<K>> {
+    pub(crate) fn next(&mut self, small_only: bool) -> Option<Turn<K>> {
         let small_first = match (self.small.peek(), self.bulk.peek()) {
             (Some(small), Some(bulk)) => small > bulk,
             (small, _) => small.is_some(),
@@ -56,40 +56,35 @@ impl<K> Schedule<K> {
     }
 
     /// Moves the clock to where the frame that was just said ends.
-    pub fn sent(&mut self, account: u64) {
+    pub(crate) fn sent(&mut self, account: u64) {
         self.clock = self.clock.max(account);
     }
 
     /// Lets only those wait on for whom `stays` holds.
-    pub fn retain(&mut self, stays: impl Fn(&K) -> bool) {
+    pub(crate) fn retain(&mut self, stays: impl Fn(&K) -> bool) {
         self.small.retain(|turn| stays(&turn.key));
         self.bulk.retain(|turn| stays(&turn.key));
     }
 
     /// How many wait.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.small.len() + self.bulk.len()
     }
 
-    /// Whether nobody waits.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Whether anyone waits with more than a small backlog.
-    pub fn has_bulk(&self) -> bool {
+    pub(crate) fn has_bulk(&self) -> bool {
         !self.bulk.is_empty()
     }
 }
 
 impl<K> Turn<K> {
     /// The speaker's account before this turn.
-    pub fn starts(&self) -> u64 {
+    pub(crate) fn starts(&self) -> u64 {
         self.starts
     }
 
     /// The speaker's account once it has said `len` bytes in this turn.
-    pub fn account_after(&self, len: usize) -> u64 {
+    pub(crate) fn account_after(&self, len: usize) -> u64 {
         self.starts + cost(len)
     }
 }
@@ -126,9 +121,9 @@ fn cost(len: usize) -> u64 {
 }
 
 /// Backlog in bytes up to which a session counts as a typist: its frames are not held by the cap on bytes under way.
-pub const SMALL: usize = 4 * 1024;
+pub(crate) const SMALL: usize = 4 * 1024;
 /// The largest frame: how far behind the clock a session that was silent may enter.
-pub const HEAD_START: u64 = 65_400;
+pub(crate) const HEAD_START: u64 = 65_400;
 /// What a frame costs beside its bytes: names, ids and headers on the wire.
 const FRAME_OVERHEAD: u64 = 128;
 

@@ -6,7 +6,6 @@
 
 mod members;
 mod signals;
-mod source;
 mod waiting;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,19 +17,16 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use crate::protocol::link::sender::members::Disbanded;
 use crate::protocol::link::sender::members::Members;
 pub(crate) use crate::protocol::link::sender::signals::{UNKNOWN, unknown};
-use crate::protocol::link::sender::source::FrameSource;
-pub(crate) use crate::protocol::link::sender::source::{Control, SendIntent, Sent};
 use crate::protocol::link::sender::waiting::{Next, Waiting};
 
 use crate::names::{Instance, NodeName};
+use crate::protocol::budget::Budget;
 use crate::protocol::link::schedule::{SMALL, Schedule, Turn};
+use crate::protocol::link::source::{Control, FrameSource, LinkId, SendIntent};
 use crate::protocol::lock;
-use crate::protocol::relay::queue::RelayQueue;
-use crate::protocol::session::SessionCore;
-use crate::protocol::session::budget::Budget;
-use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Frame, SessionFrame};
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::peer::Peer;
@@ -95,44 +91,31 @@ impl LinkSender {
     /// The next frame to say; none once the link is closed. Cancel safe: a frame is handed out once and only if ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
-            let (source, word) = match std::task::ready!(self.poll_next(cx, now)) {
+            let frame = match std::task::ready!(self.poll_next(cx, now)) {
                 None => return Poll::Ready(None),
                 Some(Next::Frame(body)) => {
                     let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
-                    return Poll::Ready(Some(Frame { node, body }));
+                    Some(Frame { node, body })
                 }
-                Some(Next::Reply(frame)) => return Poll::Ready(Some(frame)),
-                Some(Next::Control(source)) => {
-                    let (word, again) = source.next_control(self.id, now);
-                    if again {
-                        self.lock().credits.push_back(source.clone());
-                    }
-                    (source, word)
-                }
+                Some(Next::Reply(frame)) => Some(frame),
+                Some(Next::Control(source)) => self.take_control(source, now),
                 Some(Next::Turn { turn, longest, small_only }) => {
-                    (turn.key.clone(), self.take_turn(turn, longest, small_only, now))
+                    self.take_turn(turn, longest, small_only, now)
                 }
             };
-            self.forget_if_over(&source);
-            if let Some(word) = word {
-                return Poll::Ready(Some(self.frame(source.about(), word)));
+            if frame.is_some() {
+                return Poll::Ready(frame);
             }
         }
     }
 
-    /// Lets a session wait for its turn.
-    pub(crate) fn enter(&self, session: &Arc<SessionCore>, intent: &SendIntent) {
-        self.wait(&FrameSource::LocalAddresses(session.clone()), intent);
-    }
-
-    /// Lets what passes wait for its turn.
-    pub(crate) fn enter_relay(&self, queue: &Arc<RelayQueue>, intent: &SendIntent) {
-        self.wait(&FrameSource::Passing(queue.clone()), intent);
-    }
-
-    fn wait(&self, source: &FrameSource, intent: &SendIntent) {
+    /// Lets a source wait for its turn, if it has anything to send.
+    pub(crate) fn enter<S: FrameSource + 'static>(&self, source: &Arc<S>, intent: &SendIntent) {
+        if intent.control.is_none() && intent.data.is_none() {
+            return;
+        }
         let mut waiting = self.lock();
-        if waiting.closed || intent.control.is_none() && intent.data.is_none() {
+        if waiting.closed {
             return;
         }
         waiting.sweep();
@@ -256,16 +239,27 @@ impl LinkSender {
         self.lock().poll_next(cx, now)
     }
 
-    /// Lets the session speak, and wait again if it has more to say.
+    /// Lets the source send what overtakes data, and wait again if it has more of that.
+    fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
+        let (frame, again) = source.clone().next_control(self.id, now);
+        let frame = self.sent(&*source, frame);
+        if again {
+            self.lock().credits.push_back(source);
+        }
+        frame
+    }
+
+    /// Lets the source send in its turn, and wait again if it has more to send.
     fn take_turn(
         &self,
-        turn: Turn<FrameSource>,
+        turn: Turn<Arc<dyn FrameSource>>,
         longest: usize,
         small_only: bool,
         now: Instant,
-    ) -> Option<SessionFrame> {
+    ) -> Option<Frame> {
         let most = if small_only { SMALL } else { usize::MAX };
-        let sent = turn.key.next_turn(self.id, &turn, longest, most, now);
+        let sent = turn.key.clone().next_turn(self.id, &turn, longest, most, now);
+        let frame = self.sent(&*turn.key, sent.frame);
         let mut waiting = self.lock();
         if sent.bytes > 0 {
             waiting.turns.sent(sent.account);
@@ -276,7 +270,15 @@ impl LinkSender {
         if let Some(backlog) = sent.backlog {
             waiting.turns.enter(turn.key, sent.account, backlog, longest);
         }
-        sent.frame
+        frame
+    }
+
+    /// What a source has sent, as a frame of this link; one that was its last leaves the link.
+    fn sent(&self, source: &dyn FrameSource, frame: Option<SessionFrame>) -> Option<Frame> {
+        if source.is_over() {
+            self.leave_relay(source);
+        }
+        frame.map(|frame| self.frame(source.key(), frame))
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {

@@ -65,7 +65,7 @@ impl Link {
     pub(super) fn close_ended(&mut self, plain: &Mutex<Plain>, now: Instant) {
         let ended = lock(plain).ended(now);
         for id in ended {
-            let taken = self.sender.queued(id) == 0;
+            let taken = self.unread(id) == 0;
             let mut plain = lock(plain);
             let heard = if taken { plain.close(id) } else { None };
             if !taken {
@@ -78,8 +78,13 @@ impl Link {
         }
     }
 
+    /// Unread bytes of a session, if it runs here.
+    fn unread(&self, id: SessionId) -> usize {
+        self.table.session(id).map_or(0, |session| session.queued_from(self.sender.id))
+    }
+
     fn over(&self, fed: SessionId) -> Option<Over> {
-        match self.sender.queued(fed) {
+        match self.unread(fed) {
             0 => None,
             most if most >= PLAIN_QUEUE => Some(Over::Session),
             _ if self.table.unpromised.is_spent() => Some(Over::Process),
@@ -91,11 +96,10 @@ impl Link {
     fn give_up(&self, fed: SessionId, over: Over) {
         let found = match over {
             Over::Session => None,
-            Over::Link => fullest(self.sender.own()),
+            Over::Link => fullest(self.table.on_link(&self.sender)),
             Over::Process => fullest(self.table.all()),
         };
-        let fed = || self.sender.own().into_iter().find(|session| session.id == fed);
-        if let Some(session) = found.or_else(fed) {
+        if let Some(session) = found.or_else(|| self.table.session(fed)) {
             session
                 .reset_unread(Refusal::new(Code::Busy, "its reader is too slow for a link that cannot wait"));
         }

@@ -10,21 +10,19 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
-use crate::names::{NodeName, SessionId};
+use crate::protocol::budget::Share;
 use crate::protocol::link::schedule::Turn;
-use crate::protocol::link::sender::{Control, SendIntent, Sent};
+use crate::protocol::link::source::{Control, FrameSource, LinkId, RelaySource, SendIntent, Sent};
 use crate::protocol::lock;
 use crate::protocol::pieces::joined;
-use crate::protocol::session::budget::Share;
-use crate::protocol::wire::frame::{Category, SessionFrame};
+use crate::protocol::wire::frame::{SessionFrame, SessionKey};
 
 /// One direction of a session that passes through, on the link that it leaves by.
 #[derive(Debug)]
 pub(crate) struct RelayQueue {
-    pub(crate) id: SessionId,
-    pub(crate) category: Category,
-    pub(crate) node: NodeName,
+    key: SessionKey,
     queue: Mutex<Queue>,
     /// It was closed: whoever comes upon it may forget it, without a look at the queue.
     closed: AtomicBool,
@@ -55,13 +53,7 @@ struct Queue {
 
 impl RelayQueue {
     /// An empty queue in which at most `most` bytes wait, out of both budgets too.
-    pub(crate) fn new(
-        id: SessionId,
-        category: Category,
-        node: NodeName,
-        most: usize,
-        budgets: (Share, Share),
-    ) -> Arc<Self> {
+    pub(crate) fn new(key: SessionKey, most: usize, budgets: (Share, Share)) -> Arc<Self> {
         let queue = Queue {
             answer: None,
             credit: None,
@@ -74,7 +66,7 @@ impl RelayQueue {
             in_control: false,
             in_turns: false,
         };
-        Arc::new(Self { id, category, node, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
+        Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
     }
 
     /// One more word for the link. What comes behind a last word is dropped.
@@ -121,18 +113,19 @@ impl RelayQueue {
         queue.ordered.push_back(frame);
         queue.intent()
     }
+}
 
-    /// Nothing more is said.
-    pub(crate) fn close(&self) {
+impl RelaySource for RelayQueue {
+    fn close(&self) {
         self.closed.store(true, Relaxed);
         let mut queue = lock(&self.queue);
         queue.empty();
         queue.sealed = true;
     }
 
-    /// The session passes in another queue, for attempt `epoch`. A Lost of a newer attempt is still said: an old Open or
-    /// Resume that comes late ends nothing at the far end of that one, which would stay bound for ever.
-    pub(crate) fn retire(&self, epoch: u64) {
+    /// A Lost of a newer attempt is still sent: an old Open or Resume that comes late ends nothing at the far end of that
+    /// one, which would stay bound for ever.
+    fn retire(&self, epoch: u64) {
         let mut queue = lock(&self.queue);
         let lost = match queue.ordered.pop_back() {
             Some(SessionFrame::Lost { epoch: newer }) if newer > epoch => {
@@ -145,28 +138,32 @@ impl RelayQueue {
         queue.ordered.extend(lost);
         queue.sealed = true;
     }
+}
 
-    /// Whether it was closed.
-    pub(crate) fn is_closed(&self) -> bool {
+impl FrameSource for RelayQueue {
+    fn key(&self) -> &SessionKey {
+        &self.key
+    }
+
+    fn is_closed(&self) -> bool {
         self.closed.load(Relaxed)
     }
 
-    /// Whether its last word was said.
-    pub(crate) fn is_over(&self) -> bool {
-        let queue = lock(&self.queue);
-        queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
-    }
-
-    /// What it says before data, if anything, and whether it has more to say before data.
-    pub(crate) fn next_control(&self) -> (Option<SessionFrame>, bool) {
+    fn next_control(self: Arc<Self>, _link: LinkId, _now: Instant) -> (Option<SessionFrame>, bool) {
         let mut queue = lock(&self.queue);
         let frame = queue.answer.take().or_else(|| queue.credit.take());
         queue.in_control = queue.credit.is_some();
         (frame, queue.in_control)
     }
 
-    /// What it says in its turn: at most `longest` bytes, nothing if more than `most` wait.
-    pub(crate) fn next_turn<K>(&self, turn: &Turn<K>, longest: usize, most: usize) -> Sent {
+    fn next_turn(
+        self: Arc<Self>,
+        _link: LinkId,
+        turn: &Turn<Arc<dyn FrameSource>>,
+        longest: usize,
+        most: usize,
+        _now: Instant,
+    ) -> Sent {
         let mut queue = lock(&self.queue);
         let held = queue.bytes > most;
         let frame = if held { None } else { queue.answer.take().or_else(|| queue.take(longest)) };
@@ -176,6 +173,11 @@ impl RelayQueue {
         let backlog = queue.backlog();
         queue.in_turns = backlog.is_some();
         Sent { frame, bytes, account, backlog }
+    }
+
+    fn is_over(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.sealed && queue.answer.is_none() && queue.ordered.is_empty()
     }
 }
 

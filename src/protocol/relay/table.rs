@@ -18,11 +18,11 @@ use crate::protocol::relay::table::binding::Binding;
 use crate::protocol::relay::table::hop::RelayLeg;
 
 use crate::names::SessionId;
+use crate::protocol::budget::Budget;
 use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::source::LinkId;
 use crate::protocol::lock;
 use crate::protocol::relay::queue::RelayQueue;
-use crate::protocol::session::budget::Budget;
-use crate::protocol::session::state::LinkId;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::hello::Dialect;
 
@@ -69,7 +69,7 @@ impl RelayTable {
     pub(crate) fn asked(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
-        let known = bindings.get(&attempt.id);
+        let known = bindings.get(&attempt.key.id);
         if known.is_some_and(|known| known.is_foreign(attempt)) {
             return Claim::Foreign;
         }
@@ -80,7 +80,7 @@ impl RelayTable {
         let seeker = Some(Seeker(attempt.changed.clone()));
         let binding = Binding { epoch: attempt.epoch, by, opener: opener.clone(), acceptor: None, seeker };
         let bound = binding.bound();
-        let before = bindings.insert(attempt.id, binding);
+        let before = bindings.insert(attempt.key.id, binding);
         drop(bindings);
         trace::log(bound, "a path is sought for a session that is to be relayed", None);
         if let Some(before) = before {
@@ -114,11 +114,11 @@ impl RelayTable {
     /// Nobody seeks its way any more. If it has none, the session goes no further: its opener hears `frame`, if any.
     pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
         let mut bindings = lock(&self.bindings);
-        let Some(known) = bindings.get_mut(&attempt.id).filter(|binding| binding.is_of(attempt)) else {
+        let Some(known) = bindings.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt)) else {
             return;
         };
         let seeker = known.seeker.take();
-        let binding = if known.acceptor.is_none() { bindings.remove(&attempt.id) } else { None };
+        let binding = if known.acceptor.is_none() { bindings.remove(&attempt.key.id) } else { None };
         drop(bindings);
         drop(seeker);
         let Some(binding) = binding else { return };
@@ -126,15 +126,15 @@ impl RelayTable {
         // Nothing waits in its queue yet, so the answer need not go through it.
         binding.opener.close();
         if let Some(frame) = frame {
-            attempt.from.reply(attempt.id, attempt.category, &attempt.node, frame);
+            attempt.from.reply(&attempt.key, frame);
         }
     }
 
     /// How the attempt stands.
     pub(crate) fn stand(&self, attempt: &Attempt) -> Stand {
-        match lock(&self.bindings).get(&attempt.id).filter(|binding| binding.is_of(attempt)) {
+        match lock(&self.bindings).get(&attempt.key.id).filter(|binding| binding.is_of(attempt)) {
             Some(Binding { acceptor: None, .. }) => Stand::Sought,
-            Some(Binding { seeker: Some(_), .. }) => Stand::RelayRequest,
+            Some(Binding { seeker: Some(_), .. }) => Stand::Tried,
             _ => Stand::Over,
         }
     }
@@ -256,24 +256,23 @@ impl RelayTable {
     }
 
     fn hop(&self, attempt: &Attempt, link: &Arc<LinkSender>) -> RelayLeg {
-        let Attempt { id, category, node, .. } = attempt.clone();
         let budgets = (self.queued.share(), link.room_for_relays(self.most_on_link));
-        let queue = RelayQueue::new(id, category, node, self.most, budgets);
+        let queue = RelayQueue::new(attempt.key.clone(), self.most, budgets);
         RelayLeg { link: link.clone(), queue }
     }
 
     /// Makes the hop's link know the session; false if that link has ended, of which the other side then hears.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
-        let alive = hop.link.pass(&hop.queue, attempt.epoch);
+        let alive = hop.link.pass(hop.queue.clone(), attempt.epoch);
         if !alive {
-            self.link_ended(hop.link.id, [attempt.id]);
+            self.link_ended(hop.link.id, [attempt.key.id]);
         }
         alive
     }
 
     fn with<T>(&self, attempt: &Attempt, step: impl FnOnce(&mut Binding) -> T) -> Option<T> {
         let mut bindings = lock(&self.bindings);
-        let binding = bindings.get_mut(&attempt.id)?;
+        let binding = bindings.get_mut(&attempt.key.id)?;
         (binding.is_of(attempt) && binding.acceptor.is_none()).then(|| step(binding))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,9 +9,10 @@ use tokio::time::Instant;
 use crate::names::{Instance, NodeName, SessionId, Target};
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::session::SessionCore;
-use crate::protocol::session::state::{Phase, SessionState};
+use crate::protocol::session::owned::{ResetOnDrop, given_up, watch};
+use crate::protocol::session::state::Phase;
 use crate::protocol::session::stream::Session;
-use crate::protocol::wire::frame::{Category, Code, Refusal};
+use crate::protocol::wire::frame::{Category, Refusal};
 
 /// A session that is asked for and not open yet. Dropping it takes the request back.
 #[derive(Debug)]
@@ -51,15 +51,9 @@ pub struct Parked {
     again: u32,
 }
 
-/// Lets go of the session when dropped.
-#[derive(Debug)]
-pub(super) struct ResetOnDrop {
-    pub(super) shared: Option<Arc<SessionCore>>,
-}
-
 impl Opening {
     pub(crate) fn new(shared: Arc<SessionCore>) -> Self {
-        Self(ResetOnDrop { shared: Some(shared) })
+        Self(ResetOnDrop::new(shared))
     }
 
     /// Its name.
@@ -95,7 +89,7 @@ impl Opening {
 
 impl Offer {
     pub(crate) fn new(shared: Arc<SessionCore>, target: Target, client: String, patience: Duration) -> Self {
-        Self { owned: ResetOnDrop { shared: Some(shared) }, target, client, patience }
+        Self { owned: ResetOnDrop::new(shared), target, client, patience }
     }
 
     /// Its name.
@@ -105,12 +99,12 @@ impl Offer {
 
     /// Which front end asked.
     pub fn category(&self) -> Category {
-        self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.category)
+        self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.key.category)
     }
 
     /// At which node the target is.
     pub fn node(&self) -> Option<&NodeName> {
-        self.owned.shared.as_ref().map(|s| &s.node)
+        self.owned.shared.as_ref().map(|s| &s.key.node)
     }
 
     /// Where the far end asks us to dial.
@@ -159,12 +153,12 @@ impl Parked {
 
     /// At which node its target is.
     pub fn node(&self) -> &NodeName {
-        &self.shared.node
+        &self.shared.key.node
     }
 
     /// Its name.
     pub fn id(&self) -> SessionId {
-        self.shared.id
+        self.shared.key.id
     }
 
     /// The process that holds its other end.
@@ -206,56 +200,4 @@ impl Drop for Parked {
             inner.seeker = None;
         }
     }
-}
-
-impl ResetOnDrop {
-    pub(super) fn id(&self) -> SessionId {
-        self.shared.as_ref().map_or(SessionId::from_bits(0), |s| s.id)
-    }
-
-    pub(super) fn with(&self, step: impl FnOnce(&Arc<SessionCore>)) {
-        if let Some(shared) = &self.shared {
-            step(shared);
-        }
-    }
-
-    fn watch<T>(&self, cx: &Context<'_>, ready: impl FnOnce(&SessionState) -> Option<T>) -> Poll<T> {
-        match &self.shared {
-            Some(shared) => watch(shared, cx, ready),
-            None => Poll::Pending,
-        }
-    }
-}
-
-impl Drop for ResetOnDrop {
-    fn drop(&mut self) {
-        if let Some(shared) = self.shared.take() {
-            shared.reset(given_up());
-        }
-    }
-}
-
-fn watch<T>(
-    shared: &Arc<SessionCore>,
-    cx: &Context<'_>,
-    ready: impl FnOnce(&SessionState) -> Option<T>,
-) -> Poll<T> {
-    let mut inner = shared.lock();
-    match ready(&inner.state) {
-        Some(ready) => Poll::Ready(ready),
-        None => {
-            keep(&mut inner.watcher, cx);
-            Poll::Pending
-        }
-    }
-}
-
-pub(super) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
-    if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-        *slot = Some(cx.waker().clone());
-    }
-}
-
-fn given_up() -> Refusal {
-    Refusal::new(Code::GivenUp, "given up by its owner")
 }

@@ -5,17 +5,30 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::protocol::link::schedule::Turn;
-use crate::protocol::link::sender::Sent;
-use crate::protocol::session::state::{Effects, LinkId};
+use crate::protocol::link::source::{FrameSource, LinkId, Sent};
+use crate::protocol::session::state::Effects;
 use crate::protocol::session::{Inner, SessionCore};
-use crate::protocol::wire::frame::SessionFrame;
+use crate::protocol::wire::frame::{SessionFrame, SessionKey};
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::opener::Opener;
 use crate::protocol::wire::peer::Peer;
 
-impl SessionCore {
-    /// What it says before data, if anything.
-    pub(crate) fn next_control(self: &Arc<Self>, link: LinkId, now: Instant) -> Option<SessionFrame> {
+impl FrameSource for SessionCore {
+    fn key(&self) -> &SessionKey {
+        &self.key
+    }
+
+    /// Never: it may come back to the link at any time.
+    fn is_closed(&self) -> bool {
+        false
+    }
+
+    /// It leaves its links by itself.
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    fn next_control(self: Arc<Self>, link: LinkId, now: Instant) -> (Option<SessionFrame>, bool) {
         let mut inner = self.lock();
         if inner.in_control == Some(link) {
             inner.in_control = None;
@@ -24,14 +37,13 @@ impl SessionCore {
         inner.time(frame.as_ref(), now);
         let frame = frame.map(|frame| self.complete(frame, &inner));
         self.settle(inner, effects);
-        frame
+        (frame, false)
     }
 
-    /// What it says in its turn: at most `longest` bytes, nothing if it has more than `most` to say.
-    pub(crate) fn next_turn<K>(
-        self: &Arc<Self>,
+    fn next_turn(
+        self: Arc<Self>,
         link: LinkId,
-        turn: &Turn<K>,
+        turn: &Turn<Arc<dyn FrameSource>>,
         longest: usize,
         most: usize,
         now: Instant,
@@ -61,11 +73,13 @@ impl SessionCore {
         self.settle(inner, effects);
         Sent { frame, bytes, account, backlog }
     }
+}
 
+impl SessionCore {
     /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
     /// the pod there does.
     fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
-        let process = || self.table.upgrade().map(|table| table.instance());
+        let process = || self.host.upgrade().map(|host| host.instance());
         match &mut frame {
             SessionFrame::Opened { instance, .. } => *instance = process(),
             SessionFrame::Open { opener, .. } | SessionFrame::Resume { opener, .. }

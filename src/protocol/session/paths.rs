@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::state::{Effects, LinkId};
+use crate::protocol::link::source::LinkId;
+use crate::protocol::session::state::Effects;
 use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
@@ -14,8 +15,8 @@ impl SessionCore {
     /// Opener: asks over the link of `sender`, or asks on. Whoever opens a session does not take it up again: that it is
     /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
     pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, again: bool) {
-        let alive = sender.join(self);
-        let room = self.table.upgrade().filter(|_| !sender.resumes).map(|table| table.room_unread(sender));
+        let alive = sender.join(self.key.id);
+        let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
         let mut here = false;
         let mut left = None;
         self.act(|inner| {
@@ -36,7 +37,7 @@ impl SessionCore {
             if alive { effects } else { inner.state.link_ended(sender.id, None, Instant::now()) }
         });
         if let Some((old, epoch)) = left {
-            old.lost(self, epoch);
+            old.lost(&self.key, epoch);
         }
         // It may have gone on elsewhere, or ended, while its seeker waited for this link.
         if !here {
@@ -55,7 +56,7 @@ impl SessionCore {
             inner.state.link_ended(sender.id, None, Instant::now())
         });
         if let Some(epoch) = left {
-            sender.lost(self, epoch);
+            sender.lost(&self.key, epoch);
         }
     }
 

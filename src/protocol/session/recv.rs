@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::protocol::session::recv::queue::Queue;
 use crate::protocol::session::recv::trip::Trips;
 
-use crate::protocol::session::budget::Share;
+use crate::protocol::budget::Share;
 
 /// How large windows are, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +31,7 @@ pub struct Windows {
 
 /// See the module's formula.
 #[derive(Debug)]
-pub struct RecvHalf {
+pub(crate) struct RecvHalf {
     queue: Queue,
     /// Stored in order, read or not; the end counts as one.
     received: u64,
@@ -54,7 +54,7 @@ pub struct RecvHalf {
 
 /// What the peer did that it may not do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadData {
+pub(crate) enum BadData {
     /// More than we promised to take.
     #[error("the peer sent data up to offset {0}, allowed was {1}")]
     PastLimit(u64, u64),
@@ -68,7 +68,7 @@ pub enum BadData {
 
 impl RecvHalf {
     /// A half that promises one starting window; `promised` already holds it.
-    pub fn new(windows: Windows, promised: Share) -> Self {
+    pub(crate) fn new(windows: Windows, promised: Share) -> Self {
         Self {
             queue: Queue::new(promised.another()),
             received: 0,
@@ -88,13 +88,13 @@ impl RecvHalf {
 
     /// Lifts the limit for a peer that knows none: its link is read with care instead, and what waits is counted in the
     /// process and on that link.
-    pub fn lift_limit(&mut self, in_all: Share, of_link: Share) {
+    pub(crate) fn lift_limit(&mut self, in_all: Share, of_link: Share) {
         self.limit = u64::MAX;
         self.queue.count_in(in_all, Some(of_link));
     }
 
     /// The peer that is asked now keeps to a limit, though the one before knew none. It was not heard yet.
-    pub fn restore_limit(&mut self) {
+    pub(crate) fn restore_limit(&mut self) {
         if self.queue.is_unpromised() {
             self.limit = self.taken.saturating_add(self.window);
             self.queue.count_in(self.promised.another(), None);
@@ -102,7 +102,7 @@ impl RecvHalf {
     }
 
     /// Stores bytes that arrived.
-    pub fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), BadData> {
+    pub(crate) fn data(&mut self, bytes: Bytes, now: Instant) -> Result<(), BadData> {
         let end = self.received.saturating_add(as_u64(bytes.len()));
         if self.total.is_some() {
             return Err(BadData::PastEnd);
@@ -127,7 +127,7 @@ impl RecvHalf {
     }
 
     /// The peer has ended its direction, which had `total` bytes, its end counted.
-    pub fn finish(&mut self, total: u64) -> Result<(), BadData> {
+    pub(crate) fn finish(&mut self, total: u64) -> Result<(), BadData> {
         if self.total == Some(total) {
             return Ok(());
         }
@@ -141,14 +141,14 @@ impl RecvHalf {
 
     /// Whether all has arrived of a peer that has broken off behind `total` bytes, its end counted; with 0 it has
     /// forgotten the rest.
-    pub fn breaks(&self, total: u64) -> Result<(), BadData> {
+    pub(crate) fn breaks(&self, total: u64) -> Result<(), BadData> {
         let here = self.total.unwrap_or(self.received.saturating_add(1));
         if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
     }
 
     /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which
     /// is that of the link, or of those measured all the way, if they are longer.
-    pub fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
+    pub(crate) fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
         let bytes = self.queue.pop()?;
         self.taken += as_u64(bytes.len());
         if let Some((since, from)) = self.lap
@@ -163,7 +163,7 @@ impl RecvHalf {
     }
 
     /// Whether the peer should be told how far we are.
-    pub fn credit_due(&self) -> bool {
+    pub(crate) fn credit_due(&self) -> bool {
         let unheard = self.received - self.told;
         if self.total.is_some() {
             return unheard > 0;
@@ -173,7 +173,7 @@ impl RecvHalf {
     }
 
     /// What to tell the peer now: `received` and `limit`.
-    pub fn credit(&mut self) -> (u64, u64) {
+    pub(crate) fn credit(&mut self) -> (u64, u64) {
         self.old_limit = self.limit;
         self.limit = self.next_limit();
         self.told = self.received;
@@ -189,63 +189,63 @@ impl RecvHalf {
     }
 
     /// What [`Self::credit`] returned is said now, on the path on which the bytes come.
-    pub fn credit_sent(&mut self, now: Instant) {
+    pub(crate) fn credit_sent(&mut self, now: Instant) {
         if self.limit > self.old_limit {
             self.trips.credit(self.old_limit, self.received, now);
         }
     }
 
     /// The session goes on on another path, which may be longer or shorter.
-    pub fn moved(&mut self) {
+    pub(crate) fn moved(&mut self) {
         self.trips.forget();
     }
 
     /// The limit the peer knows, or will be told with the next answer; for [`crate::protocol::wire::frame::SessionFrame::Open`] and its kin.
-    pub fn limit(&self) -> u64 {
+    pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
     /// Nothing more is taken from the peer, so that what it was promised is free again: it may be long until it has
     /// read the last word.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.lap = None;
         // Without a promise the queue itself counts what waits.
         self.promised.set(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
 
     /// Drops what was stored and not taken, as if it had been taken.
-    pub fn discard(&mut self) {
+    pub(crate) fn discard(&mut self) {
         self.taken += as_u64(self.queued());
         self.queue.clear();
     }
 
     /// Bytes stored and not yet taken.
-    pub fn queued(&self) -> usize {
+    pub(crate) fn queued(&self) -> usize {
         self.queue.bytes()
     }
 
     /// Of these, those that were not promised: all, or none.
-    pub fn unpromised(&self) -> usize {
+    pub(crate) fn unpromised(&self) -> usize {
         if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }
     }
 
     /// Bytes the reader has taken, in all.
-    pub fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.taken
     }
 
     /// Whether nothing at all has arrived.
-    pub fn is_untouched(&self) -> bool {
+    pub(crate) fn is_untouched(&self) -> bool {
         self.received == 0
     }
 
     /// Whether the end of stream has arrived.
-    pub fn is_ended(&self) -> bool {
+    pub(crate) fn is_ended(&self) -> bool {
         self.total.is_some()
     }
 
     /// Whether the end of stream has arrived and the peer was told so.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.total.is_some_and(|total| self.told == total)
     }
 
@@ -276,7 +276,7 @@ const MOST_UNHEARD: u64 = 64 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::session::budget::Budget;
+    use crate::protocol::budget::Budget;
     use proptest::prelude::*;
 
     const WINDOWS: Windows = Windows { start: 1000, max: 8000 };

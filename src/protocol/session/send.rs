@@ -13,12 +13,12 @@ use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes, BytesMut};
 
+use crate::protocol::budget::Share;
 use crate::protocol::pieces::{PIECE, joined};
-use crate::protocol::session::budget::Share;
 
 /// See the module's picture.
 #[derive(Debug)]
-pub struct SendHalf {
+pub(crate) struct SendHalf {
     /// Bytes from `base` on, in the pieces in which they were written.
     kept: VecDeque<Bytes>,
     /// What [`Self::kept`] costs: bytes, and an overhead for each piece.
@@ -39,7 +39,7 @@ pub struct SendHalf {
 /// The peer speaks of bytes that were never sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer acknowledged offset {received}, sent were {base} to {reached}")]
-pub struct BadOffset {
+pub(crate) struct BadOffset {
     received: u64,
     base: u64,
     reached: u64,
@@ -47,7 +47,7 @@ pub struct BadOffset {
 
 impl SendHalf {
     /// An empty half that may not send yet; `cost` counts what it keeps.
-    pub fn new(cost: Share) -> Self {
+    pub(crate) fn new(cost: Share) -> Self {
         Self {
             kept: VecDeque::new(),
             cost,
@@ -64,13 +64,13 @@ impl SendHalf {
     }
 
     /// Whether the owner may write more now.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         let kept = self.written - self.base;
         self.unsent() < MAX_UNSENT && kept < MAX_KEPT && (kept < FAIR_KEPT || !self.cost.is_spent())
     }
 
     /// Appends bytes to send. The caller has asked [`Self::has_room`].
-    pub fn write(&mut self, bytes: Bytes) {
+    pub(crate) fn write(&mut self, bytes: Bytes) {
         if bytes.is_empty() || self.finished {
             return;
         }
@@ -89,37 +89,37 @@ impl SendHalf {
     }
 
     /// No more will be written. Doing it again changes nothing.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.finished = true;
     }
 
     /// Bytes written and not sent.
-    pub fn unsent(&self) -> u64 {
+    pub(crate) fn unsent(&self) -> u64 {
         self.written - self.next
     }
 
     /// Bytes that may be sent at once.
-    pub fn sendable(&self) -> usize {
+    pub(crate) fn sendable(&self) -> usize {
         usize::try_from(self.written.min(self.limit).saturating_sub(self.next)).unwrap_or(usize::MAX)
     }
 
     /// Bytes its owner wrote, in all.
-    pub fn written(&self) -> u64 {
+    pub(crate) fn written(&self) -> u64 {
         self.written
     }
 
     /// Bytes that the peer has received.
-    pub fn acknowledged(&self) -> u64 {
+    pub(crate) fn acknowledged(&self) -> u64 {
         self.base
     }
 
     /// Whether the peer has received anything.
-    pub fn is_untouched(&self) -> bool {
+    pub(crate) fn is_untouched(&self) -> bool {
         self.base == 0 && !self.finish_received
     }
 
     /// Takes the next bytes to send, at most `max`; small pieces are joined.
-    pub fn take(&mut self, max: usize) -> Option<Bytes> {
+    pub(crate) fn take(&mut self, max: usize) -> Option<Bytes> {
         let max = max.min(self.sendable());
         let (at, skip) = self.cursor;
         let piece = self.kept.get(at)?;
@@ -140,12 +140,12 @@ impl SendHalf {
     }
 
     /// Whether the end of stream is to be sent now.
-    pub fn finish_due(&self) -> bool {
+    pub(crate) fn finish_due(&self) -> bool {
         self.finished && !self.finish_sent && self.next == self.written
     }
 
     /// Takes the end of stream, if it is due: the number of bytes of this direction, its end counted.
-    pub fn take_finish(&mut self) -> Option<u64> {
+    pub(crate) fn take_finish(&mut self) -> Option<u64> {
         if !self.finish_due() {
             return None;
         }
@@ -155,7 +155,7 @@ impl SendHalf {
     }
 
     /// The peer has received all before `received`, and takes bytes below `limit`. Neither ever goes back.
-    pub fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
+    pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
         if received > self.reached {
             return Err(BadOffset { received, base: self.base, reached: self.reached });
         }
@@ -165,7 +165,7 @@ impl SendHalf {
     }
 
     /// Goes on from what the peer has received, on a new path. What it has not received is sent again.
-    pub fn put_back(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
+    pub(crate) fn put_back(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
         if received < self.base || received > self.reached {
             return Err(BadOffset { received, base: self.base, reached: self.reached });
         }
@@ -177,17 +177,17 @@ impl SendHalf {
     }
 
     /// Whether the owner has said that no more will come.
-    pub fn is_finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.finished
     }
 
     /// Whether the peer has received everything and the end.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.finish_received
     }
 
     /// Forgets all that was written: the session is over.
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.kept.clear();
         self.cost.set(0);
         self.cursor = (0, 0);
@@ -265,7 +265,7 @@ const JOINED: usize = 16 * 1024;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::session::budget::Budget;
+    use crate::protocol::budget::Budget;
     use proptest::prelude::*;
 
     fn half() -> SendHalf {

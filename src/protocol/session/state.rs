@@ -10,17 +10,17 @@ mod phase;
 use tokio::time::Instant;
 
 use crate::names::{Instance, Target};
-use crate::protocol::link::sender::Control;
+use crate::protocol::link::source::{Control, LinkId};
 use crate::protocol::session::recv::RecvHalf;
 use crate::protocol::session::send::SendHalf;
 use crate::protocol::wire::frame::{Refusal, SessionFrame};
 
 use crate::protocol::session::state::depart::Departed;
-pub use crate::protocol::session::state::phase::{Effects, LinkId, Phase, Role};
+pub(crate) use crate::protocol::session::state::phase::{Effects, Phase, Role};
 
 /// One end; see the module.
 #[derive(Debug)]
-pub struct SessionState {
+pub(crate) struct SessionState {
     role: Role,
     phase: Phase,
     epoch: u64,
@@ -52,12 +52,12 @@ enum Answer {
 
 impl SessionState {
     /// An opener that has no path yet.
-    pub fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
+    pub(crate) fn opener(target: Target, client: String, send: SendHalf, recv: RecvHalf) -> Self {
         Self::new(Role::Opener { target, client }, Phase::Asking, 0, None, send, recv)
     }
 
     /// An acceptor that was asked by `from`, and may send below `limit` once it accepts.
-    pub fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
+    pub(crate) fn acceptor(from: LinkId, epoch: u64, limit: u64, mut send: SendHalf, recv: RecvHalf) -> Self {
         // Nothing was sent, so no offset but 0 can be wrong.
         let _ = send.acknowledge(0, limit);
         Self::new(Role::Acceptor, Phase::Dialling, epoch, Some(from), send, recv)
@@ -88,57 +88,57 @@ impl SessionState {
     }
 
     /// Where it stands.
-    pub fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
 
     /// The number of the newest attempt to open or resume it.
-    pub fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// The link it runs on.
-    pub fn path(&self) -> Option<LinkId> {
+    pub(crate) fn path(&self) -> Option<LinkId> {
         self.path
     }
 
     /// Why it ended, if it did not end by itself.
-    pub fn ended(&self) -> Option<&Refusal> {
+    pub(crate) fn ended(&self) -> Option<&Refusal> {
         self.ended.as_ref()
     }
 
     /// Since when it has no path, and nobody but the peer can give it one.
-    pub fn parked_since(&self) -> Option<Instant> {
+    pub(crate) fn parked_since(&self) -> Option<Instant> {
         self.parked_since
     }
 
     /// Whether it was open and has no path, or none that is confirmed.
-    pub fn needs_path(&self) -> bool {
+    pub(crate) fn needs_path(&self) -> bool {
         matches!(self.phase, Phase::Parked | Phase::Resuming)
     }
 
     /// Bytes that have moved, in both directions together.
-    pub fn moved(&self) -> u64 {
+    pub(crate) fn moved(&self) -> u64 {
         self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
     }
 
     /// How often it went on on another path.
-    pub fn resumed(&self) -> u32 {
+    pub(crate) fn resumed(&self) -> u32 {
         self.resumed
     }
 
     /// Opener: the process that holds the acceptor, once it is known.
-    pub fn instance(&self) -> Option<Instance> {
+    pub(crate) fn instance(&self) -> Option<Instance> {
         self.instance
     }
 
     /// Whether this end asked for the session.
-    pub fn is_opener(&self) -> bool {
+    pub(crate) fn is_opener(&self) -> bool {
         matches!(self.role, Role::Opener { .. })
     }
 
     /// Opener: asks, or asks on, over `link`: Open before the session was open, Resume after. Any other end stays as it is.
-    pub fn ask(&mut self, link: LinkId) -> Effects {
+    pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
         let answer = match self.phase {
             Phase::Asking => Answer::Open,
             Phase::Parked | Phase::Resuming if self.is_opener() => Answer::Resume,
@@ -153,7 +153,7 @@ impl SessionState {
     }
 
     /// Acceptor: the target answered.
-    pub fn accept(&mut self, now: Instant) -> Effects {
+    pub(crate) fn accept(&mut self, now: Instant) -> Effects {
         if self.phase == Phase::Dialling {
             if self.path.is_some() {
                 self.phase = Phase::Open;
@@ -167,7 +167,7 @@ impl SessionState {
     }
 
     /// The path is gone, and with it the session if the link's peer cannot resume.
-    pub fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
+    pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
         if self.path != Some(link) {
             return Effects::default();
         }
@@ -185,7 +185,7 @@ impl SessionState {
     }
 
     /// How many bytes it may say, if any, or if the end of its direction is due.
-    pub fn backlog(&self) -> Option<usize> {
+    pub(crate) fn backlog(&self) -> Option<usize> {
         if self.path.is_none() || self.phase != Phase::Open {
             return None;
         }
@@ -194,7 +194,7 @@ impl SessionState {
     }
 
     /// What it says next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
-    pub fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
+    pub(crate) fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
         if self.path != Some(link) {
             return (None, Effects::default());
         }

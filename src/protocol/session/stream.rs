@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::names::SessionId;
 use crate::net::ByteStream;
-use crate::protocol::session::handles::{ResetOnDrop, keep};
+use crate::protocol::session::owned::{ResetOnDrop, keep};
 use crate::protocol::session::state::{Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal};
 

@@ -1,18 +1,18 @@
 //! Sessions and the links that count them as members.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::names::{Instance, SessionId};
+use crate::protocol::budget::Budget;
 use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::source::{FrameSource as _, LinkId};
 use crate::protocol::session::SessionCore;
-use crate::protocol::session::budget::Budget;
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
-use crate::protocol::session::state::LinkId;
 use crate::protocol::session::state::SessionState;
 use crate::protocol::table::{Event, Limits, SessionTable};
-use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
+use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame, SessionKey};
 use crate::protocol::{Dialect, Peer};
 use crate::telemetry::Metrics;
 
@@ -29,8 +29,14 @@ fn opener(table: &Arc<SessionTable>) -> Arc<SessionCore> {
     let budget = Budget::new(1 << 20);
     let halves = (SendHalf::new(budget.share()), RecvHalf::new(WINDOWS, budget.claim(1000).unwrap()));
     let end = SessionState::opener("node1:22".parse().unwrap(), "me".into(), halves.0, halves.1);
-    let (id, node) = (SessionId::random(), "node1".parse().unwrap());
-    SessionCore::new(id, Category::Ssh, node, Arc::downgrade(table), end, None)
+    let host: Weak<SessionTable> = Arc::downgrade(table);
+    let session = SessionCore::new(key(SessionId::random()), host, end, None);
+    table.insert(&session);
+    session
+}
+
+fn key(id: SessionId) -> SessionKey {
+    SessionKey { id, category: Category::Ssh, node: "node1".parse().unwrap() }
 }
 
 fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
@@ -119,7 +125,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let mut limits = Vec::new();
     for link in [&plain, &link] {
         session.ask(link, false);
-        let frame = session.next_control(link.id, tokio::time::Instant::now());
+        let (frame, _) = session.clone().next_control(link.id, tokio::time::Instant::now());
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);
     }
@@ -132,9 +138,8 @@ async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let limits = Limits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
     let (table, now) =
         (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
-    let node: crate::names::NodeName = "node1".parse().unwrap();
-    let link = LinkSender::new(LinkId(1), Peer::Cloud(node.clone()), None, Dialect::NEWEST);
-    let on_frame = |id, frame| table.on_frame(&link, node.clone(), id, Category::Ssh, frame, now);
+    let link = LinkSender::new(LinkId(1), Peer::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST);
+    let on_frame = |id, frame| table.on_frame(&link, key(id), frame, now);
     let open = || SessionFrame::Open {
         target: "[::1]:1".parse().unwrap(),
         limit: 1,

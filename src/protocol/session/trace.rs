@@ -4,10 +4,10 @@
 
 use tracing::{Level, debug, enabled};
 
-use crate::names::{NodeName, SessionId};
-use crate::protocol::session::state::{LinkId, Phase, SessionState};
+use crate::protocol::link::source::LinkId;
+use crate::protocol::session::state::{Phase, SessionState};
 use crate::protocol::session::{Inner, SessionCore};
-use crate::protocol::wire::frame::Refusal;
+use crate::protocol::wire::frame::{Refusal, SessionKey};
 
 /// Where an end of a session stands, as far as its lines tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,8 @@ impl Stage {
     }
 
     /// Logs that there is a new session.
-    pub(super) fn log_begin(&self, session: SessionId, node: &NodeName) {
+    pub(super) fn log_begin(&self, key: &SessionKey) {
+        let SessionKey { id: session, node, .. } = key;
         let link = self.link.map(tracing::field::display);
         debug!(%session, epoch = self.epoch, link, %node, role = self.role, "the session begins");
     }
@@ -80,7 +81,7 @@ impl Change {
         // The last line names the link that was left.
         let link = now.link.or(before.link).map(tracing::field::display);
         let why = why.map(tracing::field::display);
-        let (session, node, what) = (core.id, &core.node, now.sentence(&before));
+        let (session, node, what) = (core.key.id, &core.key.node, now.sentence(&before));
         debug!(%session, epoch = now.epoch, link, %node, role = now.role, why, "{what}");
     }
 }

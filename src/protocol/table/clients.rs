@@ -53,11 +53,11 @@ impl SessionTable {
     /// nobody has more.
     pub(super) fn give_way(&self, newcomer: &str) -> bool {
         let theirs = lock(&self.clients).of_fullest(newcomer);
-        let sessions = theirs.into_iter().filter_map(|id| self.shard(id).get(&id).cloned());
+        let sessions = theirs.into_iter().filter_map(|id| self.session(id));
         let Some(session): Option<Arc<SessionCore>> = sessions.min_by_key(|session| session.heard()) else {
             return false;
         };
-        lock(&self.clients).remove(session.id);
+        lock(&self.clients).remove(session.key.id);
         session.reset_unread(Refusal::new(
             Code::Busy,
             "it made room for another client: its own has most sessions there, and it was silent for longest",

@@ -25,7 +25,7 @@ impl SessionTable {
     }
 
     /// A session's owner has left, and it is still to be delivered.
-    pub(crate) fn departed(&self, id: SessionId) {
+    pub(super) fn add_departed(&self, id: SessionId) {
         let many = {
             let mut departed = lock(&self.departed);
             departed.push_back(id);
@@ -49,8 +49,7 @@ impl SessionTable {
     pub(super) fn oldest_gives_way(&self, cause: &'static str) -> bool {
         loop {
             let Some(id) = lock(&self.departed).pop_front() else { return false };
-            let session = self.shard(id).get(&id).cloned();
-            if session.is_some_and(|session| session.give_way()) {
+            if self.session(id).is_some_and(|session| session.give_way()) {
                 self.metrics.undelivered.count(cause);
                 return true;
             }
@@ -85,10 +84,10 @@ mod tests {
     use crate::names::Instance;
     use crate::net::ByteStream as _;
     use crate::protocol::link::sender::LinkSender;
+    use crate::protocol::link::source::LinkId;
     use crate::protocol::session::recv::Windows;
-    use crate::protocol::session::state::LinkId;
     use crate::protocol::table::Limits;
-    use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
+    use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame, SessionKey};
     use crate::protocol::wire::hello::Dialect;
     use crate::protocol::wire::peer::Peer;
     use crate::telemetry::Metrics;
@@ -108,7 +107,8 @@ mod tests {
         let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
         opening.ask(link);
         let (id, opened) = (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None });
-        table.on_frame(link, "node1".parse().unwrap(), id, Category::Ssh, opened, Instant::now());
+        let key = SessionKey { id, category: Category::Ssh, node: "node1".parse().unwrap() };
+        table.on_frame(link, key, opened, Instant::now());
         let mut session = opening.into_session();
         let mut bytes = Bytes::from(vec![0; bytes]);
         poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();

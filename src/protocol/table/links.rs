@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::LinkSender;
-use crate::protocol::session::Parked;
+use crate::protocol::link::sender::{Disbanded, LinkSender};
+use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::Refusal;
 
@@ -16,12 +16,12 @@ impl SessionTable {
     pub fn link_ended(&self, sender: &LinkSender, why: &Refusal, now: Instant) -> Vec<Parked> {
         let why = (!sender.resumes).then(|| why.clone());
         let mut parked = Vec::new();
-        let (own, passing) = sender.disband();
-        for shared in own {
+        let Disbanded { own, relayed } = sender.disband();
+        for shared in own.into_iter().filter_map(|id| self.session(id)) {
             shared.link_ended(sender.id, why.clone(), now);
             parked.extend(shared.parked());
         }
-        self.relays.link_ended(sender.id, passing);
+        self.relays.link_ended(sender.id, relayed);
         parked
     }
 
@@ -33,8 +33,8 @@ impl SessionTable {
         meant: impl Fn(&NodeName, Option<Instance>) -> bool,
     ) -> Vec<Parked> {
         let mut parked = Vec::new();
-        for session in sender.own() {
-            if !meant(&session.node, session.instance()) {
+        for session in self.on_link(sender) {
+            if !meant(&session.key.node, session.instance()) {
                 continue;
             }
             session.leave(sender);
@@ -45,18 +45,23 @@ impl SessionTable {
 
     /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
     pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
-        for queue in sender.passing().into_iter().filter(|queue| meant(&queue.node)) {
-            self.relays.lose(queue.id, None);
+        for session in sender.relayed().into_iter().filter(|session| meant(&session.node)) {
+            self.relays.lose(session.id, None);
         }
     }
 
     /// Resets every session that runs on that link or passes through it, with a reason for all of their ends.
     pub fn reset_on(&self, sender: &LinkSender, why: &Refusal) {
-        for session in sender.own() {
+        for session in self.on_link(sender) {
             session.reset(why.clone());
         }
-        for queue in sender.passing() {
-            self.relays.reset(queue.id, why);
+        for session in sender.relayed() {
+            self.relays.reset(session.id, why);
         }
+    }
+
+    /// The sessions with an end here that run on that link, in the order in which they came to it.
+    pub(in crate::protocol) fn on_link(&self, sender: &LinkSender) -> Vec<Arc<SessionCore>> {
+        sender.own().into_iter().filter_map(|id| self.session(id)).collect()
     }
 }

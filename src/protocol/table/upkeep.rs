@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use crate::drain::Drain;
 use crate::net::pool::Pool;
+use crate::protocol::budget::Budget;
 use crate::protocol::lock;
-use crate::protocol::session::budget::Budget;
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::{Code, Refusal};
 

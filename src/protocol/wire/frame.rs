@@ -62,6 +62,17 @@ pub struct Conflict {
     pub reason: String,
 }
 
+/// Which session: its name everywhere, which front end asked for it, and at which node its acceptor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionKey {
+    /// Its name everywhere.
+    pub id: SessionId,
+    /// Which front end asked.
+    pub category: Category,
+    /// The node at which the target is.
+    pub node: NodeName,
+}
+
 /// What is said about a session.
 ///
 /// In all of them: `limit` is the offset below which the sender of the word takes bytes, `received` the offset up to

@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::LinkSender;
 use crate::protocol::wire::peer::Peer;
 
 /// Who opened a session. Only the same one may take it up again: its id alone is no proof.
@@ -22,13 +21,13 @@ pub enum Opener {
 pub struct NotAnOpener;
 
 impl Opener {
-    /// What counts of what was `said` over a link about who opens or resumes. An edge is who it has proved to be,
+    /// What counts of what was `said`, over a link to process `instance` of `peer`, about who opens or resumes. An edge is who it has proved to be,
     /// whatever it says. A pod vouches for its edges, and opens for its clients as itself. To an edge its pod's word
     /// is good. None: a pod on the way is too old to say it.
-    pub(crate) fn vouched(said: Option<Self>, link: &LinkSender) -> Option<Self> {
-        match (&link.peer, said) {
+    pub(crate) fn vouched(said: Option<Self>, peer: &Peer, instance: Option<Instance>) -> Option<Self> {
+        match (peer, said) {
             (Peer::Edge(node), _) => Some(Self::Node(node.clone())),
-            (Peer::Pod, Some(Self::Pod(_))) => link.instance.map(Self::Pod),
+            (Peer::Pod, Some(Self::Pod(_))) => instance.map(Self::Pod),
             (Peer::Pod | Peer::Cloud(_), said) => said,
         }
     }
@@ -68,17 +67,14 @@ impl FromStr for Opener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::session::state::LinkId;
-    use crate::protocol::wire::hello::Dialect;
 
     #[test]
     fn an_edge_is_its_proven_name_and_a_pod_vouches_for_others() {
         let (node, pod) = ("node/edge-1", "pod/0000000000000000000000000000000a");
-        let link = |peer| LinkSender::new(LinkId(1), peer, Some(Instance::from_bits(10)), Dialect::NEWEST);
-        let edge = link(Peer::Edge("edge-1".parse().unwrap()));
-        let (other, cloud) = (link(Peer::Pod), link(Peer::Cloud("edge-2".parse().unwrap())));
+        let edge = Peer::Edge("edge-1".parse().unwrap());
+        let (other, cloud) = (Peer::Pod, Peer::Cloud("edge-2".parse().unwrap()));
         let forged = "pod/0000000000000000000000000000000b";
-        for (link, said, counts) in [
+        for (peer, said, counts) in [
             (&edge, None, Some(node)),
             (&edge, Some(pod), Some(node)),
             (&edge, Some("node/edge-2"), Some(node)),
@@ -90,8 +86,9 @@ mod tests {
             (&cloud, None, None),
         ] {
             let said = said.map(|text| text.parse().unwrap());
-            let counted = Opener::vouched(said.clone(), link).map(|opener| opener.to_string());
-            assert_eq!(counted.as_deref(), counts, "{said:?} from {:?}", link.peer);
+            let counted = Opener::vouched(said.clone(), peer, Some(Instance::from_bits(10)))
+                .map(|opener| opener.to_string());
+            assert_eq!(counted.as_deref(), counts, "{said:?} from {peer:?}");
         }
         for bad in ["", "edge-1", "node/", "node/a b", "pod/12", "user/root"] {
             assert_eq!(bad.parse::<Opener>(), Err(NotAnOpener), "{bad}");

@@ -1,4 +1,4 @@
-//! A node that is linked here is said to be linked to another pod too: which of the two links is the node's.
+//! A node is linked here and, as another pod announces, there too: which of the two links stays.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use crate::protocol::{Conflict, Found, LinkSender};
 use crate::registry;
 
 impl Finder {
-    /// Another pod has said unasked that the node is there. An older link of it here is asked for a sign of life, and
-    /// closed if there is none within 1 s. Another process of that name has 2 s; if it answers, and its link is the
-    /// older one, it keeps the name, and the other pod is told.
+    /// Another pod has announced that the node is there. If it is linked here too, the link here is pinged, and closed if
+    /// no answer comes within 1 s, or 2 s if the two links belong to different processes. If the process here answers and
+    /// its link is the older one, it keeps the name, and the other pod is told.
     pub async fn contest(&self, other: &Arc<LinkSender>, node: &NodeName, found: Found) {
         let Some(linked) = self.registry.here(node) else { return };
-        // A plain link cannot be asked.
+        // A plain link cannot be pinged.
         if linked.instance.is_none() {
             return;
         }
         let same = found.instance == linked.instance;
-        // A pod of version 1 says no age, and cannot be told: there both links stay.
+        // A pod of version 1 sends no age and does not understand a conflict: then both links stay.
         let older = found.age.is_none_or(|age| age < linked.sender.age());
         let patience = if same { PONG_TIMEOUT } else { registry::PONG_TIMEOUT };
         if !linked.sender.answers_within(patience).await {
-            tracing::info!(%node, "linked to another pod, and silent here: its old link is closed");
+            tracing::info!(%node, "the node is linked to another pod, and its link here does not answer: it is closed");
             return linked.sender.close();
         }
         if same || !older {
@@ -35,9 +35,10 @@ impl Finder {
         other.conflict(node, linked.instance, taken);
     }
 
-    /// Another pod says that a node keeps its name there, as it is alive and its link older. Of two pods that both say so,
-    /// as ages that differ by less than a word's way between them look to each, the one whose process has the larger
-    /// number gives way.
+    /// Another pod tells that a process there keeps the node's name, because it is alive and its link is older.
+    ///
+    /// Both pods may tell this to each other at the same time: if the links' ages differ by less than a frame takes from
+    /// pod to pod, each finds its own link the older one. Then the process with the larger number gives way, at both.
     pub fn gives_way(&self, node: &NodeName, said: Conflict) {
         let Some(linked) = self.registry.here(node) else { return };
         let Some(keeper) = said.instance.filter(|_| said.instance != linked.instance) else { return };

@@ -1,4 +1,4 @@
-//! Which pod a node was found at, believed until it proves wrong.
+//! At which pod a node was found last: used until it proves wrong.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,12 +19,12 @@ pub(super) struct LocationCache {
     missed: Mutex<HashMap<NodeName, (Instant, NotFound)>>,
 }
 
-/// Where a node is said to be.
+/// The pod that has a node, as far as this process knows.
 #[derive(Debug)]
 struct At {
     pod: Pod,
     instance: Option<Instance>,
-    /// Since when nobody has it, though it was there: it may be on its way.
+    /// Since when no pod has it, although this one had: the node may be linking to another.
     lost: Option<Instant>,
 }
 
@@ -34,7 +34,7 @@ impl LocationCache {
         self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
     }
 
-    /// A pod has said that it has the node.
+    /// Notes that a pod has the node.
     pub(super) fn learn(&self, node: &NodeName, pod: Pod, instance: Option<Instance>) {
         let mut nodes = self.lock();
         if nodes.len() >= MAX_LOCATIONS && !nodes.contains_key(node) {
@@ -50,7 +50,7 @@ impl LocationCache {
         self.missed().remove(node);
     }
 
-    /// The node was looked for everywhere, and is nowhere.
+    /// Notes that a search for the node has found it nowhere.
     pub(super) fn miss(&self, node: &NodeName, said: &NotFound) {
         let mut missed = self.missed();
         if missed.len() >= MOST_MISSED {
@@ -61,18 +61,18 @@ impl LocationCache {
         }
     }
 
-    /// What came of looking for the node, if that was in vain and a moment ago.
+    /// The result of a search that found the node nowhere less than [`MISSED_FOR`] ago.
     pub(super) fn missing(&self, node: &NodeName) -> Option<NotFound> {
         let missed = self.missed();
         missed.get(node).filter(|(at, _)| at.elapsed() < MISSED_FOR).map(|(_, said)| said.clone())
     }
 
-    /// Nobody has the node. Since when that is so, if it was known to be somewhere.
+    /// No pod has the node: for how long that has been so, if it was known to be at one.
     pub(super) fn lost(&self, node: &NodeName) -> Option<Duration> {
         self.lock().get_mut(node).map(|at| at.lost.get_or_insert_with(Instant::now).elapsed())
     }
 
-    /// The node is not at that pod.
+    /// Forgets the node if it is remembered at that pod; an entry that another thread has made for a newer pod stays.
     pub(super) fn forget(&self, node: &NodeName, pod: &Pod) {
         let mut nodes = self.lock();
         if nodes.get(node).is_some_and(|at| at.pod.is(pod)) {
@@ -80,7 +80,7 @@ impl LocationCache {
         }
     }
 
-    /// The node is somewhere else.
+    /// Forgets everything about the node.
     pub(super) fn forget_all(&self, node: &NodeName) {
         self.lock().remove(node);
         self.missed().remove(node);
@@ -97,9 +97,9 @@ impl LocationCache {
 
 /// Nodes that are remembered; a few MiB.
 const MAX_LOCATIONS: usize = 50_000;
-/// Nodes that were looked for in vain: a flood of more names than this is asked for each time.
+/// Failed searches that are remembered. In a flood of more names than this, each name is searched for each time.
 const MOST_MISSED: usize = 4096;
-/// How long nobody looks again for a node that is nowhere, unless it comes.
+/// How long a failed search counts as the answer to the next one, unless the node comes.
 const MISSED_FOR: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use crate::registry::siblings::Unreachable;
 
-/// Nobody has the node. Says who was asked, and what came of it.
+/// No pod has the node: who was asked, and with which result.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotFound {
     /// How long ago the node was last linked here, if ever.
     pub seen: Option<Duration>,
-    /// What DNS said, if it was asked.
+    /// Why DNS named no pod, if DNS was asked.
     pub dns: Option<String>,
-    /// How many other pods said that they have not got it.
+    /// How many other pods answered that the node is not there.
     pub asked: usize,
-    /// The other pods that could not be asked.
+    /// The other pods that could not be reached.
     pub trouble: Vec<Unreachable>,
     /// It was found, but as another process than the one that is sought.
     pub another: bool,
-    /// It was somewhere a moment ago, and may be on its way to another pod.
+    /// It was linked a moment ago, and may be linking to another pod.
     pub moving: bool,
 }
 

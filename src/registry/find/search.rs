@@ -13,24 +13,29 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{LocationCache, NotFound};
 use crate::names::{Instance, NodeName};
-use crate::protocol::session::state::LinkId;
-use crate::protocol::{LinkSender, Peer};
+use crate::protocol::{LinkId, LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
 use crate::registry::siblings::{Answer, NodeFound, Pod, Siblings, Unreachable};
 
-/// What is looked for.
+/// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct NodeQuery {
     pub(super) node: NodeName,
     /// Only this process of it will do.
     instance: Option<Instance>,
-    /// A link that is no way, whatever is said.
+    /// The link that must not be used.
     not: Option<LinkId>,
-    /// And the pod at its other end, which may have another.
+    /// The process of the pod at that link's other end, which must not be used over any other link either.
     not_pod: Option<Instance>,
 }
 
-/// The searches under way: who looks for the same joins in, so that a thousand sessions of one node ask once.
+/// The searches under way. Whoever looks for the same node joins the search that runs, so that a thousand sessions of one
+/// node ask the other pods once.
+///
+/// A search runs as long as somebody waits for it: the table holds weak handles, the waiters strong ones, and the last
+/// waiter to leave removes the entry. A newcomer may come between the drop of the last strong handle and that removal. It
+/// then finds a dead handle, begins a search of its own and puts that in its place; so the leaver looks again, under the
+/// lock, whether the entry is still the dead one.
 #[derive(Debug)]
 pub(super) struct Searches {
     means: SearchContext,
@@ -64,7 +69,7 @@ impl NodeQuery {
         self.instance.is_none() || self.instance == instance
     }
 
-    /// Whether that link is a way.
+    /// Whether that link, which leads to that process of the node, may be used.
     pub(super) fn suits(&self, instance: Option<Instance>, sender: &LinkSender) -> bool {
         let is_not = self.not == Some(sender.id)
             || sender.peer == Peer::Pod && self.not_pod.is_some() && self.not_pod == sender.instance;
@@ -77,7 +82,7 @@ impl Searches {
         Self { means: SearchContext { siblings, known, dns: Arc::new(dns), port }, running: Mutex::default() }
     }
 
-    /// Searches, or joins in. Takes about 2 s at most. Cancel safe.
+    /// Searches, or joins the search that runs. Takes about 2 s at most. Cancel safe.
     pub(super) async fn join(&self, wanted: NodeQuery) -> Outcome {
         let search = {
             let mut running = self.lock();
@@ -100,7 +105,7 @@ impl Searches {
     }
 }
 
-/// The last who leaves a search takes it off the list.
+/// One waiter of a search. The last one to leave removes the search from the table.
 struct Joined<'a> {
     searches: &'a Searches,
     wanted: NodeQuery,
@@ -127,7 +132,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
         Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
     let (mut said, mut best, mut all, mut without) =
         (NotFound::default(), None::<NodeFound>, false, Vec::new());
-    // Where it was last is likelier than anywhere else; its link was not needed for a while, or has just ended.
+    // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped for
+    // want of use, or has just ended.
     asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
     loop {
         let dns_is_over = lookup.is_terminated();
@@ -160,7 +166,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                 }
                 Ok(Answer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
                 Ok(Answer { pod, .. }) => {
-                    // It may have been asked by its address, and over the link that it has made.
+                    // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
                     if pod.is_none() || !without.contains(&pod) {
                         without.push(pod);
                         said.asked += 1;
@@ -177,7 +183,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
     Ok(yes)
 }
 
-/// Who was asked, and the answers to come.
+/// The pods that were asked, and the answers that are still to come.
 struct Asking<'a> {
     means: &'a SearchContext,
     wanted: &'a NodeQuery,
@@ -186,7 +192,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Asks those that were not asked before, and can be.
+    /// Asks those of these pods that were not asked yet and can be reached.
     fn ask(&mut self, pods: Vec<Pod>) {
         for pod in pods {
             if pod.is_gone() || self.asked.iter().any(|asked| asked.is(&pod)) {
@@ -205,11 +211,11 @@ fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<Pod> {
     first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
 }
 
-/// A node that was heard so lately is where it is said to be.
+/// A pod that has received something from the node within this time has the node for certain.
 const FRESH: Duration = Duration::from_secs(5);
-/// If none is as fresh, the freshest is taken after so long.
+/// If no answer is as fresh, the search takes the freshest one after this time.
 const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
-/// Of a whole search: DNS takes at most 1 s, and so does a link.
+/// How long a whole search takes at most: DNS may take 1 s, and dialling a pod another.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Addresses of one node in DNS that are asked.
+/// How many of the addresses that DNS names for one node are asked.
 const MOST_NAMED: usize = 8;

@@ -37,9 +37,9 @@ pub struct Settings {
     pub name: String,
     /// The published address.
     pub pod: IpAddr,
-    /// Which pods there are; `None`: nobody tells, and lines of dead pods stay.
+    /// The pods that there are; `None`: they are not known, and lines of dead pods stay.
     pub endpoints: Option<watch::Receiver<Known>>,
-    /// Asked of pods that are not ready.
+    /// Asked whether a pod that is not ready is alive all the same.
     pub lives: Lives,
 }
 

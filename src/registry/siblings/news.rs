@@ -1,4 +1,4 @@
-//! What another pod is to be told: nodes that have come to this one, gathered while it cannot be told.
+//! Announcements to one other pod: nodes that were linked here, gathered while there is no link to it or that is full.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::LinkSender;
 use crate::registry::Registry;
 
-/// Nodes that one other pod is to be told of.
+/// Nodes that are to be announced to one other pod. Any thread adds; one task sends.
 #[derive(Debug, Default)]
 pub(super) struct Announcements {
     nodes: Mutex<HashSet<NodeName>>,
@@ -19,7 +19,7 @@ pub(super) struct Announcements {
 }
 
 impl Announcements {
-    /// The node has come here. What does not fit is found when it is asked for.
+    /// Adds a node. One that does not fit is left out; the other pod then finds it by asking.
     pub(super) fn add(&self, node: &NodeName) {
         let mut nodes = self.lock();
         if nodes.len() < MAX_ANNOUNCED {
@@ -29,27 +29,29 @@ impl Announcements {
         self.more.notify_one();
     }
 
-    /// Whether there is something to tell.
+    /// Whether there is nothing to announce.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// Nobody can be told.
+    /// Forgets all of them, as there is no link.
     pub(super) fn clear(&self) {
         *self.lock() = HashSet::new();
     }
 
-    /// Waits until there is something to tell, or perhaps was. Cancel safe.
+    /// Waits until a node was added; it may have been sent already. Cancel safe.
     pub(super) async fn come(&self) {
         self.more.notified().await;
     }
 
-    /// Tells all there is to tell over a link, as fast as it takes it, until the link is closed. What was taken when
-    /// this is dropped is not told.
+    /// Sends all announcements over a link, as fast as that takes them, until the link is closed.
+    ///
+    /// The set is taken out whole, so adders never wait for the link; nodes that are added meanwhile wait for the next
+    /// call. Not cancel safe: a dropped call loses what it had taken out and not sent.
     pub(super) async fn tell(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
         let nodes = std::mem::take(&mut *self.lock());
         for node in nodes {
-            // One that has gone meanwhile is no news.
+            // Looked up again now: the node may have gone since it was added, and then there is nothing to announce.
             let Some(linked) = registry.here(&node) else { continue };
             let found = linked.found(UNASKED, own);
             while !to.found(&node, found) {
@@ -66,9 +68,9 @@ impl Announcements {
     }
 }
 
-/// The question that nobody asked.
+/// The number that marks an announcement: no question has it.
 pub(super) const UNASKED: u64 = 0;
-/// Nodes that wait to be told of to one pod: more than a pod has.
+/// Nodes that may wait to be announced to one pod: more than a pod has.
 const MAX_ANNOUNCED: usize = 50_000;
-/// How long a link with too much to say is left alone.
+/// The pause before another try when too much waits on the link.
 const FULL: Duration = Duration::from_millis(5);

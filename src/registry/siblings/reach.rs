@@ -18,7 +18,7 @@ use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::net::tls::Dialer;
 use crate::protocol::Link;
-use crate::protocol::link::grpc::{DialError, LinkContext, dial_pod};
+use crate::protocol::grpc::{DialError, LinkContext, dial_pod};
 use crate::registry::Registry;
 
 /// Why another pod could not be asked.

@@ -14,21 +14,25 @@ use super::reach::{DialContext, Unreachable};
 use crate::names::NodeName;
 use crate::protocol::{Link, LinkSender};
 
-/// One other pod. Its keeper runs [`Self::keep`].
+/// One other pod. Its keeper is the one task that runs [`Self::keep`].
+///
+/// Only the keeper changes the state, and only it dials; others read the state and ask for a link by `wanted`. A wish that
+/// comes while the keeper dials is kept by the `Notify` and taken back after the dial, as the link that it wished for is
+/// there. Whoever waits for a link subscribes to the state before it looks, so no change between the two is missed.
 #[derive(Debug)]
 pub(super) struct Sibling {
     /// Where its gRPC port is.
     pub(super) at: SocketAddr,
-    /// Whether it is one of those that are asked for every node; else DNS named it once.
+    /// Whether it is in the list of pods, which are asked for every node; else DNS named it once.
     pub(super) listed: AtomicBool,
-    /// What it is to be told.
+    /// What is to be announced to it.
     news: Announcements,
     wanted: Notify,
     dismissed: CancellationToken,
-    /// When its link was last of use.
+    /// When its link was last used.
     used: Mutex<Instant>,
     state: watch::Sender<State>,
-    /// Why it could not be linked to, since it last was.
+    /// Why the last try to link to it failed; none once one succeeds.
     trouble: Mutex<Option<Unreachable>>,
 }
 
@@ -38,10 +42,10 @@ enum State {
     Away,
     /// A link is being made since then.
     Dialling(Instant),
-    /// None could be made; not tried again before then.
+    /// The last try failed; there is no other one before that time.
     Failed(Instant, Unreachable),
     Up(Arc<LinkSender>),
-    /// Its keeper has ended, or it is ourselves.
+    /// Its keeper has ended, or the address is this pod's own.
     Never(Unreachable),
 }
 
@@ -59,7 +63,7 @@ impl Sibling {
             trouble: Mutex::default(),
         };
         if listed {
-            // Tried at once, not by the first client.
+            // It is dialled at once, so that the first client need not wait for the link.
             sibling.wanted.notify_one();
         }
         Arc::new(sibling)
@@ -74,7 +78,7 @@ impl Sibling {
         }
     }
 
-    /// Why it could not be linked to, since it last was.
+    /// Why the last try to link to it failed; none once one succeeds.
     pub(super) fn trouble(&self) -> Option<Unreachable> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -84,7 +88,7 @@ impl Sibling {
         matches!(&*self.state.borrow(), State::Never(Unreachable::NoLink { .. }))
     }
 
-    /// Whether it is this very pod.
+    /// Whether the address is this pod's own.
     pub(super) fn is_ourselves(&self) -> bool {
         matches!(&*self.state.borrow(), State::Never(Unreachable::Itself(_)))
     }
@@ -117,19 +121,19 @@ impl Sibling {
         }
     }
 
-    /// It is to be told of a node, and linked if it is not.
+    /// Announces a node to it, and makes a link for that if there is none.
     pub(super) fn tell(&self, node: &NodeName) {
         self.news.add(node);
         self.wanted.notify_one();
     }
 
-    /// It was used by the other end.
+    /// Notes that its link has just been used.
     pub(super) fn touch(&self) {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// It is not listed any more: it stays one of the pods as long as its link lives, which is not made again. Whether
-    /// it has none, and is over.
+    /// Notes that the list has it no more: it stays one of the pods as long as its link lives, and that is not made again.
+    /// Returns whether it has no link, so that it is over.
     pub(super) fn unlist(&self) -> bool {
         self.listed.store(false, Relaxed);
         let over = self.up().is_none();
@@ -150,7 +154,8 @@ impl Sibling {
             let why = "it is not one of our pods any more".into();
             self.state.send_replace(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
-            // Looked at last, as it may have been listed again meanwhile.
+            // The look comes after the state was set: the list may have named it again on another thread meanwhile. If it
+            // did so before this look, the keeper goes on here; if after, the list finds the state over, and replaces it.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }
@@ -169,7 +174,7 @@ impl Sibling {
                 () = self.wanted.notified() => {}
                 // DNS named it, and nobody waited for the answer.
                 () = sleep(IDLE), if !self.listed.load(Relaxed) => break,
-                // So that it is known when it answers again.
+                // A pod that failed is tried again from time to time, so that its trouble does not outlast it.
                 () = sleep(UNASKED_AGAIN), if failures > 0 => {}
             }
             self.state.send_replace(State::Dialling(Instant::now()));
@@ -285,11 +290,11 @@ impl Sibling {
     }
 }
 
-/// How long a look-up waits for a link; others are asked at the same time.
+/// How long a search waits for a link; other pods are asked at the same time.
 const LOOK_UP: Duration = Duration::from_secs(1);
 /// Between two tries of one that is listed and does not answer, while nobody wants it.
 const UNASKED_AGAIN: Duration = Duration::from_secs(10);
-/// Failures in a row after which a person is to hear of them.
+/// Failures in a row after which one is logged as a warning.
 const LOUD_AFTER: u32 = 3;
 /// A link that nobody used for so long is dropped.
 const IDLE: Duration = Duration::from_secs(60);

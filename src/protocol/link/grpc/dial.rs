@@ -38,8 +38,8 @@ pub enum DialError {
         /// The cloud's words.
         message: String,
     },
-    /// We are the one at the other end.
-    #[error("this is this very pod")]
+    /// The pod at the other end is this process.
+    #[error("this pod has dialled itself")]
     Itself,
     /// A pod that does not speak the extended dialect cannot be a sibling.
     #[error(

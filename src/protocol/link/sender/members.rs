@@ -1,37 +1,54 @@
 //! Which sessions run on one link.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Weak};
+use std::ptr;
+use std::sync::Arc;
 
 use crate::names::SessionId;
-use crate::protocol::link::sender::{FrameSource, LinkSender};
+use crate::protocol::budget::{Budget, Share};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::source::{FrameSource, RelaySource};
 use crate::protocol::lock;
-use crate::protocol::relay::queue::RelayQueue;
-use crate::protocol::session::SessionCore;
-use crate::protocol::session::budget::{Budget, Share};
+use crate::protocol::wire::frame::SessionKey;
 
-/// The sessions that run on a link: those with an end here, and those that only pass through. Each with its turn in
-/// which it came: in that order they are told when the link ends.
+/// The sessions that run on a link: those with an end here, and those that are relayed. Each with its turn in which it
+/// came: in that order they are told when the link ends.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
-    own: HashMap<SessionId, (u64, Weak<SessionCore>)>,
-    /// With the attempt that each belongs to.
-    passing: HashMap<SessionId, (u64, Arc<RelayQueue>, u64)>,
+    own: HashMap<SessionId, u64>,
+    relayed: HashMap<SessionId, Relayed>,
     came: u64,
 }
 
+#[derive(Debug)]
+struct Relayed {
+    came: u64,
+    source: Arc<dyn RelaySource>,
+    /// The attempt that it belongs to.
+    epoch: u64,
+}
+
+/// What ran on a link that has ended, in the order in which it came.
+#[derive(Debug, Default)]
+pub(crate) struct Disbanded {
+    /// Sessions with an end in this process.
+    pub(crate) own: Vec<SessionId>,
+    /// Sessions that were relayed.
+    pub(crate) relayed: Vec<SessionId>,
+}
+
 impl LinkSender {
-    /// Number of sessions whose path this link is, those that only pass through among them.
+    /// Number of sessions whose path this link is, those that are relayed among them.
     pub fn sessions(&self) -> usize {
-        lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.passing.len())
+        lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
     }
 
     /// Makes the session known as one that runs here. False if the link has ended.
-    pub(crate) fn join(&self, session: &Arc<SessionCore>) -> bool {
+    pub(crate) fn join(&self, id: SessionId) -> bool {
         let mut members = lock(&self.members);
         if let Some(members) = members.as_mut() {
             members.came += 1;
-            members.own.insert(session.id, (members.came, Arc::downgrade(session)));
+            members.own.insert(id, members.came);
         }
         members.is_some()
     }
@@ -43,38 +60,39 @@ impl LinkSender {
         }
     }
 
-    /// Makes the queue known as one that leads through here, for attempt `epoch`; an older one of its session says no
+    /// Makes the source known as one that leads through here, for attempt `epoch`; an older one of its session sends no
     /// more, unless it is that a newer attempt was lost. False if the link has ended.
-    pub(crate) fn pass(&self, queue: &Arc<RelayQueue>, epoch: u64) -> bool {
+    pub(crate) fn pass(&self, source: Arc<dyn RelaySource>, epoch: u64) -> bool {
+        let id = source.key().id;
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
-        if known.passing.get(&queue.id).is_some_and(|(.., newer)| *newer > epoch) {
+        if known.relayed.get(&id).is_some_and(|newer| newer.epoch > epoch) {
             // This attempt comes late: a newer one has passed here meanwhile.
             drop(members);
-            queue.close();
+            source.close();
             return true;
         }
         known.came += 1;
-        let older = known.passing.insert(queue.id, (known.came, queue.clone(), epoch));
+        let relayed = Relayed { came: known.came, source: source.clone(), epoch };
+        let older = known.relayed.insert(id, relayed);
         drop(members);
-        if let Some((_, older, _)) = older {
-            older.retire(epoch);
+        if let Some(older) = older {
+            older.source.retire(epoch);
         }
-        // It may have said its last word, or was closed, before it was known here; nobody else takes it off then.
-        if queue.is_over() {
-            self.leave_relay(queue);
+        // It may have sent its last frame, or was closed, before it was known here; nobody else takes it off then.
+        if source.is_over() {
+            self.leave_relay(&*source);
         }
         true
     }
 
-    /// An empty share of what may wait here for all sessions that pass through: `most` bytes.
+    /// An empty share of what may wait here for all sessions that are relayed: `most` bytes.
     pub(crate) fn room_for_relays(&self, most: usize) -> Share {
         self.room.get_or_init(|| Budget::new(most)).share()
     }
 
-    /// An empty share of what may wait here for readers of a plain peer's sessions, which [`SessionTable`] bounds in all.
-    ///
-    /// [`SessionTable`]: crate::protocol::table::SessionTable
+    /// An empty share of what may wait here for readers of a plain peer's sessions, which the table of sessions bounds
+    /// in all.
     pub(crate) fn room_unread(&self, most: usize) -> Share {
         self.unread.get_or_init(|| Budget::new(most)).share()
     }
@@ -84,56 +102,39 @@ impl LinkSender {
         self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
     }
 
-    /// The queue leads through here no more.
-    pub(crate) fn leave_relay(&self, queue: &Arc<RelayQueue>) {
+    /// The source leads through here no more. Another one of its session stays.
+    pub(crate) fn leave_relay<S: FrameSource + ?Sized>(&self, source: &S) {
+        let id = &source.key().id;
         if let Some(members) = lock(&self.members).as_mut()
-            && members.passing.get(&queue.id).is_some_and(|(_, known, _)| Arc::ptr_eq(known, queue))
+            && members.relayed.get(id).is_some_and(|known| ptr::addr_eq(Arc::as_ptr(&known.source), source))
         {
-            members.passing.remove(&queue.id);
+            members.relayed.remove(id);
         }
     }
 
-    pub(super) fn forget_if_over(&self, source: &FrameSource) {
-        if let FrameSource::Passing(queue) = source
-            && queue.is_over()
-        {
-            self.leave_relay(queue);
-        }
-    }
-
-    /// Sessions that pass through here.
-    pub(crate) fn passing(&self) -> Vec<Arc<RelayQueue>> {
+    /// Sessions that are relayed over this link.
+    pub(crate) fn relayed(&self) -> Vec<SessionKey> {
         let members = lock(&self.members);
-        in_order(
-            members
-                .iter()
-                .flat_map(|members| members.passing.values())
-                .map(|(came, queue, _)| (*came, queue.clone())),
-        )
+        let relayed = members.iter().flat_map(|members| members.relayed.values());
+        in_order(relayed.map(|relayed| (relayed.came, relayed.source.key().clone())))
     }
 
     /// Sessions with an end here.
-    pub(crate) fn own(&self) -> Vec<Arc<SessionCore>> {
+    pub(crate) fn own(&self) -> Vec<SessionId> {
         let members = lock(&self.members);
-        let own = members.iter().flat_map(|members| members.own.values());
-        in_order(own.filter_map(|(came, session)| Some((*came, session.upgrade()?))))
+        in_order(members.iter().flat_map(|members| &members.own).map(|(id, came)| (*came, *id)))
     }
 
     /// Closes the link for good and returns all that ran on it.
-    pub(crate) fn disband(&self) -> (Vec<Arc<SessionCore>>, Vec<SessionId>) {
+    pub(crate) fn disband(&self) -> Disbanded {
         self.close();
-        let Some(Members { own, passing, .. }) = lock(&self.members).take() else {
-            return Default::default();
+        let Some(Members { own, relayed, .. }) = lock(&self.members).take() else {
+            return Disbanded::default();
         };
-        let own = own.into_values().filter_map(|(came, session)| Some((came, session.upgrade()?)));
-        (in_order(own), in_order(passing.into_iter().map(|(id, (came, ..))| (came, id))))
-    }
-
-    /// Unread bytes of a session that runs here.
-    pub(crate) fn queued(&self, id: SessionId) -> usize {
-        let session =
-            lock(&self.members).as_ref().and_then(|m| m.own.get(&id)).and_then(|(_, s)| s.upgrade());
-        session.map_or(0, |s| s.queued())
+        Disbanded {
+            own: in_order(own.into_iter().map(|(id, came)| (came, id))),
+            relayed: in_order(relayed.into_iter().map(|(id, relayed)| (relayed.came, id))),
+        }
     }
 }
 

@@ -2,31 +2,29 @@
 
 use std::fmt;
 
-use crate::names::{Instance, NodeName, SessionId};
+use crate::names::{Instance, NodeName};
 use crate::protocol::link::sender::{LinkSender, MOST_REPLIES};
-use crate::protocol::session::SessionCore;
 use crate::protocol::wire::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
+    Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame, SessionKey,
 };
 use crate::protocol::wire::hello::Dialect;
 
 impl LinkSender {
     /// Answers a frame about a session that is not ours; more than the bound are dropped, as the peer asks again.
-    pub(crate) fn reply(&self, id: SessionId, category: Category, node: &NodeName, word: SessionFrame) {
+    pub(crate) fn reply(&self, session: &SessionKey, frame: SessionFrame) {
         let mut waiting = self.lock();
         if waiting.replies.len() < MOST_REPLIES {
-            waiting.replies.push_back(self.frame((id, category, node), word));
+            waiting.replies.push_back(self.frame(session, frame));
             waiting.wake();
         }
     }
 
     /// The opener of a session that ran here leaves: behind all that it has said here. There are no more of these than
     /// sessions, and one that is not said would leave the far end waiting.
-    pub(crate) fn lost(&self, session: &SessionCore, epoch: u64) {
+    pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
         let mut waiting = self.lock();
         if !waiting.closed {
-            let about = (session.id, session.category, &session.node);
-            waiting.replies.push_back(self.frame(about, SessionFrame::Lost { epoch }));
+            waiting.replies.push_back(self.frame(session, SessionFrame::Lost { epoch }));
             waiting.wake();
         }
     }
@@ -79,15 +77,11 @@ impl LinkSender {
         room
     }
 
-    /// A word about a session: on an edge's link only what asks names another node than the link's.
-    pub(crate) fn frame(
-        &self,
-        (id, category, node): (SessionId, Category, &NodeName),
-        word: SessionFrame,
-    ) -> Frame {
-        let asks = matches!(word, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
-        let node = self.peer.node().filter(|_| !asks).unwrap_or(node).clone();
-        Frame { node, body: FrameKind::Session(id, category, word) }
+    /// A frame about a session: on an edge's link only what asks names another node than the link's.
+    pub(crate) fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
+        let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
+        let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();
+        Frame { node, body: FrameKind::Session(session.id, session.category, frame) }
     }
 }
 

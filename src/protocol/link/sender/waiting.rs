@@ -1,13 +1,14 @@
 //! Who waits to speak on one link, and who is next.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
 use crate::protocol::link::pace::Pace;
 use crate::protocol::link::schedule::{Schedule, Turn};
-use crate::protocol::link::sender::FrameSource;
+use crate::protocol::link::source::FrameSource;
 use crate::protocol::wire::frame::{Frame, FrameKind};
 
 /// Everything that waits for one link, under the link sender's lock.
@@ -19,10 +20,10 @@ pub(super) struct Waiting {
     /// Signals, last words, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the words of
     /// own sessions.
     pub(super) replies: VecDeque<Frame>,
-    pub(super) answers: VecDeque<FrameSource>,
+    pub(super) answers: VecDeque<Arc<dyn FrameSource>>,
     /// Who has credit to give and nothing to answer: each session stands here once at the most.
-    pub(super) credits: VecDeque<FrameSource>,
-    pub(super) turns: Schedule<FrameSource>,
+    pub(super) credits: VecDeque<Arc<dyn FrameSource>>,
+    pub(super) turns: Schedule<Arc<dyn FrameSource>>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
     /// At so many entries those that nobody misses are thrown out.
@@ -36,8 +37,8 @@ pub(super) struct Waiting {
 pub(super) enum Next {
     Frame(FrameKind),
     Reply(Frame),
-    Control(FrameSource),
-    Turn { turn: Turn<FrameSource>, longest: usize, small_only: bool },
+    Control(Arc<dyn FrameSource>),
+    Turn { turn: Turn<Arc<dyn FrameSource>>, longest: usize, small_only: bool },
 }
 
 impl Waiting {

@@ -4,17 +4,14 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use crate::names::{NodeName, SessionId};
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::wire::frame::{Category, Code, SessionFrame};
+use crate::protocol::wire::frame::{Code, SessionFrame, SessionKey};
 use crate::protocol::wire::opener::Opener;
 
 /// Which Open or Resume is meant: an answer to an older one counts no more.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
-    pub(crate) id: SessionId,
-    pub(crate) category: Category,
-    pub(crate) node: NodeName,
+    pub(crate) key: SessionKey,
     pub(crate) epoch: u64,
     pub(crate) from: Arc<LinkSender>,
     /// Who opened the session, where that is known.
@@ -40,7 +37,7 @@ pub(crate) enum Stand {
     /// It is bound to no way: it was not passed on yet, or is not there.
     Sought,
     /// It was passed on, and not answered.
-    RelayRequest,
+    Tried,
     /// It was answered, or counts no more.
     Over,
 }
@@ -50,12 +47,8 @@ pub(crate) enum Stand {
 pub(super) struct Seeker(pub(super) Arc<Notify>);
 
 impl Attempt {
-    pub(crate) fn new(
-        from: &Arc<LinkSender>,
-        (id, category, node): (SessionId, Category, NodeName),
-        (epoch, opener): (u64, Option<Opener>),
-    ) -> Self {
-        Self { id, category, node, epoch, from: from.clone(), opener, changed: Arc::default() }
+    pub(crate) fn new(from: &Arc<LinkSender>, key: SessionKey, epoch: u64, opener: Option<Opener>) -> Self {
+        Self { key, epoch, from: from.clone(), opener, changed: Arc::default() }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::source::RelaySource as _;
 use crate::protocol::relay::queue::{Full, RelayQueue};
 use crate::protocol::wire::frame::SessionFrame;
 
@@ -16,17 +17,17 @@ pub(super) struct RelayLeg {
 impl RelayLeg {
     pub(super) fn push(&self, frame: SessionFrame) -> Result<(), Full> {
         let intent = self.queue.push(frame)?;
-        self.link.enter_relay(&self.queue, &intent);
+        self.link.enter(&self.queue, &intent);
         Ok(())
     }
 
     pub(super) fn cut(&self, frame: SessionFrame) {
         let intent = self.queue.cut(frame);
-        self.link.enter_relay(&self.queue, &intent);
+        self.link.enter(&self.queue, &intent);
     }
 
     pub(super) fn close(&self) {
         self.queue.close();
-        self.link.leave_relay(&self.queue);
+        self.link.leave_relay(&*self.queue);
     }
 }

@@ -10,9 +10,10 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::names::{Instance, NodeName};
+use crate::protocol::link::source::{FrameSource as _, RelaySource as _};
 use crate::protocol::session::recv::Windows;
 use crate::protocol::table::{Event, Limits, SessionTable};
-use crate::protocol::wire::frame::{Category, Code, FrameKind, Refusal};
+use crate::protocol::wire::frame::{Category, Code, FrameKind, Refusal, SessionKey};
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::peer::Peer;
 use crate::telemetry::Metrics;
@@ -27,6 +28,10 @@ struct Place {
 
 fn id() -> SessionId {
     SessionId::from_bits(ID)
+}
+
+fn key(id: SessionId) -> SessionKey {
+    SessionKey { id, category: Category::Ssh, node: node() }
 }
 
 fn node() -> NodeName {
@@ -57,7 +62,7 @@ impl Place {
     }
 
     fn on_frame(&self, from: &Arc<LinkSender>, frame: SessionFrame) -> Option<Event> {
-        self.table.on_frame(from, node(), id(), Category::Ssh, frame, Instant::now())
+        self.table.on_frame(from, key(id()), frame, Instant::now())
     }
 
     fn ask(&self, from: &Arc<LinkSender>, frame: SessionFrame) -> Option<crate::protocol::RelayRequest> {
@@ -428,7 +433,7 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
 #[test]
 fn a_lane_takes_nothing_behind_its_last_word() {
     let budget = Budget::new(1000);
-    let queue = RelayQueue::new(id(), Category::Ssh, node(), 1000, (budget.share(), budget.share()));
+    let queue = RelayQueue::new(key(id()), 1000, (budget.share(), budget.share()));
     queue.push(lost(1)).unwrap();
     queue.push(data("late")).unwrap();
     queue.cut(reset(1));
@@ -477,7 +482,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
     let place = Place::with(64 << 20);
     let (bad, on_frame) = (link(3, Peer::Edge("bad".parse().unwrap())), |id: u128, frame| {
         let id = SessionId::from_bits(id);
-        place.table.on_frame(&place.client, node(), id, Category::Ssh, frame, Instant::now())
+        place.table.on_frame(&place.client, key(id), frame, Instant::now())
     });
     let pass = |id, to| match on_frame(id, open(1)) {
         Some(Event::RelayRequest(asked)) => asked.pass(to),
@@ -506,7 +511,7 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
     let place = Place::new();
     let ask = |from: &Arc<LinkSender>, id: u128, frame: SessionFrame| {
         let id = SessionId::from_bits(id);
-        place.table.on_frame(from, node(), id, Category::Ssh, frame, Instant::now())
+        place.table.on_frame(from, key(id), frame, Instant::now())
     };
     let others = [link(5, Peer::Pod), link(6, Peer::Pod)];
     let mut first = None;
@@ -532,36 +537,22 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
 #[tokio::test]
 async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Peer::Edge(node()));
-    let queue = RelayQueue::new(
-        id(),
-        Category::Ssh,
-        node(),
-        1000,
-        (Budget::new(1000).share(), Budget::new(1000).share()),
-    );
+    let queue = RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     queue.close();
-    assert!(edge.pass(&queue, 1));
+    assert!(edge.pass(queue, 1));
     assert_eq!(edge.sessions(), 0);
 }
 
 #[tokio::test]
 async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     let edge = link(2, Peer::Edge(node()));
-    let queue = || {
-        RelayQueue::new(
-            id(),
-            Category::Ssh,
-            node(),
-            1000,
-            (Budget::new(1000).share(), Budget::new(1000).share()),
-        )
-    };
+    let queue = || RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     let (newer, late) = (queue(), queue());
-    assert!(edge.pass(&newer, 2));
-    assert!(edge.pass(&late, 1));
+    assert!(edge.pass(newer.clone(), 2));
+    assert!(edge.pass(late.clone(), 1));
     assert!(late.is_closed() && !newer.is_closed());
     assert!(newer.push(resume(2)).is_ok_and(|intent| intent.control.is_some()), "it still speaks");
-    edge.leave_relay(&late);
+    edge.leave_relay(&*late);
     assert_eq!(edge.sessions(), 1);
 }
 

@@ -2,16 +2,14 @@
 
 use tracing::{Level, debug, enabled};
 
-use crate::names::{NodeName, SessionId};
+use crate::protocol::link::source::{FrameSource as _, LinkId};
 use crate::protocol::relay::table::binding::Binding;
-use crate::protocol::session::state::LinkId;
-use crate::protocol::wire::frame::SessionFrame;
+use crate::protocol::wire::frame::{SessionFrame, SessionKey};
 
 /// What a line says of a binding, taken under the table's lock and logged once that is released.
 #[derive(Debug)]
 pub(super) struct Bound {
-    session: SessionId,
-    node: NodeName,
+    session: SessionKey,
     epoch: u64,
     link: LinkId,
     acceptor_link: Option<LinkId>,
@@ -21,8 +19,7 @@ impl Binding {
     /// What its line says; none if nobody reads such lines.
     pub(super) fn bound(&self) -> Option<Bound> {
         enabled!(Level::DEBUG).then(|| Bound {
-            session: self.opener.queue.id,
-            node: self.opener.queue.node.clone(),
+            session: self.opener.queue.key().clone(),
             epoch: self.epoch,
             link: self.opener.link.id,
             acceptor_link: self.acceptor.as_ref().map(|leg| leg.link.id),
@@ -32,7 +29,8 @@ impl Binding {
 
 /// Logs what has become of a relayed session; `frame` is the one that did it, if a frame did.
 pub(super) fn log(bound: Option<Bound>, what: &str, frame: Option<&SessionFrame>) {
-    let Some(Bound { session, node, epoch, link, acceptor_link }) = bound else { return };
+    let Some(Bound { session, epoch, link, acceptor_link }) = bound else { return };
+    let SessionKey { id: session, node, .. } = session;
     let acceptor_link = acceptor_link.map(tracing::field::display);
     let why = match frame {
         Some(

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use crate::protocol::budget::Share;
 use crate::protocol::pieces::{PIECE, joined};
-use crate::protocol::session::budget::Share;
 
 /// Bytes that wait for a reader. Small pieces are joined where they arrive, so that one-byte frames cost no more than
 /// large ones.

@@ -20,7 +20,7 @@ pub(super) struct Departed {
 impl SessionState {
     /// The owner lets go, and what it wrote is forgotten; the peer hears `why`, on the next path if there is none now.
     /// Unless both directions were ended before: then the rest is delivered without it.
-    pub fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
+    pub(crate) fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
         match self.phase {
             Phase::Said | Phase::Leaving | Phase::Gone => return Effects::default(),
             Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Effects::default(),
@@ -36,7 +36,7 @@ impl SessionState {
 
     /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has sent
     /// and goes on sending is dropped.
-    pub fn break_off(&mut self, why: Refusal, now: Instant) -> Effects {
+    pub(crate) fn break_off(&mut self, why: Refusal, now: Instant) -> Effects {
         let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
         if !open || self.departed.is_some() || self.is_complete() {
             return self.abandon(why, now);
@@ -59,12 +59,12 @@ impl SessionState {
     }
 
     /// Since when its owner is gone and it is still to be delivered.
-    pub fn departed_since(&self) -> Option<Instant> {
+    pub(crate) fn departed_since(&self) -> Option<Instant> {
         self.departed.as_ref().map(|departed| departed.since)
     }
 
     /// What is still to be delivered for an owner that has left is forgotten. False if there is no such thing.
-    pub fn give_way(&mut self) -> (bool, Effects) {
+    pub(crate) fn give_way(&mut self) -> (bool, Effects) {
         let Some(Departed { why, .. }) = self.departed.take() else { return (false, Effects::default()) };
         let effects = match self.phase {
             Phase::Open | Phase::Resuming => {
@@ -79,7 +79,7 @@ impl SessionState {
 
     /// Nobody gave it a path for the grace time: over. An opener whose Resume is not answered yet says so, as the
     /// acceptor may have taken it up; one that was answered just now goes on.
-    pub fn give_up(&mut self, why: Refusal) -> Effects {
+    pub(crate) fn give_up(&mut self, why: Refusal) -> Effects {
         match self.phase {
             Phase::Resuming => {
                 self.answer = Some(Answer::Reset(why.clone()));
@@ -107,7 +107,7 @@ impl SessionState {
     }
 
     /// A path on which Broken is not known: Reset is said in its place, and nothing more.
-    pub fn reset_instead(&mut self, why: Refusal) -> (SessionFrame, Effects) {
+    pub(crate) fn reset_instead(&mut self, why: Refusal) -> (SessionFrame, Effects) {
         (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
     }
 

@@ -3,12 +3,13 @@
 use tokio::time::Instant;
 
 use crate::names::Instance;
-use crate::protocol::session::state::{Answer, Effects, LinkId, Phase, SessionState};
+use crate::protocol::link::source::LinkId;
+use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl SessionState {
     /// One frame from `from`.
-    pub fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
+    pub(crate) fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
             SessionFrame::Resume { received, limit, epoch, .. } => {

@@ -1,22 +1,10 @@
 //! The words for where an end stands, and for what an event asks to be done.
 
-use std::fmt;
-
 use crate::names::Target;
-
-/// Which link of this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkId(pub u64);
-
-impl fmt::Display for LinkId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// Which of the two ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// The end that asked for the session.
     Opener {
         /// What the acceptor is asked to dial.
@@ -30,7 +18,7 @@ pub enum Role {
 
 /// Where an end stands. A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// Opener: waits for Opened or Refused.
     Asking,
     /// Acceptor: the offer is not answered yet.
@@ -52,7 +40,7 @@ pub enum Phase {
 /// What has to be done after an event; all may hold at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use]
-pub struct Effects {
+pub(crate) struct Effects {
     /// The reader may go on.
     pub read: bool,
     /// The writer may go on.

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::*;
 use crate::names::Instance;
 use crate::protocol::Code;
-use crate::protocol::session::budget::Budget;
+use crate::protocol::budget::Budget;
 use crate::protocol::session::recv::Windows;
 
 const A: LinkId = LinkId(1);

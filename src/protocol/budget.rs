@@ -5,42 +5,42 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A process-wide allowance in bytes, shared by all sessions.
 #[derive(Debug)]
-pub struct Budget {
+pub(crate) struct Budget {
     limit: usize,
     used: AtomicUsize,
 }
 
 /// What one session holds of a [`Budget`]; given back when dropped.
 #[derive(Debug)]
-pub struct Share {
+pub(crate) struct Share {
     budget: Arc<Budget>,
     held: usize,
 }
 
 impl Budget {
     /// An allowance of `limit` bytes.
-    pub fn new(limit: usize) -> Arc<Self> {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, used: AtomicUsize::new(0) })
     }
 
     /// Bytes held by all shares. May pass the limit by what [`Share::set`] forced.
-    pub fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
     /// Bytes that there are.
-    pub fn limit(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
     /// Whether nothing is left.
-    pub fn is_spent(&self) -> bool {
+    pub(crate) fn is_spent(&self) -> bool {
         self.used() >= self.limit
     }
 
     /// By how many powers of two a new share should be smaller than usual: 0 while half is left, 2 while a quarter is,
     /// then 4. So many sessions fit, each with little, before one has to be refused.
-    pub fn scarcity(&self) -> u32 {
+    pub(crate) fn scarcity(&self) -> u32 {
         match self.used().saturating_mul(4) / self.limit.max(1) {
             0 | 1 => 0,
             2 => 2,
@@ -49,20 +49,20 @@ impl Budget {
     }
 
     /// A share of `bytes`, or none if that much is not left.
-    pub fn claim(self: &Arc<Self>, bytes: usize) -> Option<Share> {
+    pub(crate) fn claim(self: &Arc<Self>, bytes: usize) -> Option<Share> {
         let mut share = self.share();
         share.grow(bytes).then_some(share)
     }
 
     /// An empty share.
-    pub fn share(self: &Arc<Self>) -> Share {
+    pub(crate) fn share(self: &Arc<Self>) -> Share {
         Share { budget: self.clone(), held: 0 }
     }
 }
 
 impl Share {
     /// Holds `bytes` more if the budget has them.
-    pub fn grow(&mut self, bytes: usize) -> bool {
+    pub(crate) fn grow(&mut self, bytes: usize) -> bool {
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.budget.limit);
         let granted = self.budget.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
         if granted {
@@ -72,13 +72,13 @@ impl Share {
     }
 
     /// As [`Self::grow`], but only while half of the budget stays free: who has much leaves room for who comes.
-    pub fn widen(&mut self, bytes: usize) -> bool {
+    pub(crate) fn widen(&mut self, bytes: usize) -> bool {
         let fits = self.budget.used().saturating_add(bytes) <= self.budget.limit / 2;
         fits && self.grow(bytes)
     }
 
     /// Holds exactly `bytes`, even if that spends more than the budget has.
-    pub fn set(&mut self, bytes: usize) {
+    pub(crate) fn set(&mut self, bytes: usize) {
         if bytes >= self.held {
             self.budget.used.fetch_add(bytes - self.held, Relaxed);
         } else {
@@ -88,17 +88,17 @@ impl Share {
     }
 
     /// An empty share of the same budget.
-    pub fn another(&self) -> Self {
+    pub(crate) fn another(&self) -> Self {
         self.budget.share()
     }
 
     /// Bytes held.
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.held
     }
 
     /// Whether the whole budget is spent.
-    pub fn is_spent(&self) -> bool {
+    pub(crate) fn is_spent(&self) -> bool {
         self.budget.is_spent()
     }
 }

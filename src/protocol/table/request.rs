@@ -6,7 +6,8 @@ use crate::names::{Instance, NodeName, Target};
 use crate::protocol::link::sender::{LinkSender, unknown};
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
-use crate::protocol::table::{Event, SessionTable};
+use crate::protocol::table::SessionTable;
+use crate::protocol::table::offers::OpenRequest;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::peer::Peer;
 
@@ -29,7 +30,7 @@ impl RelayRequest {
 
     /// Which node.
     pub fn node(&self) -> &NodeName {
-        &self.attempt.node
+        &self.attempt.key.node
     }
 
     /// By which link it came.
@@ -66,7 +67,7 @@ impl RelayRequest {
             (Stand::Sought, Some(frame)) if self.leads(to) => {
                 self.table.relays.pass(&self.attempt, to, frame.clone(), true);
             }
-            (Stand::RelayRequest, _) => self.table.relays.lose(self.attempt.id, Some(self.attempt.epoch)),
+            (Stand::Tried, _) => self.table.relays.lose(self.attempt.key.id, Some(self.attempt.epoch)),
             _ => {}
         }
     }
@@ -74,7 +75,7 @@ impl RelayRequest {
     /// Waits until what was tried last is answered. Whether another way is to be tried: the acceptor is not there.
     /// Cancel safe.
     pub async fn tried(&self) -> bool {
-        self.stands(|stand| stand != Stand::RelayRequest).await == Stand::Sought
+        self.stands(|stand| stand != Stand::Tried).await == Stand::Sought
     }
 
     async fn stands(&self, is: impl Fn(Stand) -> bool) -> Stand {
@@ -114,7 +115,7 @@ impl RelayRequest {
     /// Takes it as the session's acceptor; none if it cannot be one: a session to resume is not here, and a new one may
     /// be too many.
     pub fn offer(mut self) -> Option<Offer> {
-        let Attempt { id, category, node, epoch, from, .. } = self.attempt.clone();
+        let Attempt { key, epoch, from, .. } = self.attempt.clone();
         let frame = self.frame.take();
         if self.table.relays.stand(&self.attempt) != Stand::Sought {
             return None;
@@ -124,10 +125,7 @@ impl RelayRequest {
             return None;
         };
         self.table.relays.end(&self.attempt, None);
-        match self.table.offered(&from, (id, category, node), (target, client, opener), (limit, epoch))? {
-            Event::Offer(offer) => Some(offer),
-            _ => None,
-        }
+        self.table.offered(&from, OpenRequest { key, target, client, opener, limit, epoch })
     }
 
     fn answer(&mut self, refusal: Refusal) {

@@ -1,0 +1,173 @@
+//! What all of a pod is built around: its sessions, its nodes, and how it finds others.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tracing::info_span;
+
+use super::asked;
+use super::context::PodContext;
+use super::files::Files;
+use super::kubernetes::{self, Pods};
+use super::links;
+use super::proven::Proven;
+use super::siblings::{self, Found};
+use super::stop::Stopping;
+use crate::admin::Readiness;
+use crate::backend::{Backend, LocalAddresses, TargetDialer};
+use crate::config::cloud::{Cloud, MEMORY};
+use crate::drain::Drain;
+use crate::frontend::auth::Gate;
+use crate::frontend::serve::FrontContext;
+use crate::frontend::{self, Client};
+use crate::names::Instance;
+use crate::net::door::Door;
+use crate::net::pool::Pool;
+use crate::net::resolver::Resolver;
+use crate::policy::zone::Zone;
+use crate::protocol::grpc::LinkContext;
+use crate::protocol::{Limits, Link, SessionTable, Windows};
+use crate::registry::Registry;
+use crate::route::Route;
+use crate::telemetry::{Metrics, third_of_memory};
+
+/// What ports, front ends and the publisher are joined to.
+#[derive(Debug)]
+pub(super) struct Core {
+    /// What the tasks share.
+    pub(super) context: PodContext,
+    /// Sessions at once of all front ends together.
+    pub(super) client_sessions: Door<Client>,
+    /// What nodes are called elsewhere.
+    pub(super) zone: Arc<Zone>,
+    /// The system's.
+    pub(super) resolver: Resolver,
+    /// Shown as `/readyz`.
+    pub(super) readiness: Readiness,
+    /// What is stopped in which order.
+    pub(super) stopping: Stopping,
+    /// What Kubernetes says of the pods.
+    pub(super) pods: Pods,
+    /// Links that are made to other pods, to be driven; none if this pod is alone.
+    pub(super) made: Option<mpsc::Receiver<Link>>,
+}
+
+impl Core {
+    /// Builds it, with the tasks that look after it. `port` is where edges link; `own` are the addresses at which this
+    /// pod listens.
+    pub(super) fn new(settings: &Cloud, files: &Files, port: u16, own: Vec<SocketAddr>) -> Self {
+        let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
+        let mut stopping = stopping(settings);
+        let links = stopping.links.clone();
+        let table = SessionTable::new(Instance::random(), limits(settings), metrics.clone());
+        let ground = LinkContext { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
+        let proven = Proven::start(files.tokens.clone(), table.clone(), &links);
+        let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
+        let zone = zone(settings, proven.clone());
+        let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
+        let joined = siblings::Joined {
+            ground: &ground,
+            pool: &pool,
+            zone: &zone,
+            tls: files.siblings.clone(),
+            resolver: &files.resolver,
+            dns: &files.dns,
+            registry: registry.clone(),
+            port,
+        };
+        let cluster = pods.siblings.clone();
+        let Found { finder, several } = siblings::finder(&settings.registry.siblings, joined, cluster);
+        stopping.several = several.is_some();
+        let (siblings, made) = several.map(|several| (several.siblings, several.made)).unzip();
+        let readiness = Readiness::waiting_for(&[]);
+        if let Some(siblings) = &siblings {
+            siblings::report(siblings.clone(), readiness.clone(), &links);
+        }
+        let dialer = dialer(settings, files, own);
+        let session = &settings.session;
+        let context = PodContext {
+            proven,
+            registry,
+            route: Route::new(finder.clone(), table, session.open_timeout, session.grace),
+            finder,
+            siblings,
+            backend: Backend::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
+            ground,
+            pool,
+            stopping: stopping.begun.clone(),
+            reachable: settings.allow.nodes.clone().into(),
+            searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
+            moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
+        };
+        let client_sessions = frontend::sessions(session.max, session.max_for_client);
+        let resolver = files.resolver.clone();
+        let core = Self { context, client_sessions, zone, resolver, readiness, stopping, pods, made };
+        core.spawn_upkeep(files);
+        core
+    }
+
+    /// What a front end behind this gate serves with.
+    pub(super) fn front_context(&self, gate: Gate) -> FrontContext {
+        let PodContext { pool, route, ground, .. } = &self.context;
+        FrontContext {
+            gate: Arc::new(ArcSwap::from_pointee(gate)),
+            sessions: self.client_sessions.clone(),
+            pool: pool.clone(),
+            route: route.clone(),
+            metrics: ground.metrics.clone(),
+            drain: self.stopping.clients.clone(),
+        }
+    }
+
+    /// Follows files, and tidies up.
+    fn spawn_upkeep(&self, files: &Files) {
+        let (drain, LinkContext { table, metrics, .. }) = (&self.stopping.links, &self.context.ground);
+        drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
+        drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
+        drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().begun()));
+        drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.context.pool.clone(), drain.clone()));
+    }
+}
+
+fn stopping(settings: &Cloud) -> Stopping {
+    Stopping {
+        begun: CancellationToken::new(),
+        several: false,
+        clients: Drain::new(),
+        publisher: Drain::new(),
+        links: Drain::new(),
+        admin: Drain::new(),
+        deadline: settings.session.drain,
+    }
+}
+
+fn limits(settings: &Cloud) -> Limits {
+    Limits {
+        windows: WINDOWS,
+        memory: settings.session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
+        sessions: settings.session.max,
+        grace: settings.session.grace,
+    }
+}
+
+fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
+    let patterns = settings.registry.publish_names.clone();
+    Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.names(node)))
+}
+
+/// Dials for edges; none of the addresses in `listening`.
+fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> TargetDialer {
+    TargetDialer {
+        node: None,
+        own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
+        targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
+        listening: listening.into_iter().collect(),
+        resolver: files.resolver.clone(),
+    }
+}
+
+/// Receive windows of a pod's sessions.
+const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };

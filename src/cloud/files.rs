@@ -1,0 +1,114 @@
+//! The files that a pod's settings name, read before anything runs.
+
+use tokio_rustls::rustls::ServerConfig;
+use tracing::warn;
+
+use super::{proven, siblings};
+use crate::config::cloud::registry::Publish;
+use crate::config::cloud::{Cloud, TlsVersion};
+use crate::net::pem;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{self, Clients, Dialer, Identity, TlsParams};
+use crate::policy::tokens::Tokens;
+use crate::startup::{Kind, Startup};
+
+/// What stands in them; what is watched follows them.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// What the gRPC port shows.
+    pub(super) tls: Reload<ServerConfig>,
+    /// What other pods are dialled with; none if there are none, or none can be linked to.
+    pub(super) siblings: Option<Reload<Dialer>>,
+    /// What proves edges.
+    pub(super) tokens: Reload<Tokens>,
+    /// The system's.
+    pub(super) resolver: Resolver,
+    /// The servers that know where nodes are, else the system's.
+    pub(super) dns: Resolver,
+}
+
+impl Files {
+    /// Reads all of them; `None`: something is wrong, and noted.
+    pub(super) fn read(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+        let tls = tls(settings, startup);
+        // What is wrong with the certificate is noted already.
+        let siblings = tls.as_ref().and_then(|_| siblings::dialer(settings, startup));
+        let tokens = proven::read(&settings.server.tokenfile, startup);
+        let resolver = startup.keep(Kind::System, &["DNS"], Resolver::system());
+        let dns = match settings.registry.siblings.dns.as_slice() {
+            [] => resolver.clone(),
+            servers => {
+                startup.keep(Kind::Config, &["mode.cloud.registry.dns"], Resolver::of_servers(servers))
+            }
+        };
+        publisher(settings, startup);
+        Some(Self { tls: tls?, siblings, tokens: tokens?, resolver: resolver?, dns: dns? })
+    }
+}
+
+fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> {
+    let (server, tls) = (&settings.server, &settings.tls);
+    let min_version = match tls.min_version {
+        TlsVersion::V12 => "VersionTLS12",
+        TlsVersion::V13 => "VersionTLS13",
+    };
+    let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
+    let offer = startup.keep(Kind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer);
+    // Each by itself, so that all that is wrong is noted.
+    let cert = startup.holds(CERT, &server.cert, |text| pem::certs(&server.cert, text));
+    let key = startup.holds(KEY, &server.key, |text| pem::key(&server.key, text));
+    let has_ca = server.ca.exists();
+    let ca = !has_ca || startup.holds(CA, &server.ca, |text| pem::certs(&server.ca, text));
+    // Without the file there are no pods but this one, and nobody is asked for a certificate.
+    let clients = if has_ca {
+        let name = settings.registry.siblings.name.as_deref().map(tls::server_name).transpose();
+        let name = startup.keep(Kind::Config, &["mode.cloud.registry.name"], name)?;
+        Clients::Siblings(server.ca.clone(), name)
+    } else {
+        Clients::Anonymous
+    };
+    let (offer, warnings) = offer.filter(|_| cert && key && ca)?;
+    for warning in warnings {
+        warn!("{warning}");
+    }
+    let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
+    let server = tls::Server { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
+    startup.keep(Kind::Config, &[CERT, KEY], server.load())
+}
+
+/// What publishing needs. Its files are read when it runs, as it must not keep nodes from being reached; a check reads
+/// them nevertheless.
+fn publisher(settings: &Cloud, startup: &mut Startup) {
+    let registry = &settings.registry;
+    if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, Publish::ConfigMap(_)) {
+        let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
+        startup.fault(Kind::Config, "mode.cloud.registry.publish", text);
+    }
+    if !startup.is_check() {
+        return;
+    }
+    if let Publish::Etcd(etcd) = &registry.publish {
+        if let Some(ca) = &etcd.ca {
+            startup.holds("mode.cloud.registry.etcd_ca", ca, |text| pem::certs(ca, text));
+        }
+        if let Some((cert, key)) = &etcd.identity {
+            startup.holds("mode.cloud.registry.etcd_cert", cert, |text| pem::certs(cert, text));
+            startup.holds("mode.cloud.registry.etcd_key", key, |text| pem::key(key, text));
+        }
+        if let Some((_, password)) = &etcd.login {
+            startup.holds("mode.cloud.registry.etcd_password_file", password, not_empty);
+        }
+    }
+    if let Some(kubeconfig) = registry.cluster.as_ref().and_then(|cluster| cluster.kubeconfig.as_ref()) {
+        startup.holds("--k", kubeconfig, not_empty);
+    }
+}
+
+fn not_empty(text: &[u8]) -> Result<(), &'static str> {
+    if text.trim_ascii().is_empty() { Err("it is empty: write its content into it") } else { Ok(()) }
+}
+
+const CERT: &str = "mode.cloud.stream.server.cert";
+const KEY: &str = "mode.cloud.stream.server.key";
+const CA: &str = "mode.cloud.stream.server.ca";

@@ -1,0 +1,56 @@
+//! The ports of a pod, taken before anything runs.
+
+use std::net::SocketAddr;
+
+use super::core::Core;
+use crate::config::Listen;
+use crate::config::cloud::Cloud;
+use crate::net::listen::Listener;
+use crate::startup::Startup;
+
+/// The ports that edges and operators come to.
+#[derive(Debug)]
+pub(super) struct Ports {
+    /// Where edges link, and other pods.
+    pub(super) grpc: Listener,
+    /// Health, log level, metrics; none if the implicit port could not be had.
+    pub(super) log: Option<Listener>,
+    /// Metrics alone.
+    pub(super) metrics: Option<Listener>,
+}
+
+/// A port that clients come to, with all that its front end needs of settings and files.
+pub(super) struct FrontEnd {
+    /// Its table in `mode.cloud`.
+    pub(super) name: &'static str,
+    /// Where it listens; none if the implicit port could not be had.
+    pub(super) at: Option<SocketAddr>,
+    /// Serves it.
+    pub(super) spawn: Box<dyn FnOnce(&Core) + Send>,
+}
+
+impl Ports {
+    /// Takes all of them; `None`: one cannot be had, which is noted.
+    pub(super) fn bind(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
+        let server = &settings.server;
+        let mut bind = |Listen { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
+        let grpc = bind(server.listen);
+        let metrics = server.metrics_listen.map(&mut bind);
+        let log = startup.bind_optional(TABLE, server.log_listen);
+        // Outer: whether it is asked for; inner: whether it could be had.
+        let metrics = match metrics {
+            None => None,
+            Some(bound) => Some(bound?),
+        };
+        Some(Self { grpc: grpc?, log: log?, metrics })
+    }
+
+    /// Where this pod listens: edges do not reach these through it. The port for metrics alone is not among them: it is
+    /// read-only.
+    pub(super) fn own(&self, front_ends: &[FrontEnd]) -> Vec<SocketAddr> {
+        let log = self.log.as_ref().map(Listener::at);
+        [self.grpc.at()].into_iter().chain(log).chain(front_ends.iter().filter_map(|end| end.at)).collect()
+    }
+}
+
+const TABLE: &str = "mode.cloud.stream.server";

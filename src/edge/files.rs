@@ -1,0 +1,101 @@
+//! The files and ports that an edge's settings name, had before anything runs.
+
+use std::path::Path;
+
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::config::Secret;
+use crate::config::edge::{Client, Edge as Settings, Token};
+use crate::net::listen::Listener;
+use crate::net::proxy::Proxy;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::tls::{self, Trust};
+use crate::startup::{Kind, Startup};
+
+/// What stands in the files; what is watched follows them.
+pub(super) struct Files {
+    /// Whom the edge believes to be the cloud.
+    pub(super) tls: Reload<ClientConfig>,
+    /// The name in the cloud's certificate.
+    pub(super) name: ServerName<'static>,
+    /// What proves the node: one token, or two.
+    pub(super) tokens: Reload<Vec<Secret>>,
+    /// What the cloud is dialled through, if anything.
+    pub(super) proxy: Option<Proxy>,
+    /// The system's.
+    pub(super) resolver: Resolver,
+}
+
+/// The ports that operators come to.
+#[derive(Debug)]
+pub(super) struct Ports {
+    /// Health, log level, metrics; none if the implicit port could not be had.
+    pub(super) log: Option<Listener>,
+    /// Metrics alone.
+    pub(super) metrics: Option<Listener>,
+}
+
+impl Files {
+    /// Reads all of them; `None`: something is wrong, and noted.
+    pub(super) fn read(settings: &Settings, startup: &mut Startup) -> Option<Self> {
+        let client = &settings.client;
+        let trust = Trust::Ca(client.ca.clone());
+        let tls = tls::Client { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = startup.keep(Kind::Config, &["mode.edge.stream.client.cert"], tls);
+        let name = tls::server_name(&client.dns.to_string());
+        let name = startup.keep(Kind::Config, &["mode.edge.stream.client.dns"], name);
+        let tokens = tokens(&client.token, startup);
+        let proxy = startup.keep(Kind::Config, &["HTTPS_PROXY"], proxy(client));
+        let resolver = startup.keep(Kind::System, &["DNS"], Resolver::system());
+        Some(Self { tls: tls?, name: name?, tokens: tokens?, proxy: proxy?, resolver: resolver? })
+    }
+}
+
+impl Ports {
+    /// Takes all of them; `None`: one cannot be had, which is noted.
+    pub(super) fn bind(settings: &Settings, startup: &mut Startup) -> Option<Self> {
+        let log = startup.bind_optional(TABLE, settings.client.log_listen);
+        // Outer: whether it is asked for; inner: whether it could be had.
+        let at = settings.client.metrics_listen;
+        let metrics = match at.map(|at| startup.bind(&format!("{TABLE}.metrics_listen"), at)) {
+            None => None,
+            Some(bound) => Some(bound?),
+        };
+        Some(Self { log: log?, metrics })
+    }
+}
+
+/// What proves the node: the token itself, or a file that holds nothing else and may change. One token, or two.
+fn tokens(token: &Token, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
+    match token {
+        Token::Text(secret) => Some(Reload::fixed(vec![secret.clone()])),
+        Token::File(path) => {
+            let file = path.clone();
+            let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
+            startup.keep(Kind::Config, &["mode.edge.stream.client.token_file"], tokens)
+        }
+    }
+}
+
+fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {
+    let text = String::from_utf8_lossy(text);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let tokens: Vec<Secret> = lines.map(Secret::new).collect();
+    let path = path.display();
+    match tokens.len() {
+        0 => Err(format!("{path}: the token file is empty: write the token into it")),
+        1 | 2 => Ok(tokens),
+        n => Err(format!(
+            "{path}: the token file holds {n} lines: write one token into it, or two, a line each"
+        )),
+    }
+}
+
+fn proxy(client: &Client) -> Result<Option<Proxy>, crate::net::proxy::ProxyError> {
+    let Some(url) = &client.https_proxy else { return Ok(None) };
+    Proxy::new(url.reveal(), client.no_proxy.as_deref().unwrap_or_default())
+}
+
+const TABLE: &str = "mode.edge.stream.client";

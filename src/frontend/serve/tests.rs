@@ -1,0 +1,196 @@
+mod line;
+
+use super::*;
+use std::future::poll_fn;
+
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+
+use crate::carry::tests::{linked, take};
+use crate::names::{NameError, NodeName, Target};
+use crate::net::ByteStream;
+use crate::net::reload::Reload;
+use crate::policy::{Rule, Rules};
+use crate::protocol::{LinkSender, Offer, SessionTable};
+use crate::registry::uplinks::Uplinks;
+use line::Line;
+
+/// A pod's front end of lines, and what is asked of the one link behind it.
+struct Served {
+    context: FrontContext,
+    offered: mpsc::Receiver<Offer>,
+    at: tempfile::TempDir,
+}
+
+impl Served {
+    fn new(gate: Gate) -> Self {
+        let drain = Drain::new();
+        let (table, link, offered) = linked(&drain);
+        let context = context(gate, drain.clone(), table, Some(link));
+        let at = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(at.path().join("socket")).unwrap();
+        let serving = serve(Line, (listener, Networks::default()), context.clone());
+        drain.spawn(Span::none(), serving);
+        Self { context, offered, at }
+    }
+
+    async fn client(&self, line: &str) -> UnixStream {
+        let mut client = UnixStream::connect(self.at.path().join("socket")).await.unwrap();
+        client.write_all(line.as_bytes()).await.unwrap();
+        client
+    }
+
+    async fn answer(&self, line: &str) -> String {
+        let mut told = String::new();
+        self.client(line).await.read_to_string(&mut told).await.unwrap();
+        told
+    }
+}
+
+fn context(
+    gate: Gate,
+    drain: Drain,
+    table: Arc<SessionTable>,
+    link: Option<Arc<LinkSender>>,
+) -> FrontContext {
+    let uplinks = Uplinks::new("edge-1".parse().unwrap());
+    link.into_iter().for_each(|link| uplinks.add(link));
+    let time = Duration::from_secs(9);
+    FrontContext {
+        gate: Arc::new(ArcSwap::from_pointee(gate)),
+        sessions: crate::frontend::sessions(9, 9),
+        pool: Pool::new(),
+        route: Route::from_edge(uplinks, table, time, time),
+        metrics: Metrics::edge(),
+        drain,
+    }
+}
+
+#[tokio::test]
+async fn a_front_end_is_a_parser_and_an_answer() {
+    let mut served = Served::new(Gate::default());
+    let mut client = served.client("node1:22\n").await;
+    let offer = served.offered.recv().await.unwrap();
+    let uid = client.peer_cred().unwrap().uid();
+    let asks = (offer.target().to_string(), offer.client().to_owned());
+    assert_eq!(asks, ("node1:22".into(), format!("uid {uid}@127.0.0.1:0")));
+    let mut far = offer.accept();
+    let mut told = [0; 3];
+    client.read_exact(&mut told).await.unwrap();
+    assert_eq!(&told, b"ok\n");
+    client.write_all(b"question").await.unwrap();
+    assert_eq!(take(&mut far).await.unwrap(), "question");
+    client.shutdown().await.unwrap();
+    assert_eq!(take(&mut far).await.unwrap(), "");
+    let mut answer = Bytes::from_static(b"answer");
+    poll_fn(|cx| far.poll_write_chunk(cx, &mut answer)).await.unwrap();
+    poll_fn(|cx| far.poll_finish(cx)).await.unwrap();
+    let mut all = String::new();
+    client.read_to_string(&mut all).await.unwrap();
+    assert_eq!(all, "answer");
+    let metrics = &served.context.metrics;
+    while metrics.sessions.now("line") > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(metrics.sessions.ended("line", "over"), 1);
+    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (8, 6));
+}
+
+#[tokio::test]
+async fn whoever_gets_nothing_is_told_why_and_counted() {
+    let served = Served::new(Gate::default());
+    assert_eq!(served.answer("10.0.0.1:22\n").await, "no: the node of 10.0.0.1:22 cannot be told\n");
+    let metrics = &served.context.metrics;
+    assert_eq!(metrics.sessions.ended("line", "no_node"), 1);
+    let nobody = Gate { allow_from: Some(Networks::default()), ..Gate::default() };
+    served.context.gate.store(Arc::new(nobody));
+    assert_eq!(served.answer("").await, "no: your address is not allowed here\n");
+    assert_eq!(metrics.sessions.ended("line", "forbidden"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
+    let served = Served::new(Gate::default());
+    let begun = tokio::time::Instant::now();
+    assert_eq!(served.answer("node1:").await, "");
+    assert_eq!(begun.elapsed().as_secs(), HEAD_TIME.as_secs());
+    assert_eq!(served.context.metrics.connections_refused.counted("slow_head"), 1);
+}
+
+/// What becomes of a request, and its line in the access log.
+async fn check(
+    context: &FrontContext,
+    user: Option<&str>,
+    ask: Result<Ask, Denial>,
+) -> (Result<(NodeName, Target), Denial>, Access) {
+    let place = Door::new(Limits::places(1)).try_enter(&crate::net::door::Source::of(STRANGER.ip())).unwrap();
+    let mut visit = Visit::new::<_, Line>(context, STRANGER, place, oneshot::channel().0);
+    visit.user = user.map(str::to_owned);
+    let mut access = Access::begin("line", "test".into());
+    (visit.check(ask, &mut access).await, access)
+}
+
+fn asks(target: &str) -> Result<Ask, Denial> {
+    Ok(Ask { target: target.parse()?, credentials: HeaderMap::new() })
+}
+
+fn unlinked(gate: Gate) -> FrontContext {
+    let drain = Drain::new();
+    let table = linked(&drain).0;
+    context(gate, drain, table, None)
+}
+
+#[tokio::test]
+async fn the_node_is_the_targets_host() {
+    let (checked, access) = check(&unlinked(Gate::default()), None, asks("Node1.:22")).await;
+    let (node, target) = checked.unwrap();
+    assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "node1:22"));
+    assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
+}
+
+#[tokio::test]
+async fn of_an_address_the_node_cannot_be_told() {
+    for target in ["10.0.0.1:22", "[fd00::1]:22"] {
+        let (checked, _) = check(&unlinked(Gate::default()), None, asks(target)).await;
+        assert_eq!(checked.unwrap_err().status(), 421, "{target}");
+    }
+}
+
+#[tokio::test]
+async fn one_who_may_not_come_in_learns_nothing_else() {
+    let context = unlinked(Gate { allow_from: Some(Networks::default()), ..Gate::default() });
+    for ask in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
+        assert_eq!(check(&context, None, ask).await.0.unwrap_err().status(), 403);
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_stops_takes_nobody_in() {
+    let context = unlinked(Gate::default());
+    context.drain.begin();
+    for ask in [Err(Denial::Method), asks("node1:22")] {
+        assert_eq!(check(&context, None, ask).await.0.unwrap_err().status(), 503);
+    }
+}
+
+#[tokio::test]
+async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
+    let users = crate::frontend::auth::Users::parse(
+        "ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
+    );
+    let gate = Gate {
+        logins: Some(crate::frontend::auth::Logins::new(Reload::fixed(users.unwrap()))),
+        rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        ..Gate::default()
+    };
+    let context = unlinked(gate);
+    for (user, status) in [(None, Some(407)), (Some("dev"), Some(403)), (Some("ops"), None)] {
+        let (checked, access) = check(&context, user, asks("node1:22")).await;
+        assert_eq!(checked.err().map(|denial| denial.status().as_u16()), status, "{user:?}");
+        assert_eq!(access.user.as_deref(), user);
+    }
+}
+
+const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);

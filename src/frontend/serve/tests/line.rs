@@ -1,0 +1,65 @@
+//! A whole front end: a line `node:port` over a unix socket, answered by `ok` or by why not.
+
+use std::fmt::Display;
+use std::net::Ipv4Addr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+
+use super::*;
+
+pub(super) struct Line;
+
+impl FrontEnd<UnixStream> for Line {
+    const NAME: &'static str = "line";
+    const CATEGORY: Category = Category::Ssh;
+    type Connection = UnixStream;
+
+    fn span(&self, _from: SocketAddr) -> Span {
+        tracing::info_span!("line", session = tracing::field::Empty)
+    }
+
+    fn farewell(&self, denial: &Denial, _trace: &str) -> Bytes {
+        format!("no: {}\n", denial.sentence(false)).into()
+    }
+
+    async fn converse(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Head<UnixStream> {
+        let mut line = String::new();
+        while !line.ends_with('\n') {
+            match socket.read_u8().await {
+                Ok(byte) => line.push(char::from(byte)),
+                Err(_) => return Head::Failed { cause: "no_head", socket: Some(socket) },
+            }
+        }
+        visit.user = socket.peer_cred().ok().map(|user| format!("uid {}", user.uid()));
+        let target = line.trim().parse().map_err(Denial::from);
+        let ask = target.map(|target| Ask { target, credentials: HeaderMap::new() });
+        let (answer, session) = match visit.open(ask, new_trace()).await {
+            Ok(session) => ("ok\n".to_owned(), Some(session)),
+            Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
+        };
+        match (socket.write_all(answer.as_bytes()).await, session) {
+            (Ok(()), Some(session)) => Head::Opened { session, socket, early: Bytes::new() },
+            (Ok(()), None) => Head::Denied(socket),
+            (Err(_), _) => Head::Failed { cause: "reset", socket: None },
+        }
+    }
+}
+
+impl Connection for UnixStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+}
+
+impl Accept for UnixListener {
+    type Stream = UnixStream;
+
+    fn at(&self) -> impl Display {
+        "a unix socket"
+    }
+
+    async fn accept(&self) -> (UnixStream, SocketAddr) {
+        (self.accept().await.unwrap().0, (Ipv4Addr::LOCALHOST, 0).into())
+    }
+}

@@ -1,0 +1,172 @@
+//! One client at a front end: what it asks for, judged and opened.
+
+use std::net::SocketAddr;
+
+use http::{HeaderMap, StatusCode};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tracing::{Span, field};
+
+use super::{FrontContext, FrontEnd, Granted};
+use crate::carry::Opened;
+use crate::frontend::auth::Gate;
+use crate::frontend::{Client, Denial};
+use crate::names::{Host, NodeName, Target};
+use crate::net::door::Place;
+use crate::protocol::{Category, Session};
+use crate::route::Request;
+use crate::telemetry::Access;
+
+/// What a client asks for, as its front end has read it.
+#[derive(Debug)]
+pub struct Ask {
+    /// The node and its port.
+    pub target: Target,
+    /// Where a password stands (`Proxy-Authorization`), if there is one.
+    pub credentials: HeaderMap,
+}
+
+/// Why a client gets no session, and how much it may be told.
+#[derive(Debug)]
+pub struct Denied {
+    /// Why.
+    pub denial: Denial,
+    /// Whether it may hear addresses and times.
+    pub trusted: bool,
+    /// By what the log's line is found.
+    pub trace: String,
+}
+
+/// One client, and what it holds of what all share until it has gone: a place at the door, or that of the session it
+/// did not get.
+#[derive(Debug)]
+pub struct Visit<'a> {
+    context: &'a FrontContext,
+    front: &'static str,
+    category: Category,
+    from: SocketAddr,
+    /// Who its connection proves it to be (by a certificate, as a local user): set before [`Self::open`], if so. No
+    /// password is asked for then.
+    pub user: Option<String>,
+    /// Dropped once the head is there.
+    asked: Option<oneshot::Sender<()>>,
+    door: Option<Place>,
+    session: Option<Place<Client>>,
+}
+
+impl<'a> Visit<'a> {
+    pub(super) fn new<S, F: FrontEnd<S>>(
+        context: &'a FrontContext,
+        from: SocketAddr,
+        door: Place,
+        asked: oneshot::Sender<()>,
+    ) -> Self {
+        let (front, category) = (F::NAME, F::CATEGORY);
+        Self {
+            context,
+            front,
+            category,
+            from,
+            user: None,
+            asked: Some(asked),
+            door: Some(door),
+            session: None,
+        }
+    }
+
+    /// Opens what the client asks for, if it may have that; counts and logs it. What its front end found wrong with the
+    /// head is told to those only who may come in. Cancel safe: a dropped call leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// Why not: to be told to the client.
+    pub async fn open(&mut self, ask: Result<Ask, Denial>, trace: String) -> Result<Granted, Denied> {
+        self.asked = None;
+        let mut access = Access::begin(self.front, self.from.to_string());
+        access.trace = trace;
+        Span::current().record("trace", access.trace.as_str());
+        let metrics = &self.context.metrics;
+        match self.try_open(ask, &mut access).await {
+            Ok((session, place)) => {
+                access.id = Some(session.id());
+                access.status = Some(StatusCode::OK.as_u16());
+                Span::current().record("session", field::display(session.id()));
+                Ok(Opened { session, access, alive: metrics.sessions.begin(self.front), place })
+            }
+            Err(denial) => {
+                metrics.sessions.refused(self.front, denial.name());
+                access.status = Some(denial.status().as_u16());
+                let trusted = self.from.ip().is_loopback() || access.user.is_some();
+                let trace = access.trace.clone();
+                access.refuse(denial.name(), &denial.to_string(), self.from.ip(), &metrics.refusals);
+                Err(Denied { denial, trusted, trace })
+            }
+        }
+    }
+
+    async fn try_open(
+        &mut self,
+        ask: Result<Ask, Denial>,
+        access: &mut Access,
+    ) -> Result<(Session, Place<Client>), Denial> {
+        if let Some(place) = &self.door {
+            place.busy();
+        }
+        let (node, target) = self.check(ask, access).await?;
+        let sharing = Client::of(access.user.as_deref(), self.from.ip());
+        let place = self.context.sessions.try_enter(&sharing)?;
+        // Opening may take long, and whoever may open a session does not keep others from the door.
+        self.door = None;
+        let client = match &access.user {
+            Some(user) => format!("{user}@{}", self.from),
+            None => self.from.to_string(),
+        };
+        let begun = Instant::now();
+        let request = Request { node, target, category: self.category, client };
+        let opened = self.context.route.open(request).await;
+        self.context.metrics.opening.observe(begun.elapsed());
+        match opened {
+            Ok(session) => Ok((session, place)),
+            Err(error) => {
+                self.session = Some(place);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// All checks that need no far end, in the order in which they tell a stranger least.
+    pub(super) async fn check(
+        &self,
+        ask: Result<Ask, Denial>,
+        access: &mut Access,
+    ) -> Result<(NodeName, Target), Denial> {
+        let (gate, from) = (self.context.gate.load_full(), self.from.ip());
+        // Asked again: who came in when that was still allowed is judged by what the config says now.
+        gate.admit(from)?;
+        if self.context.drain.is_draining() {
+            return Err(Denial::Busy("this pod is stopping"));
+        }
+        let Ask { target, credentials } = ask?;
+        access.target = Some(target.clone());
+        access.user = match &self.user {
+            Some(user) => Some(user.clone()),
+            None => gate.identify(&credentials, from).await?,
+        };
+        let (node, target) = gate.node(target)?;
+        access.node = Some(node.clone());
+        gate.permit(access.user.as_deref(), from, &node, target.port)?;
+        Ok((node, target))
+    }
+}
+
+impl Gate {
+    /// The node that a target's host names, and the target as that node knows it.
+    fn node(&self, target: Target) -> Result<(NodeName, Target), Denial> {
+        let Host::Name(name) = &target.host else { return Err(Denial::NoNode(target)) };
+        let named: NodeName = name.parse()?;
+        let node = self.zone.as_ref().map_or_else(|| named.clone(), |zone| zone.node(named.clone()));
+        // Whichever name the client used, the edge knows its own.
+        let host = if node == named { target.host.clone() } else { node.as_str().parse()? };
+        Ok((node, Target { host, port: target.port }))
+    }
+}

@@ -1,0 +1,266 @@
+//! What is in the way of a start: all of it is found before anything runs, and told at once.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use crate::config::{self, Listen};
+use crate::net::listen::{BindError, Listener};
+
+/// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
+/// it cannot be had.
+#[derive(Debug, Default)]
+pub struct Startup {
+    faults: Vec<Fault>,
+    /// The keys whose values count; none: all of them do.
+    given: Option<BTreeSet<String>>,
+    is_check: bool,
+}
+
+/// One thing that is in the way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Whom to blame.
+    pub kind: Kind,
+    /// The whole key, or keys, of the config; or what else names the value, as `NODE_IP`. Empty: the text says it.
+    pub key: String,
+    /// The line of the config, from 1, where there is one.
+    pub line: Option<usize>,
+    /// The value, what is wrong with it, and the remedy.
+    pub text: String,
+}
+
+/// Whom to blame; the gravest first: what no second try mends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The config, the environment, or a file that they name.
+    Config,
+    /// This user may not do what is asked.
+    Permission,
+    /// The directory of log files cannot be used.
+    LogFiles,
+    /// The system has not got what any program needs.
+    System,
+    /// An address or port cannot be had.
+    Port,
+}
+
+/// All that is in the way; displays as one line each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faults(Vec<Fault>);
+
+impl Startup {
+    /// Files are read, those as well that a start leaves for later; no port is tried.
+    pub fn checking() -> Self {
+        Self { is_check: true, ..Self::default() }
+    }
+
+    /// Whether nothing is in the way so far.
+    pub fn is_clear(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    /// Whether this is no start, but only a look at the files.
+    pub fn is_check(&self) -> bool {
+        self.is_check
+    }
+
+    /// The settings of a config, and what there is to warn of. If it has faults, nothing is, and only what it says
+    /// rightly is looked into.
+    pub fn settings<T>(&mut self, read: config::Reading<T>) -> (T, Vec<config::Warning>) {
+        let config::Reading { settings, mut warnings, faults, given } = read;
+        if !faults.is_empty() {
+            warnings.clear();
+            self.given = Some(given);
+        }
+        self.faults.extend(faults.into_iter().map(Fault::from));
+        (settings, warnings)
+    }
+
+    /// Notes a fault.
+    pub fn fault(&mut self, kind: Kind, key: impl Into<String>, text: impl Into<String>) {
+        self.faults.push(Fault { kind, key: key.into(), line: None, text: text.into() });
+    }
+
+    /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
+    pub fn keep<T>(&mut self, kind: Kind, keys: &[&str], result: Result<T, impl fmt::Display>) -> Option<T> {
+        let given = keys.iter().all(|key| self.is_given(key));
+        match result {
+            Err(cause) if given => self.fault(kind, keys.join(", "), cause.to_string()),
+            result => return result.ok(),
+        }
+        None
+    }
+
+    /// Whether a file can be read and holds what it should; if not, that is noted. A fault of its content need not name
+    /// the file.
+    pub fn holds<T, E: fmt::Display>(
+        &mut self,
+        key: &str,
+        path: &Path,
+        parse: impl FnOnce(&[u8]) -> Result<T, E>,
+    ) -> bool {
+        let read = std::fs::read(path).map_err(|cause| {
+            format!("cannot read {}: {cause}; check the path, and that this user may read it", path.display())
+        });
+        let held = read.and_then(|content| {
+            parse(&content).map_err(|cause| {
+                let (cause, path) = (cause.to_string(), path.display().to_string());
+                if cause.contains(&path) { cause } else { format!("{path}: {cause}") }
+            })
+        });
+        self.keep(Kind::Config, &[key], held).is_some()
+    }
+
+    /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
+    pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<Listener> {
+        if self.is_check || !self.is_given(key) {
+            return None;
+        }
+        Listener::bind(at).map_err(|error| self.unbound(key, &error)).ok()
+    }
+
+    /// As [`Self::bind`], for the address that a table says; `Some(None)` where nobody asked for it and it cannot be had.
+    pub fn bind_optional(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
+        let key = format!("{table}.{}", listen.key);
+        if self.is_check || !self.is_given(&key) {
+            return None;
+        }
+        Listener::bind_optional(listen.at, listen.implicit).map_err(|error| self.unbound(&key, &error)).ok()
+    }
+
+    /// What the start goes on with, if nothing is in its way.
+    ///
+    /// # Errors
+    ///
+    /// All that was noted; nothing, where nothing was and something lacks nevertheless, as in a check.
+    pub fn finish<T>(self, prepared: Option<T>) -> Result<T, Faults> {
+        match prepared {
+            Some(prepared) if self.faults.is_empty() => Ok(prepared),
+            _ => Err(self.into_faults()),
+        }
+    }
+
+    /// All that was noted, each thing once.
+    pub fn into_faults(self) -> Faults {
+        let mut faults: Vec<Fault> = Vec::new();
+        for fault in self.faults {
+            if !faults.contains(&fault) {
+                faults.push(fault);
+            }
+        }
+        Faults(faults)
+    }
+
+    fn is_given(&self, key: &str) -> bool {
+        !key.starts_with("mode.") || self.given.as_ref().is_none_or(|given| given.contains(key))
+    }
+
+    fn unbound(&mut self, key: &str, error: &BindError) {
+        let denied = error.cause.kind() == io::ErrorKind::PermissionDenied;
+        self.fault(if denied { Kind::Permission } else { Kind::Port }, key, error.to_string());
+    }
+}
+
+impl Faults {
+    /// Each of them.
+    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
+        self.0.iter()
+    }
+
+    /// The gravest kind among them; none if there are none.
+    pub fn gravest(&self) -> Option<Kind> {
+        self.0.iter().map(|fault| fault.kind).min()
+    }
+}
+
+impl std::error::Error for Faults {}
+
+impl From<config::Fault> for Fault {
+    fn from(fault: config::Fault) -> Self {
+        let found = fault.found.as_deref().unwrap_or("missing");
+        let text = format!("{found}: {}", fault.wanted);
+        Self { kind: Kind::Config, key: fault.key, line: fault.line, text }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(line) = self.line {
+            write!(f, "line {line}: ")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, fault) in self.0.iter().enumerate() {
+            write!(f, "{}{fault}", if i > 0 { "\n" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Environment;
+    use crate::config::cloud::Cloud;
+
+    const ANYWHERE: &str = "127.0.0.1:0";
+
+    #[test]
+    fn each_fault_is_told_once_and_the_gravest_counts() {
+        let mut startup = Startup::default();
+        startup.fault(Kind::Port, "", "taken");
+        for _ in 0..2 {
+            assert_eq!(startup.keep(Kind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
+        }
+        assert_eq!(startup.keep(Kind::Config, &["c"], Ok::<_, String>(1)), Some(1));
+        let faults = startup.finish(Some(())).unwrap_err();
+        assert_eq!(
+            (faults.to_string().as_str(), faults.gravest()),
+            ("taken\na, b: no DNS", Some(Kind::System))
+        );
+    }
+
+    #[tokio::test]
+    async fn of_a_config_with_faults_only_what_it_says_is_looked_into() {
+        let text = "[mode.cloud.stream.server]\ncert = \"/nowhere/c\"\n[mode.cloud.ssh]\nport = \"x\"\n";
+        let mut startup = Startup::default();
+        let (settings, _) = startup.settings(Cloud::examine(text, &Environment::default()));
+        let (cert, key) = ("mode.cloud.stream.server.cert", "mode.cloud.stream.server.key");
+        for (name, path) in [(cert, &settings.server.cert), (key, &settings.server.key)] {
+            assert!(!startup.holds(name, path, |_| Ok::<_, String>(())));
+        }
+        assert!(startup.bind_optional("mode.cloud.ssh", settings.ssh.listen).is_none());
+        let told = startup.into_faults().to_string();
+        assert!(told.contains("cert: cannot read /nowhere/c") && told.contains("ssh.port"), "{told}");
+        assert_eq!(told.lines().count(), 2, "{told}");
+    }
+
+    #[tokio::test]
+    async fn a_check_tries_no_port() {
+        let at = ANYWHERE.parse().unwrap();
+        assert!(Startup::checking().bind("k", at).is_none());
+        assert!(Startup::default().bind("k", at).is_some());
+    }
+
+    #[test]
+    fn a_fault_of_a_file_names_it_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, "").unwrap();
+        let mut startup = Startup::default();
+        assert!(!startup.holds("k", &path, |_| Err::<(), _>("is empty")));
+        assert!(!startup.holds("l", &path, |_| Err::<(), _>(format!("{} is odd", path.display()))));
+        let told = startup.into_faults().to_string();
+        assert_eq!(told.matches(&*path.to_string_lossy()).count(), 2, "{told}");
+    }
+}

@@ -1,0 +1,217 @@
+//! Circles of files: nobody can read one of them without all the others.
+//!
+//! A file may use what its parent has, and a parent what its children have; both at once is no circle. So circles are
+//! sought twice: with what children take from their parents left out, and with what parents take from their children.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use super::{Fault, Token, fault, imports, module_of, report, sources, tokens, without_tests};
+
+/// The path of a module from the crate's root.
+type Module = Vec<String>;
+
+/// Which modules are files, what each of them re-exports, and who takes what from whom, on which line first.
+struct House {
+    files: BTreeMap<Module, String>,
+    exports: HashMap<Module, HashMap<String, Module>>,
+    uses: BTreeMap<Module, BTreeMap<Module, usize>>,
+}
+
+impl House {
+    fn of(sources: &[(String, String)]) -> Self {
+        let read: Vec<_> = sources
+            .iter()
+            .filter(|(file, _)| !file.ends_with("/tests.rs"))
+            .map(|(file, text)| (module_of(file), file.clone(), tokens(without_tests(text))))
+            .filter(|(home, ..)| !home.is_empty())
+            .collect();
+        let mut house = Self { files: BTreeMap::new(), exports: HashMap::new(), uses: BTreeMap::new() };
+        for (home, file, tokens) in &read {
+            house.files.insert(home.clone(), file.clone());
+            house.exports.insert(home.clone(), exports(home, tokens));
+        }
+        for (home, _, tokens) in &read {
+            let mut uses = BTreeMap::new();
+            for import in imports(home, tokens) {
+                if let Some(to) = house.source_of(import.path).filter(|to| to != home) {
+                    uses.entry(to).or_insert(import.line);
+                }
+            }
+            for declared in tokens.windows(3).filter(|t| t[0].text == "mod" && t[2].text == ";") {
+                let child: Module = home.iter().chain([&declared[1].text]).cloned().collect();
+                if house.files.contains_key(&child) {
+                    uses.entry(child).or_insert(declared[0].line);
+                }
+            }
+            house.uses.insert(home.clone(), uses);
+        }
+        house
+    }
+
+    /// The file in which a path ends, through whatever re-exports it.
+    fn source_of(&self, mut path: Module) -> Option<Module> {
+        // Re-exports that name each other would not compile; the bound is for sources that are made up.
+        for _ in 0..20 {
+            let known = (1..=path.len()).rev().find(|n| self.files.contains_key(&path[..*n]))?;
+            let exported = path.get(known).and_then(|name| self.exports[&path[..known]].get(name));
+            let Some(from) = exported else { return Some(path[..known].to_vec()) };
+            path = from.iter().chain(&path[known + 1..]).cloned().collect();
+        }
+        None
+    }
+
+    /// One circle of each knot, among the uses for which `counts` holds.
+    fn circles(&self, counts: impl Fn(&Module, &Module) -> bool) -> Vec<Fault> {
+        let mut seen: BTreeSet<&Module> = BTreeSet::new();
+        let mut found = Vec::new();
+        for (from, uses) in &self.uses {
+            for (to, line) in uses.iter().filter(|(to, _)| counts(from, to)) {
+                if seen.contains(from) && seen.contains(to) {
+                    continue;
+                }
+                let Some(back) = self.shortest(to, from, &counts) else { continue };
+                let names: Vec<_> = [from].into_iter().chain(back.iter().copied()).collect();
+                let names: Vec<_> = names.into_iter().map(|module| self.files[module].as_str()).collect();
+                found.push(fault(&self.files[from], *line, format!("a circle: {}", names.join(" -> "))));
+                seen.extend(back);
+            }
+        }
+        found
+    }
+
+    fn shortest<'a>(
+        &'a self,
+        from: &'a Module,
+        to: &'a Module,
+        counts: impl Fn(&Module, &Module) -> bool,
+    ) -> Option<Vec<&'a Module>> {
+        let mut before: HashMap<&Module, &Module> = HashMap::new();
+        let mut open = VecDeque::from([from]);
+        while let Some(at) = open.pop_front() {
+            if at == to {
+                let mut way = vec![at];
+                while let Some(last) =
+                    way.last().filter(|last| **last != from).and_then(|last| before.get(last))
+                {
+                    way.push(last);
+                }
+                way.reverse();
+                return Some(way);
+            }
+            for next in self.uses.get(at).into_iter().flat_map(BTreeMap::keys).filter(|next| counts(at, next))
+            {
+                if next != from && !before.contains_key(next) {
+                    before.insert(next, at);
+                    open.push_back(next);
+                }
+            }
+        }
+        None
+    }
+}
+
+/// What the `use` items of a file make known under its own path.
+fn exports(home: &[String], tokens: &[Token]) -> HashMap<String, Module> {
+    let mut found = HashMap::new();
+    for (i, _) in tokens.iter().enumerate().filter(|(_, token)| token.text == "use") {
+        let end = tokens[i..].iter().position(|t| t.text == ";").map_or(tokens.len(), |n| i + n);
+        for import in imports(home, &tokens[i..end]) {
+            if let Some(name) = import.path.last().filter(|name| *name != "self") {
+                found.insert(name.clone(), import.path.clone());
+            }
+        }
+    }
+    found
+}
+
+fn circle_faults(sources: &[(String, String)]) -> Vec<Fault> {
+    let house = House::of(sources);
+    let mut faults = house.circles(|from, to| !from.starts_with(to));
+    for circle in house.circles(|from, to| !to.starts_with(from)) {
+        if !faults.contains(&circle) {
+            faults.push(circle);
+        }
+    }
+    faults
+}
+
+#[test]
+fn no_files_use_each_other_in_a_circle() {
+    report(&circle_faults(&sources()));
+}
+
+/// The circles among sources of so many lines, as text.
+fn circles(sources: &[(&str, &str)]) -> Vec<String> {
+    let sources: Vec<_> = sources.iter().map(|(file, text)| ((*file).into(), (*text).into())).collect();
+    circle_faults(&sources).iter().map(Fault::to_string).collect()
+}
+
+#[test]
+fn two_files_that_use_each_other_are_found() {
+    let found = circles(&[
+        ("cloud.rs", "mod asked;\nmod links;"),
+        ("cloud/asked.rs", "//! Asks.\nuse crate::cloud::links::Context;"),
+        ("cloud/links.rs", "fn f() { super::asked::answer() }"),
+    ]);
+    assert_eq!(found, ["src/cloud/asked.rs:2: a circle: cloud/asked.rs -> cloud/links.rs -> cloud/asked.rs"]);
+}
+
+#[test]
+fn a_circle_through_three_files_is_found_once() {
+    let found = circles(&[
+        ("net/a.rs", "use crate::net::b::B;"),
+        ("net/b.rs", "use crate::net::c::C;"),
+        ("net/c.rs", "use crate::net::a::A;"),
+    ]);
+    assert_eq!(found, ["src/net/a.rs:1: a circle: net/a.rs -> net/b.rs -> net/c.rs -> net/a.rs"]);
+}
+
+#[test]
+fn a_name_that_is_re_exported_leads_to_the_file_that_has_it() {
+    let found = circles(&[
+        (
+            "net.rs",
+            "mod a;\nmod b;\npub use a::A;\npub use crate::net::{a::A as _, b::B};\npub use crate::net::a::A;",
+        ),
+        ("net/a.rs", "use crate::net::B;"),
+        ("net/b.rs", "use crate::net::A;"),
+    ]);
+    assert_eq!(found.len(), 1, "{found:?}");
+}
+
+#[test]
+fn a_parent_and_its_child_are_no_circle_nor_are_children_that_use_each_other_one_way() {
+    let found = circles(&[
+        ("net.rs", "mod a;\nmod b;\nuse crate::net::a::A;\nuse crate::net::b::B;"),
+        ("net/a.rs", "use crate::net::{Net, b::B};"),
+        ("net/b.rs", "use super::Net;"),
+    ]);
+    assert_eq!(found, [""; 0]);
+}
+
+#[test]
+fn a_circle_that_passes_through_a_parent_is_found_whichever_way_it_goes() {
+    let up = circles(&[
+        ("net/a.rs", "use crate::wire::Link;"),
+        ("wire.rs", "use crate::net::b::B;"),
+        ("net/b.rs", "use crate::wire::deep::X;"),
+        ("wire/deep.rs", "use crate::wire::Wire;"),
+    ]);
+    assert_eq!(up, ["src/net/b.rs:1: a circle: net/b.rs -> wire/deep.rs -> wire.rs -> net/b.rs"]);
+    let down = circles(&[
+        ("wire.rs", "mod deep;"),
+        ("wire/deep.rs", "use crate::net::b::B;"),
+        ("net/b.rs", "use crate::wire::Wire;"),
+    ]);
+    assert_eq!(down, ["src/net/b.rs:1: a circle: net/b.rs -> wire.rs -> wire/deep.rs -> net/b.rs"]);
+}
+
+#[test]
+fn tests_may_use_what_they_like() {
+    let found = circles(&[
+        ("net/a.rs", "use crate::net::b::B;"),
+        ("net/b.rs", "#[cfg(test)]\nmod tests {\n    use crate::net::a::A;\n}"),
+        ("net/b/tests.rs", "use crate::net::a::A;"),
+    ]);
+    assert_eq!(found, [""; 0]);
+}

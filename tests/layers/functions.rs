@@ -1,0 +1,82 @@
+//! The length of functions.
+
+use super::{Fault, Token, fault, report, sources, tokens, without_tests};
+
+/// A function longer than this, with its signature, is two functions.
+const LONGEST_FUNCTION: usize = 60;
+
+/// Longer ones that stand until they are split: file and name.
+const STILL_LONGER: [(&str, &str); 3] = [
+    ("protocol/link/grpc/accept.rs", "serve"),
+    ("protocol/relay/table.rs", "on_frame"),
+    ("telemetry/metrics.rs", "with"),
+];
+
+#[test]
+fn no_function_is_longer_than_a_page() {
+    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| function_faults(file, text)).collect();
+    report(&faults);
+}
+
+fn function_faults(file: &str, text: &str) -> Vec<Fault> {
+    if file.ends_with("/tests.rs") {
+        return Vec::new();
+    }
+    let tokens = tokens(without_tests(text));
+    let mut faults = Vec::new();
+    for (i, pair) in tokens.windows(2).enumerate().filter(|(_, pair)| pair[0].text == "fn") {
+        let name = &pair[1].text;
+        // Without a name it is a type.
+        let Some(end) = end_of_function(&tokens[i..]).filter(|_| name != "(") else { continue };
+        let length = end - pair[0].line + 1;
+        if length > LONGEST_FUNCTION && !STILL_LONGER.contains(&(file, name)) {
+            let rule = format!("{name} has {length} lines, {LONGEST_FUNCTION} are allowed");
+            faults.push(fault(file, pair[0].line, rule));
+        }
+    }
+    faults
+}
+
+/// The last line of the function that begins here; none if it has no body.
+fn end_of_function(tokens: &[Token]) -> Option<usize> {
+    let (mut brackets, mut braces) = (0usize, 0usize);
+    for token in tokens {
+        match token.text.as_str() {
+            "(" | "[" => brackets += 1,
+            ")" | "]" => brackets = brackets.saturating_sub(1),
+            ";" if brackets == 0 && braces == 0 => return None,
+            "{" if brackets == 0 || braces > 0 => braces += 1,
+            "}" if braces > 0 => {
+                braces -= 1;
+                if braces == 0 {
+                    return Some(token.line);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+#[test]
+fn a_long_function_is_found_with_its_name_and_its_tests_are_not() {
+    let body = |lines: usize| "    step(\"{\", '{', [0; 2]);\n".repeat(lines);
+    let fits = format!("fn f(a: fn(u8) -> u8, b: [u8; 3])\nwhere\n    A: B,\n{{\n{}}}\n", body(55));
+    assert_eq!(function_faults("net.rs", &fits), []);
+    let long =
+        format!("\nimpl X {{\n    pub async fn start(&self) {{\n{}    }}\n    fn g() {{}}\n}}\n", body(59));
+    let found = function_faults("net.rs", &long);
+    assert_eq!(
+        found.iter().map(|f| (f.line, f.rule.as_str())).collect::<Vec<_>>(),
+        [(3, "start has 61 lines, 60 are allowed")]
+    );
+    assert_eq!(function_faults("net/tests.rs", &long), []);
+    assert_eq!(function_faults("net.rs", &format!("#[cfg(test)]\nmod tests {{\n{long}}}\n")), []);
+}
+
+#[test]
+fn a_function_without_a_body_ends_at_its_semicolon() {
+    let text =
+        format!("trait T {{\n    fn f(x: [u8; 2]) -> u8;\n    fn g();\n}}\n{}", "// more\n".repeat(90));
+    assert_eq!(function_faults("net.rs", &text), []);
+}
