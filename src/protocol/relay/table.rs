@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 pub(crate) use crate::protocol::relay::table::attempt::{Attempt, Claim, Stand};
-use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
+use crate::protocol::relay::table::attempt::{Seeker, is_last, is_not_here};
 use crate::protocol::relay::table::binding::Binding;
 use crate::protocol::relay::table::hop::RelayLeg;
 
@@ -143,14 +143,8 @@ impl RelayTable {
     pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = lock(&self.bindings);
         let Some(binding) = bindings.get_mut(&id) else { return false };
+        let Some((back, to)) = binding.legs(from.id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
-        let (to, back) = if of_opener {
-            (binding.acceptor.clone(), binding.opener.clone())
-        } else if let Some(acceptor) = binding.acceptor.clone().filter(|hop| hop.link.id == from.id) {
-            (Some(binding.opener.clone()), acceptor)
-        } else {
-            return false;
-        };
         if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
             frame
             && of_opener
@@ -161,11 +155,7 @@ impl RelayTable {
         // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
         let unheard = matches!(frame, SessionFrame::Broken { .. })
             && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
-        let last = unheard
-            || matches!(
-                frame,
-                SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. }
-            );
+        let last = unheard || is_last(&frame);
         // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
         // Resume was never said, for its opener thought better of it; it left this one before.
         if last && frame.epoch().is_some_and(|of| of < epoch) {
