@@ -22,7 +22,7 @@ use tracing::info;
 
 use self::core::Core;
 use files::Files;
-use ports::{FrontEnd, Ports};
+use ports::{ClientPort, Ports};
 use stop::Stopping;
 
 use crate::admin::{Admin, Readiness, Side};
@@ -61,7 +61,7 @@ pub struct Pod {
 struct Prepared {
     files: Files,
     ports: Ports,
-    front_ends: Vec<FrontEnd>,
+    front_ends: Vec<ClientPort>,
 }
 
 impl Pod {

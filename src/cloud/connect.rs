@@ -5,7 +5,7 @@ use std::path::Path;
 use tracing::info_span;
 
 use super::core::Core;
-use super::ports::FrontEnd;
+use super::ports::ClientPort;
 use crate::config::cloud::{Auth, Cloud, Ssh};
 use crate::frontend::auth::{Gate, Logins, Users};
 use crate::frontend::connect::Connect;
@@ -18,7 +18,7 @@ use crate::startup::{Kind, Startup};
 pub(super) const NAME: &str = "ssh";
 
 /// Reads its files and takes its port; `None`: something is wrong, and noted.
-pub(super) fn prepare(settings: &Cloud, startup: &mut Startup) -> Option<FrontEnd> {
+pub(super) fn prepare(settings: &Cloud, startup: &mut Startup) -> Option<ClientPort> {
     let ssh = settings.ssh.clone();
     let users = match &ssh.auth {
         Auth::None => Some(None),
@@ -32,7 +32,7 @@ pub(super) fn prepare(settings: &Cloud, startup: &mut Startup) -> Option<FrontEn
             spawn(ssh, users, listener, core);
         }
     };
-    Some(FrontEnd { name: NAME, at, spawn: Box::new(spawn) })
+    Some(ClientPort { name: NAME, at, spawn: Box::new(spawn) })
 }
 
 fn spawn(ssh: Ssh, users: Option<Reload<Users>>, listener: Listener, core: &Core) {

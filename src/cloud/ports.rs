@@ -20,7 +20,7 @@ pub(super) struct Ports {
 }
 
 /// A port that clients come to, with all that its front end needs of settings and files.
-pub(super) struct FrontEnd {
+pub(super) struct ClientPort {
     /// Its table in `mode.cloud`.
     pub(super) name: &'static str,
     /// Where it listens; none if the implicit port could not be had.
@@ -47,7 +47,7 @@ impl Ports {
 
     /// Where this pod listens: edges do not reach these through it. The port for metrics alone is not among them: it is
     /// read-only.
-    pub(super) fn own(&self, front_ends: &[FrontEnd]) -> Vec<SocketAddr> {
+    pub(super) fn own(&self, front_ends: &[ClientPort]) -> Vec<SocketAddr> {
         let log = self.log.as_ref().map(Listener::at);
         [self.grpc.at()].into_iter().chain(log).chain(front_ends.iter().filter_map(|end| end.at)).collect()
     }

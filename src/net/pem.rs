@@ -8,7 +8,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
     /// Not PEM at all, or a damaged block.
-    #[error("{} is damaged: {cause}; write it anew from the original, for example with `tunnel init`", .path.display())]
+    #[error("{} is damaged: {cause}; write it anew from the original; `openssl x509 -in FILE -noout -text` shows what a certificate holds", .path.display())]
     Damaged {
         /// Which file.
         path: PathBuf,

@@ -23,6 +23,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::protocol::link::alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
 pub use crate::protocol::link::ended::LinkEnded;
+use crate::protocol::link::grpc::ReadAhead;
 pub(super) use crate::protocol::link::puller::{Encoding, Puller};
 use crate::protocol::link::stall::Stall;
 
@@ -31,7 +32,6 @@ use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
 use crate::protocol::session::Parked;
 use crate::protocol::table::{Event, SessionTable};
-use crate::protocol::wire::codec::inbound::next_piece;
 use crate::protocol::wire::codec::{Reader, StreamMsg};
 use crate::protocol::wire::extension::from_message;
 use crate::protocol::wire::frame::{Code, Frame, FrameKind, Refusal, SessionFrame, SessionKey};
@@ -49,6 +49,7 @@ pub struct Link {
     /// Whether the peer dialled us: then heartbeats are questions, else answers.
     answers: bool,
     incoming: Incoming,
+    ahead: ReadAhead,
     reader: Reader,
     events: VecDeque<Event>,
     /// Bytes read since other tasks could last run.
@@ -68,6 +69,7 @@ pub(super) struct Far {
     /// Whether it dialled us.
     pub(super) answers: bool,
     pub(super) incoming: Incoming,
+    pub(super) ahead: ReadAhead,
     /// Cancelled once the link is dropped, so that the connection goes too.
     pub(super) connection: CancellationToken,
 }
@@ -87,6 +89,7 @@ impl Link {
             dialect: puller.dialect.clone(),
             answers: far.answers,
             incoming: far.incoming,
+            ahead: far.ahead,
             reader: Reader::default(),
             events: VecDeque::new(),
             since_rest: 0,
@@ -138,7 +141,7 @@ impl Link {
             let incoming = Pin::new(&mut self.incoming);
             tokio::select! {
                 biased;
-                piece = next_piece(incoming) => {
+                piece = self.ahead.next_piece(incoming) => {
                     self.alive.heard = Instant::now();
                     self.sender.heard(self.alive.heard);
                     return piece.map_err(LinkEnded::from);

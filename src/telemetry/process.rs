@@ -4,6 +4,8 @@ use std::fmt;
 use std::fs;
 use std::time::Duration;
 
+use procfs::WithCurrentSystemInfo as _;
+use procfs::process::{Process as Procfs, Stat};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -17,7 +19,8 @@ pub(super) struct Process;
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        if let Some(bytes) = resident_bytes().and_then(|b| i64::try_from(b).ok()) {
+        let stat = stat();
+        if let Some(bytes) = stat.as_ref().and_then(resident_bytes) {
             let help = "Memory of this process that is in RAM";
             let at = encoder.encode_descriptor(
                 "process_resident_memory",
@@ -27,13 +30,13 @@ impl Collector for Process {
             )?;
             ConstGauge::new(bytes).encode(at)?;
         }
-        if let Some(time) = cpu_time() {
+        if let Some(time) = stat.as_ref().map(cpu_time) {
             let help = "Processor time used, user and system together";
             let at =
                 encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
             ConstCounter::new(time.as_secs_f64()).encode(at)?;
         }
-        if let Some(files) = open_files().and_then(|n| i64::try_from(n).ok()) {
+        if let Some(files) = open_files() {
             let help = "Open file descriptors";
             let at = encoder.encode_descriptor("process_open_fds", help, None, MetricType::Gauge)?;
             ConstGauge::new(files).encode(at)?;
@@ -59,25 +62,24 @@ fn memory_limit() -> Option<u64> {
     limits.filter(|limit| *limit < NO_LIMIT).min()
 }
 
-fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+fn stat() -> Option<Stat> {
+    Procfs::myself().and_then(|process| process.stat()).ok()
 }
 
-fn cpu_time() -> Option<Duration> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name, in parentheses, and may hold spaces and parentheses itself.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let mut times = fields.split_whitespace().skip(FIELDS_BEFORE_UTIME);
-    let user: u64 = times.next()?.parse().ok()?;
-    let system: u64 = times.next()?.parse().ok()?;
-    Some(Duration::from_millis(user.checked_add(system)?.checked_mul(TICK_MILLIS)?))
+fn resident_bytes(stat: &Stat) -> Option<i64> {
+    i64::try_from(stat.rss_bytes().get()).ok()
 }
 
-fn open_files() -> Option<usize> {
+/// User and system together.
+fn cpu_time(stat: &Stat) -> Duration {
+    Duration::from_secs_f64((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// By hand, as procfs counts its own as well, and `.` and `..` on kernels before 6.2.
+fn open_files() -> Option<i64> {
     // The directory's own descriptor is open while it is read.
-    fs::read_dir("/proc/self/fd").ok().map(|dir| dir.count().saturating_sub(1))
+    let files = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
+    i64::try_from(files).ok()
 }
 
 /// None outside a runtime.
@@ -88,11 +90,6 @@ fn tasks() -> Option<i64> {
 
 /// cgroup v1 writes a number near the largest for "none".
 const NO_LIMIT: u64 = 1 << 60;
-/// Fields between the program's name and `utime`; proc(5): state is field 3, utime 14, stime 15.
-const FIELDS_BEFORE_UTIME: usize = 11;
-
-/// Linux shows times to programs in hundredths of a second (USER_HZ), on every architecture we build for.
-const TICK_MILLIS: u64 = 10;
 
 #[cfg(test)]
 mod tests {
@@ -102,8 +99,9 @@ mod tests {
 
     #[test]
     fn the_kernel_tells_memory_time_and_files() {
-        assert!(resident_bytes().unwrap() > 500_000);
-        assert!(cpu_time().unwrap() < Duration::from_secs(3600));
+        let stat = stat().unwrap();
+        assert!(resident_bytes(&stat).unwrap() > 500_000);
+        assert!(cpu_time(&stat) < Duration::from_secs(3600));
         let before = open_files().unwrap();
         let _held: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/status").unwrap()).collect();
         assert!(open_files().unwrap() >= before.max(50));
@@ -122,9 +120,10 @@ mod tests {
 
     #[test]
     fn processor_time_grows_with_work() {
-        let before = cpu_time().unwrap();
+        let used = || cpu_time(&stat().unwrap());
+        let before = used();
         let mut sum = 0u64;
-        while cpu_time().unwrap() < before + Duration::from_millis(20) {
+        while used() < before + Duration::from_millis(20) {
             sum = (0..1_000_000).fold(sum, |a, b| std::hint::black_box(a ^ b));
         }
     }

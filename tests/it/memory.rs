@@ -1,5 +1,6 @@
 //! Peers that send more than is read: it costs the process no more than it has set aside for them.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +9,8 @@ use tokio::net::TcpStream;
 use tunnel::protocol::wire::codec::StreamMsg;
 
 use crate::support::call::plain;
-use crate::support::clients::stalled;
+use crate::support::clients::{open, stalled};
+use crate::support::process::PodProcess;
 use crate::support::programs::{TestDir, TestPod};
 use crate::support::raw::{DATA, Raw};
 use crate::support::{beside, soon, wait_until};
@@ -29,13 +31,13 @@ async fn heard(edge: &mut Raw) -> StreamMsg {
 }
 
 /// A session to a plain edge, of a client that reads little if it is slow, and its topic.
-async fn accepted(pod: &TestPod, edge: &mut Raw, slow: bool) -> (TcpStream, String) {
+async fn accepted(at: SocketAddr, edge: &mut Raw, slow: bool) -> (TcpStream, String) {
     let accept = async {
         let asked = heard(edge).await;
         edge.say([plain(&edge.node, "connected", &asked.topic, Bytes::new())]).await;
         asked.topic
     };
-    let client = async { if slow { stalled(pod, "bad:22").await } else { pod.open("bad:22").await } };
+    let client = async { if slow { stalled(at, "bad:22").await } else { open(at, "bad:22").await } };
     tokio::join!(client, accept)
 }
 
@@ -44,8 +46,8 @@ async fn a_byte_for_a_quick_session_behind_each_piece_for_a_stalled_one_hides_no
     let place = TestDir::new();
     let pod = TestPod::start(&place);
     let mut bad = Raw::link(&place, &pod, "bad", None).await;
-    let (_slow, slow) = accepted(&pod, &mut bad, true).await;
-    let (mut quick, topic) = accepted(&pod, &mut bad, false).await;
+    let (_slow, slow) = accepted(pod.connect, &mut bad, true).await;
+    let (mut quick, topic) = accepted(pod.connect, &mut bad, false).await;
     beside(async move { while quick.read_u8().await.is_ok() {} });
     let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
     let resets = || pod.pod.metrics.resets.counted("plain_reader_too_slow");
@@ -64,10 +66,10 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
     let place = TestDir::new();
     let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"4MiB\"");
     let mut bad = Raw::link(&place, &pod, "bad", None).await;
-    let idle = accepted(&pod, &mut bad, false).await;
+    let idle = accepted(pod.connect, &mut bad, false).await;
     let mut slow = Vec::new();
     for _ in 0..8 {
-        slow.push(accepted(&pod, &mut bad, true).await);
+        slow.push(accepted(pod.connect, &mut bad, true).await);
     }
     let data = Bytes::from(vec![0; 48 * 1024]);
     let (mut most, limit) = (0, pod.pod.table.unpromised().1);
@@ -99,3 +101,44 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
     pod.forgets_all().await;
     assert_eq!(pod.pod.table.unpromised().0, 0);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plain_edge_that_sends_hundreds_of_mebibytes_for_a_stalled_session_grows_no_process() {
+    let place = TestDir::new();
+    let pod = PodProcess::start(&place).await;
+    let mut bad = Raw::link_at(&place, pod.grpc, "bad", None).await;
+    pod.has("bad").await;
+    let (_slow, slow) = accepted(pod.connect, &mut bad, true).await;
+    let (mut quick, topic) = accepted(pod.connect, &mut bad, false).await;
+    beside(async move { while quick.read_u8().await.is_ok() {} });
+    let before = pod.most_memory();
+    let piece = [(slow.as_str(), vec![0; 14 * 1024].into()), (topic.as_str(), Bytes::from_static(b"x"))];
+    for _ in 0..22_000 {
+        bad.say(piece.iter().map(|(topic, data)| plain(&bad.node, "tcp-forward", topic, data.clone()))).await;
+    }
+    assert!(pod.most_memory() <= before + MOST_GROWTH, "{before} became {}", pod.most_memory());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_come_one_by_one_for_stalled_sessions_grow_no_process() {
+    let place = TestDir::new();
+    let pod = PodProcess::start(&place).await;
+    let mut bad = Raw::link_at(&place, pod.grpc, "bad", None).await;
+    pod.has("bad").await;
+    let mut slow = Vec::new();
+    for _ in 0..4 {
+        slow.push(accepted(pod.connect, &mut bad, true).await);
+    }
+    let before = pod.most_memory();
+    for _ in 0..5_000 {
+        let bytes = (0..200).map(|n| {
+            let (_, topic) = &slow[n % slow.len()];
+            plain(&bad.node, "tcp-forward", topic, Bytes::from_static(b"x"))
+        });
+        bad.say(bytes).await;
+    }
+    assert!(pod.most_memory() <= before + MOST_GROWTH, "{before} became {}", pod.most_memory());
+}
+
+/// What a peer that sends without end may cost a pod, with what its allocator keeps.
+const MOST_GROWTH: usize = 16 << 20;

@@ -30,7 +30,7 @@ async fn a_stalled_reader_does_not_stall_its_neighbour() {
     let edge = edge(&place, &pod, "node1").await;
     let mut readers = Vec::new();
     for _ in 0..20 {
-        readers.push(stalled(&pod, &at("node1", fountain)).await);
+        readers.push(stalled(pod.connect, &at("node1", fountain)).await);
     }
     settled(|| pod.pod.metrics.bytes_down.get()).await;
     let mut neighbour = pod.open(&at("node1", echo)).await;
@@ -79,7 +79,7 @@ async fn a_reader_that_stalled_gets_every_byte_once_it_reads() {
     let (place, source) = (TestDir::new(), targets::source(bytes).await);
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
-    let mut client = stalled(&pod, &at("node1", source)).await;
+    let mut client = stalled(pod.connect, &at("node1", source)).await;
     settled(|| pod.pod.metrics.bytes_down.get()).await;
     let mut all = Vec::with_capacity(bytes);
     soon("all of it", client.read_to_end(&mut all)).await.unwrap();

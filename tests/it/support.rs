@@ -5,6 +5,7 @@ pub(crate) mod clients;
 pub(crate) mod line;
 pub(crate) mod peer;
 pub(crate) mod pods;
+pub(crate) mod process;
 pub(crate) mod programs;
 pub(crate) mod raw;
 pub(crate) mod sessions;

@@ -6,6 +6,7 @@
 mod accept;
 mod body;
 mod dial;
+mod read_ahead;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -17,6 +18,7 @@ use tracing::Span;
 
 pub use crate::protocol::link::grpc::accept::{Call, Dismissal, Waiting, serve};
 pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
+pub(in crate::protocol) use crate::protocol::link::grpc::read_ahead::ReadAhead;
 
 use crate::drain::Drain;
 use crate::names::{Instance, NodeName};

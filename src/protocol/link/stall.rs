@@ -55,7 +55,9 @@ impl Link {
             self.metrics.stalls.inc();
             // Ready or late: both are seen by looking again. Readers of other links do not tell this one.
             let patience = if matches!(over, Over::Process) { left.min(LOOK_EVERY) } else { left };
+            let stalled = self.ahead.stall();
             let _ = timeout(patience, self.sender.read.notified()).await;
+            drop(stalled);
             self.stall.spent += now.elapsed();
             self.alive.heard = Instant::now();
         }

@@ -7,7 +7,6 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::programs::TestPod;
 use super::soon;
 
 /// What came back for a request.
@@ -98,11 +97,12 @@ pub(crate) async fn get(at: SocketAddr, path: &str) -> Answer {
 pub(crate) const ESTABLISHED: &str = "HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// A client with so small a buffer that it stalls soon.
-pub(crate) async fn stalled(pod: &TestPod, target: &str) -> TcpStream {
+pub(crate) async fn stalled(at: SocketAddr, target: &str) -> TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
-    let mut client = socket.connect(pod.connect).await.unwrap();
+    let mut client = socket.connect(at).await.unwrap();
     client.write_all(format!("CONNECT {target} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
-    head(&mut client).await;
+    let head = head(&mut client).await;
+    assert_eq!(head, ESTABLISHED, "asked for {target}");
     client
 }

@@ -74,10 +74,21 @@ impl Raw {
 
     /// A link to a pod as an edge that speaks extended if it has an instance, else plain. It reads as much as comes.
     pub(crate) async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: Option<Instance>) -> Self {
-        let mut raw = Self::connect(place, pod.pod.grpc, node, MOST).await;
+        let raw = Self::link_at(place, pod.pod.grpc, node, instance).await;
+        pod.has(node).await;
+        raw
+    }
+
+    /// As [`Self::link`], to a pod that has answered and may not have listed it yet.
+    pub(crate) async fn link_at(
+        place: &TestDir,
+        pod: SocketAddr,
+        node: &str,
+        instance: Option<Instance>,
+    ) -> Self {
+        let mut raw = Self::connect(place, pod, node, MOST).await;
         raw.call(&peer::headers(node, instance)).await;
         while soon("an answer to the call", raw.next()).await.unwrap().kind != HEADERS {}
-        pod.has(node).await;
         raw
     }
 

@@ -18,6 +18,7 @@ use tonic::Status;
 use crate::drain::Drain;
 use crate::net::door::Place;
 use crate::protocol::link::grpc::body::CallBody;
+use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
     FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
 };
@@ -35,6 +36,7 @@ pub struct Call {
     pub caller: Caller,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
+    ahead: ReadAhead,
     connection: CancellationToken,
     accepted: CancellationToken,
     ground: LinkContext,
@@ -82,12 +84,14 @@ where
 {
     let connection = CancellationToken::new();
     let accepted = CancellationToken::new();
+    let ahead = ReadAhead::default();
     let service = {
         let host = Host {
             from,
             certified: waiting.certified,
             calls,
             ground: ground.clone(),
+            ahead: ahead.clone(),
             connection: connection.clone(),
             accepted: accepted.clone(),
         };
@@ -98,7 +102,8 @@ where
     };
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
-    let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(TokioIo::new(io), service));
+    let io = TokioIo::new(Bounded { io, ahead });
+    let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(io, service));
     async move {
         let lost = waiting.places.1.lost();
         let let_in = async {
@@ -157,7 +162,8 @@ impl Call {
         self.accepted.cancel();
         // Fails only if the connection is gone; then the link's first read says so.
         let _ = self.answer.send(response);
-        let far = Far { answers: true, incoming: self.incoming, connection: self.connection };
+        let far =
+            Far { answers: true, incoming: self.incoming, ahead: self.ahead, connection: self.connection };
         Link::new(&puller, far, self.ground.metrics)
     }
 
@@ -191,6 +197,7 @@ struct Host {
     certified: bool,
     calls: mpsc::Sender<Call>,
     ground: LinkContext,
+    ahead: ReadAhead,
     connection: CancellationToken,
     accepted: CancellationToken,
 }
@@ -215,6 +222,7 @@ impl Host {
             caller,
             incoming,
             answer,
+            ahead: self.ahead.clone(),
             connection: self.connection.clone(),
             accepted: self.accepted.clone(),
             ground: self.ground.clone(),

@@ -13,6 +13,7 @@ use tracing::Span;
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::grpc::body::CallBody;
+use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
     FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
 };
@@ -101,6 +102,7 @@ where
 struct Answered {
     headers: http::response::Parts,
     incoming: Incoming,
+    ahead: ReadAhead,
     dialect: Dialect,
     instance: Option<Instance>,
     agree: oneshot::Sender<Puller>,
@@ -124,7 +126,7 @@ impl Answered {
         // Fails only if the body is gone with its connection; then the link's first read says so.
         let _ = self.agree.send(puller.clone());
         let connection = self.connection.disarm();
-        let far = Far { answers: false, incoming: self.incoming, connection };
+        let far = Far { answers: false, incoming: self.incoming, ahead: self.ahead, connection };
         Link::new(&puller, far, ground.metrics.clone())
     }
 }
@@ -141,6 +143,7 @@ async fn call<IO>(
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let ahead = ReadAhead::default();
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
         .timer(TokioTimer::new())
@@ -151,7 +154,7 @@ where
         .max_header_list_size(METADATA)
         .keep_alive_interval(Some(PING_POD_AFTER))
         .keep_alive_timeout(PING_TIMEOUT)
-        .handshake::<_, CallBody>(TokioIo::new(io))
+        .handshake::<_, CallBody>(TokioIo::new(Bounded { io, ahead: ahead.clone() }))
         .await
         .map_err(broken)?;
     let connection = CancellationToken::new();
@@ -172,7 +175,7 @@ where
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
-    Ok(Answered { headers, incoming, dialect, instance, agree, connection })
+    Ok(Answered { headers, incoming, ahead, dialect, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {

@@ -1,0 +1,61 @@
+//! The built program as a process of its own, whose memory is nobody else's.
+
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+
+use super::programs::TestDir;
+use super::{clients, pods, soon, wait_until};
+
+/// A pod that is a process. Dropping it kills it.
+pub(crate) struct PodProcess {
+    child: Child,
+    /// Where edges dial.
+    pub(crate) grpc: SocketAddr,
+    /// Where clients come in.
+    pub(crate) connect: SocketAddr,
+    log: SocketAddr,
+}
+
+impl PodProcess {
+    pub(crate) async fn start(place: &TestDir) -> Self {
+        let [grpc, connect, log] = std::array::from_fn(|_| pods::addresses(1)[0]);
+        let text = pods::config(place, grpc, "");
+        let text = text.replace("log_listen = \"127.0.0.1:0\"", &format!("log_listen = \"{log}\""));
+        let any = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"";
+        assert!(text.contains(any), "{text}");
+        let text = text.replace(any, &format!("[mode.cloud.ssh]\nlisten = \"{connect}\""));
+        let file = place.file("process.toml", &text);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
+        // What the machine has set must not lead it astray.
+        command.arg("--m=cloud").arg(format!("--c={}", file.display())).env_clear();
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let process = Self { child, grpc, connect, log };
+        let listens = |at| TcpStream::connect(at).is_ok();
+        wait_until("the pod listens", || [connect, grpc, log].into_iter().all(listens)).await;
+        process
+    }
+
+    /// Waits until a node is linked.
+    pub(crate) async fn has(&self, node: &str) {
+        let has = async {
+            while !clients::get(self.log, "/cloud/healthz").await.body.contains(node) {
+                tokio::task::yield_now().await;
+            }
+        };
+        soon("a link", has).await;
+    }
+
+    /// The most memory that it has ever held, in bytes.
+    pub(crate) fn most_memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
+    }
+}
+
+impl Drop for PodProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
