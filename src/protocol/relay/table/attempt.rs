@@ -34,7 +34,7 @@ pub(crate) enum Claim {
 /// How an attempt stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stand {
-    /// It is bound to no way: it was not passed on yet, or is not there.
+    /// It has no path: it was not passed on yet, or the acceptor was not there.
     Sought,
     /// It was passed on, and not answered.
     Tried,
