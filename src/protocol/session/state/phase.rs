@@ -1,4 +1,4 @@
-//! The words for where an end stands, and for what an event asks to be done.
+//! The phases of an end, and what an event asks to be done.
 
 use crate::names::Target;
 
@@ -51,9 +51,9 @@ pub(crate) enum Phase {
     Parked,
     /// Opener: waits for Resumed.
     Resuming,
-    /// Acceptor: all is said and heard; kept until the opener says so too, or the grace time is over.
+    /// Acceptor: everything is sent and received; kept until the opener confirms it by a Reset, or the grace time is over.
     Said,
-    /// One last word is to be said, then the end is forgotten.
+    /// One last frame is to be sent, then the end is forgotten.
     Leaving,
     /// Over. What has arrived may still be read.
     Gone,
@@ -69,7 +69,7 @@ pub(crate) struct Effects {
     pub write: bool,
     /// The phase or the path changed: whoever waits for an answer or seeks a path should look.
     pub state: bool,
-    /// Nothing is left to say or hear: the table may forget the session.
+    /// Nothing is left to send or receive: the table may forget the session.
     pub forget: bool,
     /// The frame did not count: wrong link, wrong role, wrong moment or an old epoch.
     pub dropped: bool,
