@@ -58,6 +58,11 @@ impl Drop for Seeker {
     }
 }
 
+/// Whether nothing about the attempt follows it.
+pub(super) fn is_last(frame: &SessionFrame) -> bool {
+    matches!(frame, SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. })
+}
+
 /// Whether the frame means that the acceptor is not there.
 pub(super) fn is_not_here(frame: &SessionFrame) -> bool {
     matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == Code::NotHere)

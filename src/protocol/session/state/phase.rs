@@ -16,7 +16,29 @@ pub(crate) enum Role {
     Acceptor,
 }
 
-/// Where an end stands. A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
+/// Where an end stands.
+///
+/// ```text
+///          opener                                              acceptor
+///
+///   ask ─▶ Asking ──Refused──────────────▶ Gone         Open ─▶ Dialling ──refuse──▶ Leaving
+///             │ Opened                                             │ accept
+///             ▼                                                    ▼
+///   ┌─────▶ Open ──all is acknowledged──▶ Leaving         ┌────▶ Open ──all is sent and received──▶ Said
+///   │         │ path lost                    │            │        │ path lost                        │
+///   │         ▼                              │         Resume      ▼                                  │
+///   │       Parked ◀───────────┐         Reset is         └───── Parked                             Reset,
+///   │         │ ask        path lost,    sent, or                  │                          or the grace time
+///   │         ▼             not here     path lost          the grace time is over                 is over
+///   │ Resumed │                │             ▼                     ▼                                  ▼
+///   └────── Resuming ──────────┘           Gone                  Gone                               Gone
+/// ```
+///
+/// An owner that lets go, a peer that violates the protocol and a Broken that has been answered lead from any phase to
+/// Leaving, or to Gone if there is no path; a Reset from the peer leads to Gone. Resume finds an acceptor in Open and
+/// Said too. The tables of docs/protocol.md#states have each frame in each phase.
+///
+/// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// Opener: waits for Opened or Refused.
