@@ -263,7 +263,7 @@ impl RelayTable {
     /// Enters the session in the link's list. False if the link has ended meanwhile; the other side is then told, as the
     /// link's end did not find the session in the list.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
-        let alive = hop.link.pass(hop.queue.clone(), attempt.epoch);
+        let alive = hop.link.pass(&hop.queue, attempt.epoch);
         if !alive {
             self.link_ended(hop.link.id, [attempt.key.id]);
         }

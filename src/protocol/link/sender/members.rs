@@ -68,7 +68,7 @@ impl LinkSender {
     /// of an attempt that is newer still. False if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
-    pub(crate) fn pass(&self, source: Arc<dyn RelaySource>, epoch: u64) -> bool {
+    pub(crate) fn pass<S: RelaySource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
         let id = source.key().id;
         let mut members = lock(&self.members);
         let Some(known) = members.as_mut() else { return false };
@@ -88,7 +88,7 @@ impl LinkSender {
         // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody else
         // would remove it then, so this looks again.
         if source.is_over() {
-            self.leave_relay(&*source);
+            self.leave_relay(&**source);
         }
         true
     }

@@ -539,7 +539,7 @@ async fn a_lane_that_is_over_before_its_link_knows_it_is_not_kept() {
     let edge = link(2, Peer::Edge(node()));
     let queue = RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     queue.close();
-    assert!(edge.pass(queue, 1));
+    assert!(edge.pass(&queue, 1));
     assert_eq!(edge.sessions(), 0);
 }
 
@@ -548,8 +548,8 @@ async fn a_late_attempt_does_not_take_a_newer_ones_lane() {
     let edge = link(2, Peer::Edge(node()));
     let queue = || RelayQueue::new(key(id()), 1000, (Budget::new(1000).share(), Budget::new(1000).share()));
     let (newer, late) = (queue(), queue());
-    assert!(edge.pass(newer.clone(), 2));
-    assert!(edge.pass(late.clone(), 1));
+    assert!(edge.pass(&newer, 2));
+    assert!(edge.pass(&late, 1));
     assert!(late.is_closed() && !newer.is_closed());
     assert!(newer.push(resume(2)).is_ok_and(|intent| intent.control.is_some()), "it still speaks");
     edge.leave_relay(&*late);
