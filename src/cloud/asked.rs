@@ -20,7 +20,11 @@ pub(super) fn answer(asked: RelayRequest, shared: &PodContext, room: &Room) {
             let why = format!("edges may not reach node {} through this pod", asked.node());
             asked.refuse(Refusal::new(Code::NotAllowed, why));
         }
-        Peer::Pod => pass(asked, shared),
+        Peer::Pod => {
+            if let Some((asked, plain)) = shared.route.pass(asked) {
+                bridge::lead(asked, plain, shared);
+            }
+        }
     }
 }
 
@@ -33,24 +37,6 @@ fn relay(asked: RelayRequest, shared: &PodContext, room: &Room) {
             bridge::lead(asked, plain, &shared);
         }
     });
-}
-
-/// At most one hop between pods: what comes from one is answered from our own links only.
-fn pass(asked: RelayRequest, shared: &PodContext) {
-    let linked = shared.registry.here(asked.node()).filter(|linked| !linked.sender.is_closed());
-    let Some(linked) = linked else {
-        let why = format!("node {} is not linked to this pod", asked.node());
-        return asked.refuse(Refusal::new(Code::NotHere, why));
-    };
-    if asked.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
-        let why = format!("node {} is linked as another process", asked.node());
-        return asked.refuse(Refusal::new(Code::Unknown, why));
-    }
-    if linked.sender.resumes {
-        asked.pass(&linked.sender);
-    } else {
-        bridge::lead(asked, linked.sender, shared);
-    }
 }
 
 /// An edge wants a target of the cloud itself: this pod dials it.

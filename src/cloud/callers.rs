@@ -52,7 +52,9 @@ impl Host for Callers {
         let until = Instant::now() + LET_IN;
         let tls = TlsAcceptor::from(self.tls.load());
         // Boxed, so that a link does not keep the handshake's room.
-        let handshake = Box::pin(tls.accept(Buffered::new(socket, self.shared.pool.clone())));
+        // An edge that is only slow to be served, as thousands come back at once, is not silent.
+        let socket = Buffered::new(turn.attend(socket), self.shared.pool.clone());
+        let handshake = Box::pin(tls.accept(socket));
         let lost = turn.lost();
         let shaken = tokio::select! {
             biased;

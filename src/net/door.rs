@@ -11,10 +11,14 @@ mod shares;
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv6Addr};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -37,7 +41,7 @@ struct Inside<K> {
     told: HashMap<u64, Told>,
 }
 
-/// How a guest hears of what becomes of it.
+/// How a guest learns what becomes of it.
 #[derive(Debug)]
 struct Told {
     /// Dropped unsent if it is lost while it waits.
@@ -163,6 +167,11 @@ impl<K: Clone + Ord + Hash> Place<K> {
         self.door.inside().shares.heard(self.id, false, Instant::now());
     }
 
+    /// The connection of its holder, which tells for itself who is waited for while the place is held.
+    pub fn attend<T>(&self, io: T) -> Attended<T, K> {
+        Attended { io, place: Some((self.door.clone(), self.id)), silent: true }
+    }
+
     /// Cancelled once the place is lost: its holder is to go at once.
     pub fn lost(&self) -> CancellationToken {
         self.lost.clone()
@@ -179,6 +188,60 @@ impl<K: Clone + Ord + Hash> Drop for Place<K> {
         };
         drop(gone);
         told.tell();
+    }
+}
+
+/// A connection that stands for its holder's place: reading nothing means that the holder is silent, reading something
+/// that it is not. Once the place is given back it is as good as the connection itself.
+#[derive(Debug)]
+pub struct Attended<T, K: Clone + Ord + Hash = Source> {
+    io: T,
+    place: Option<(Door<K>, u64)>,
+    silent: bool,
+}
+
+impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash + Unpin> AsyncRead for Attended<T, K> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.io).poll_read(cx, out);
+        let silent = read.is_pending();
+        if let Some((door, id)) = self.place.as_ref().filter(|_| silent != self.silent) {
+            let held = door.inside().shares.heard(*id, !silent, Instant::now());
+            self.silent = silent;
+            if !held {
+                self.place = None;
+            }
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin, K: Clone + Ord + Hash + Unpin> AsyncWrite for Attended<T, K> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 

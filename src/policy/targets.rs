@@ -24,7 +24,7 @@ pub struct Entry {
 
 #[derive(Clone, PartialEq, Eq)]
 enum AllowedNet {
-    LocalAddresses,
+    Own,
     Net(IpNet),
 }
 
@@ -65,7 +65,7 @@ impl Targets {
         self.0.iter().any(|entry| {
             entry.port.is_none_or(|port| port == at.port())
                 && match &entry.place {
-                    AllowedNet::LocalAddresses => own.iter().any(|o| plain(*o) == ip),
+                    AllowedNet::Own => own.iter().any(|o| plain(*o) == ip),
                     AllowedNet::Net(net) => net.contains(&ip),
                 }
         })
@@ -74,11 +74,8 @@ impl Targets {
 
 impl Default for Targets {
     fn default() -> Self {
-        let places = [
-            AllowedNet::Net(IpNet::V4(LOOPBACK4)),
-            AllowedNet::Net(IpNet::V6(LOOPBACK6)),
-            AllowedNet::LocalAddresses,
-        ];
+        let places =
+            [AllowedNet::Net(IpNet::V4(LOOPBACK4)), AllowedNet::Net(IpNet::V6(LOOPBACK6)), AllowedNet::Own];
         places.into_iter().map(|place| Entry { place, port: None }).collect()
     }
 }
@@ -104,7 +101,7 @@ impl FromStr for Entry {
         };
         let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']'));
         let place = match bare {
-            None if place.eq_ignore_ascii_case(OWN) => AllowedNet::LocalAddresses,
+            None if place.eq_ignore_ascii_case(OWN) => AllowedNet::Own,
             None if place.contains(':') => return Err(PolicyError::Port),
             None => AllowedNet::Net(network(place)?),
             Some(bare) => match network(bare)? {
@@ -119,7 +116,7 @@ impl FromStr for Entry {
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
-            AllowedNet::LocalAddresses => f.write_str(OWN)?,
+            AllowedNet::Own => f.write_str(OWN)?,
             AllowedNet::Net(net @ IpNet::V4(_)) => write!(f, "{net}")?,
             AllowedNet::Net(net @ IpNet::V6(_)) => write!(f, "[{net}]")?,
         }

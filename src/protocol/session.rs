@@ -21,7 +21,7 @@ pub use crate::protocol::session::stream::{Account, Session};
 
 use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
-use crate::protocol::link::source::{LinkId, SendIntent};
+use crate::protocol::link::source::LinkId;
 use crate::protocol::session::host::SessionHost;
 use crate::protocol::session::state::{Effects, Phase, SessionState};
 use crate::protocol::session::trace::Stage;
@@ -45,18 +45,18 @@ struct Inner {
     sender: Option<Arc<LinkSender>>,
     /// The link it ran on before, which still counts it as a member.
     left: Option<Arc<LinkSender>>,
-    /// On which link's list it waits to say a control. One on another link is stale and harmless.
+    /// On which link it waits to send a control frame. An entry on another link is stale and harmless.
     in_control: Option<LinkId>,
-    /// On which link it waits for its turn to say data.
+    /// On which link it waits for its turn to send data.
     in_turns: Option<LinkId>,
-    /// What it has said on the link's clock; starts anew with each link.
+    /// Where it stands on its link's clock; starts anew with each link.
     account: u64,
     /// Whose [`Parked`] it is to find a path, and how many were handed out.
     seeker: Option<u64>,
     seekers: u64,
     /// How often in a row, when last, and how many bytes had moved by then.
     lost: Option<(u32, Instant, u64)>,
-    /// When its far end last said something of it.
+    /// When the last frame of it came in.
     heard: Instant,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -98,7 +98,12 @@ impl SessionCore {
         })
     }
 
-    /// One frame of this session from the link of `sender`. False if it did not count.
+    /// Takes one frame of this session from the link of `sender`. False if the frame did not count.
+    ///
+    /// An Open or Resume may move the session to that link. The session joins the link's members before the state moves
+    /// there. The other way round another thread could move it on between the two, remove a membership that is not there
+    /// yet, and a stale one would stay. The link cannot end meanwhile, as the read loop that calls this also ends it. If
+    /// the frame did not count after all, the session leaves the members again.
     pub(super) fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
@@ -126,13 +131,13 @@ impl SessionCore {
         !dropped
     }
 
-    /// From now on no other may take it up.
+    /// Notes who opened it; from now on nobody else may resume it.
     pub(super) fn opened_by(&self, opener: Opener) {
-        // The first to be named stays.
+        // The first one that is named stays; an error says that there is one.
         let _ = self.opener.set(opener);
     }
 
-    /// Whether it may be taken up by that one, as far as both are known.
+    /// Whether that opener may resume it; true if one of the two is not known.
     pub(super) fn is_of(&self, opener: Option<&Opener>) -> bool {
         Opener::agree(self.opener.get(), opener)
     }
@@ -154,7 +159,7 @@ impl SessionCore {
         self.depart();
     }
 
-    /// Its owner has left; the table sees that it does not stay for ever.
+    /// Hands a session whose owner has left to its host, which sees to it that it does not stay for ever.
     fn depart(self: &Arc<Self>) {
         let stays = self.lock().state.departed_since().is_some();
         if stays && let Some(host) = self.host.upgrade() {
@@ -183,12 +188,12 @@ impl SessionCore {
         });
     }
 
-    /// When its far end last said something of it; when it came, before that.
+    /// When the last frame of it came in; before the first one, when it was made.
     pub(super) fn heard(&self) -> Instant {
         self.lock().heard
     }
 
-    /// Whether it is open, with or without a path: then its far end may wait for what this one has to say.
+    /// Whether it is open, with or without a path: then the far end may wait for frames from this end.
     pub(super) fn owes(&self) -> bool {
         matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
     }
@@ -209,14 +214,20 @@ impl SessionCore {
         self.lock().state.recv.unpromised()
     }
 
-    /// Runs `step` under the lock and does what its effects ask for.
+    /// Runs `step` under the lock, then does what its effects ask for without the lock.
     fn act(self: &Arc<Self>, step: impl FnOnce(&mut Inner) -> Effects) {
         let mut inner = self.lock();
         let effects = step(&mut inner);
         self.settle(inner, effects);
     }
 
-    /// Unlocks, then wakes and tells whoever is concerned: never under the lock.
+    /// Takes what is to be done out of the session, releases its lock, and then does it: log, wake, leave links, ask the
+    /// link for a turn, be forgotten.
+    ///
+    /// Each of these takes another lock or runs a waker, and two locks are never held at once. Between the release and the
+    /// deed another thread may change the session again, so each deed bears that: a waker that comes too often only makes
+    /// its task look again; [`Self::part`] looks a second time; a request for a turn on a link that the session has left
+    /// is stale, and the link's puller gets no frame for it; and a session that may be forgotten never comes back.
     fn settle(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Effects) {
         let reader = if effects.read { inner.reader.take() } else { None };
         let writer = if effects.write { inner.writer.take() } else { None };
@@ -247,6 +258,11 @@ impl SessionCore {
     }
 
     /// Removes the session from the link's members. Adds it again if another thread has moved it back there meanwhile.
+    ///
+    /// Two locks are involved, the link's and the session's, and they are taken one after the other. A Resume may bring the
+    /// session back to this link between the step that left it and this removal, which then removes the new membership.
+    /// So there is a second look under the session's lock. If the link ends just then, joining fails, and its end is
+    /// passed on here, because the link's own list did not have the session.
     fn part(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         sender.part(self.key.id);
         let back = self.lock().state.path() == Some(sender.id);
@@ -261,30 +277,12 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// Runs on the link of `sender` from now on.
+    /// Makes the link of `sender` the one that it runs on. The link before it is left once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {
             self.account = 0;
             self.left = self.sender.replace(sender.clone());
         }
-    }
-
-    /// What it wants from the link it runs on, and does not wait for there yet.
-    fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
-        let sender = self.sender.as_ref()?;
-        let link = Some(sender.id);
-        let control = self.state.control().filter(|_| self.in_control != link);
-        let data = if self.in_turns == link { None } else { self.state.backlog() };
-        if control.is_none() && data.is_none() {
-            return None;
-        }
-        if control.is_some() {
-            self.in_control = link;
-        }
-        if data.is_some() {
-            self.in_turns = link;
-        }
-        Some((sender.clone(), SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }))
     }
 }
 

@@ -71,6 +71,28 @@ impl Route {
             first = false;
         }
     }
+
+    /// Relays another pod's request to a node that is linked to this one. That pod has searched already, and only our own
+    /// links are looked at, so there is at most one hop between pods.
+    ///
+    /// Returns the request as [`Self::relay`] does.
+    pub fn pass(&self, asked: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
+        let Some(linked) = self.ways.here(asked.node()).filter(|linked| !linked.sender.is_closed()) else {
+            let why = format!("node {} is not linked to this pod", asked.node());
+            asked.refuse(Refusal::new(Code::NotHere, why));
+            return None;
+        };
+        if asked.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
+            let why = format!("node {} is linked as another process", asked.node());
+            asked.refuse(Refusal::new(Code::Unknown, why));
+            return None;
+        }
+        if !linked.sender.resumes {
+            return Some((asked, linked.sender));
+        }
+        asked.pass(&linked.sender);
+        None
+    }
 }
 
 /// Runs a search, and takes a permit for it unless it is ready at once. An error says whose permits are used up.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::LinkSender;
-use crate::registry::Arrival;
 use crate::registry::find::{Finder, NotFound, Path};
 use crate::registry::uplinks::Uplinks;
+use crate::registry::{Arrival, Linked};
 
 /// Where this process gets its paths from.
 #[derive(Debug, Clone)]
@@ -42,6 +42,14 @@ impl PathSource {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => Self::Pods(finder.clone()),
             Self::Edge(uplinks) => Self::Edge(uplinks.clone()),
+        }
+    }
+
+    /// The node's link to this pod, if it has one; an edge has none of other nodes.
+    pub(super) fn here(&self, node: &NodeName) -> Option<Linked> {
+        match self {
+            Self::Pod(finder) | Self::Pods(finder) => finder.registry().here(node),
+            Self::Edge(_) => None,
         }
     }
 

@@ -126,15 +126,16 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         Ok((id, effects))
     }
 
-    /// A guest has spoken and it is our turn (`busy`), or we wait for it from now on.
-    pub fn heard(&mut self, id: u64, busy: bool, now: Instant) {
-        let Some((who, state @ State::Holds { .. })) = self.guests.get_mut(&id) else { return };
-        let State::Holds { busy: was, since } = *state else { return };
+    /// A guest has spoken and it is our turn (`busy`), or we wait for it from now on. False if it holds no place.
+    pub fn heard(&mut self, id: u64, busy: bool, now: Instant) -> bool {
+        let Some((who, state @ State::Holds { .. })) = self.guests.get_mut(&id) else { return false };
+        let State::Holds { busy: was, since } = *state else { return false };
         *state = State::Holds { busy, since: now };
         if let Some(own) = self.own.get_mut(who) {
             own.held.remove(&(was, since, id));
             own.held.insert((busy, now, id));
         }
+        true
     }
 
     /// A guest goes, whether it held a place or waited. Nothing happens if it was lost before.

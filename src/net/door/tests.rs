@@ -60,3 +60,24 @@ async fn who_no_longer_waits_takes_no_turn() {
     drop(entered.unwrap());
     assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
 }
+
+/// An edge whose handshake we are slow to do must not lose its turn to the next one, which we would be as slow to serve.
+#[tokio::test(start_paused = true)]
+async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    let patience = Duration::from_secs(3);
+    let door = Door::new(Limits { waiting: 9, patience: Some(patience), ..Limits::places(1) });
+    let place = door.try_enter(&"a").unwrap();
+    let (mut far, near) = duplex(64);
+    let mut near = place.attend(near);
+    far.write_all(b"hello").await.unwrap();
+    let mut taken = [0; 5];
+    near.read_exact(&mut taken).await.unwrap();
+    assert!(timeout(10 * patience, door.enter(&"a")).await.is_err(), "it is we who are slow");
+    assert!(timeout(Duration::ZERO, near.read_exact(&mut taken)).await.is_err());
+    assert!(timeout(2 * patience, door.enter(&"a")).await.is_ok(), "now it is silent");
+    assert!(place.lost().is_cancelled());
+    far.write_all(b"hello").await.unwrap();
+    near.read_exact(&mut taken).await.unwrap();
+    assert!(near.place.is_none(), "what was lost is looked after no more");
+}

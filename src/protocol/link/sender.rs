@@ -1,8 +1,14 @@
-//! What waits to be said on one link, and in which order it is said.
+//! What waits to be sent on one link, and in which order it is sent.
 //!
-//! Sessions keep what they have to say; the link sender holds only who wants to speak. A frame is made when the link can
-//! take it, under the session's lock, so order and fairness are decided at the last moment. Two locks, never both at
-//! once: this one says who is next, the session's says what.
+//! Sessions keep what they have to send; the link sender holds only who wants a turn. A frame is made when the link can
+//! take it, under the session's lock, so order and fairness are decided at the last moment.
+//!
+//! Two locks are involved, never both at once: the link sender's says who is next, the session's says what it sends. The
+//! puller takes the next entry under the first lock, releases it, and asks the session for a frame under the second.
+//! Between the two the session may move to another link, or end. So the session compares its path with the puller's link
+//! and gives no frame if it has left; the puller then goes on to the next entry. The other way round, a session asks for a
+//! turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry, of the same kind.
+//! The members have a third lock, which is not held with either.
 
 mod members;
 mod signals;
@@ -34,38 +40,38 @@ use crate::protocol::wire::peer::Peer;
 /// The sending side of one link, shared by its sessions, its read loop and its gRPC stream.
 #[derive(Debug)]
 pub struct LinkSender {
-    /// Which link.
+    /// The link's number within this process; logs show it as `link`.
     pub id: LinkId,
-    /// Who is at its other end.
+    /// The peer at its other end.
     pub peer: Peer,
-    /// The process at its other end, if that speaks extended.
+    /// The process at its other end; none on a plain link.
     pub instance: Option<Instance>,
-    /// Whether the peer can take sessions up again on another link: it speaks extended.
+    /// Whether its sessions can be resumed over another link; not on a plain one.
     pub resumes: bool,
-    /// What both ends speak.
+    /// The dialect that both ends have agreed on.
     pub dialect: Dialect,
-    /// Told when a reader of a plain link's session has taken something.
+    /// Notified when a reader of a plain link's session has taken something.
     pub(crate) read: Notify,
-    /// Told at each answer to a ping.
+    /// Notified at each answer to a ping.
     answered: Notify,
     closed: CancellationToken,
-    /// Why it was closed, if its name is another's.
+    /// Why it was closed, if another process has the peer's name.
     dismissed: OnceLock<String>,
     waiting: Mutex<Waiting>,
     /// The sessions whose path this is; none once the link has ended.
     members: Mutex<Option<Members>>,
-    /// What may wait here for sessions that only pass through.
+    /// The bytes that may wait here for sessions that are relayed.
     room: OnceLock<Arc<Budget>>,
-    /// What may wait here for readers, of a peer that was promised nothing.
+    /// The bytes that may wait here for readers, of a plain peer, to which no window was promised.
     unread: OnceLock<Arc<Budget>>,
     round_trip_micros: AtomicU64,
     made: Instant,
-    /// When the peer was last heard, in milliseconds since the link was made.
+    /// When the peer last sent anything, in milliseconds since the link was made.
     heard_millis: AtomicU64,
 }
 
 impl LinkSender {
-    /// The sending side of a new link to `peer`. One that speaks extended is paced.
+    /// The sending side of a new link to `peer`. An extended one is paced.
     pub fn new(id: LinkId, peer: Peer, instance: Option<Instance>, dialect: Dialect) -> Arc<Self> {
         let resumes = dialect != Dialect::Plain;
         Arc::new(Self {
@@ -88,7 +94,7 @@ impl LinkSender {
         })
     }
 
-    /// The next frame to say; none once the link is closed. Cancel safe: a frame is handed out once and only if ready.
+    /// The next frame to send; none once the link is closed. Cancel safe: a frame is handed out once, and only if ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
             let frame = match std::task::ready!(self.poll_next(cx, now)) {
@@ -131,13 +137,13 @@ impl LinkSender {
         waiting.wake();
     }
 
-    /// The peer was heard just now.
+    /// Notes that the peer has sent something just now.
     pub(crate) fn heard(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
         self.heard_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// How long ago the peer was last heard.
+    /// How long ago the peer last sent anything.
     pub fn silence(&self) -> Duration {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
     }
@@ -197,7 +203,7 @@ impl LinkSender {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
-    /// Nothing more is said on this link.
+    /// Sends nothing more on this link.
     pub fn close(&self) {
         let mut waiting = self.lock();
         waiting.closed = true;
@@ -214,7 +220,7 @@ impl LinkSender {
         self.closed.cancelled().await;
     }
 
-    /// Makes the puller look again, for what a dialect has to say by itself.
+    /// Makes the puller look again, for what a dialect has to send by itself.
     pub(crate) fn rouse(&self) {
         self.lock().wake();
     }
@@ -229,7 +235,7 @@ impl LinkSender {
         self.lock().closed
     }
 
-    /// Entries that wait to be said: answers, and sessions with control or data, stale ones among them.
+    /// Entries that wait to be sent: answers, and sessions with control or data, stale ones among them.
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
         waiting.replies.len() + waiting.speakers()

@@ -1,7 +1,7 @@
 //! What waits on one link for a session that only passes through.
 //!
 //! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late thread
-//! still puts into an old one is never said. Data, Finish, Broken, Reset and Lost stay in order; the other words
+//! still puts into an old one is never sent. Data, Finish, Broken, Reset and Lost stay in order; the other frames
 //! overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
 //! docs/protocol.md#traps, 1 to 3).
 
@@ -24,11 +24,12 @@ use crate::protocol::wire::frame::{SessionFrame, SessionKey};
 pub(crate) struct RelayQueue {
     key: SessionKey,
     queue: Mutex<Queue>,
-    /// It was closed: whoever comes upon it may forget it, without a look at the queue.
+    /// Set once it is closed. The link sender reads it without the queue's lock, to drop entries that are not needed. A
+    /// stale read only keeps an entry a little longer.
     closed: AtomicBool,
 }
 
-/// More waits than may.
+/// As much waits as may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full;
 
@@ -44,7 +45,7 @@ struct Queue {
     /// What `ordered` takes: bytes, and an overhead for each frame; of all queues together, and of those of its link.
     taken: (Share, Share),
     most: usize,
-    /// Nothing more is taken: the last word waits, or was said.
+    /// Nothing more is taken in: the last frame waits, or was sent.
     sealed: bool,
     account: u64,
     in_control: bool,
@@ -69,7 +70,7 @@ impl RelayQueue {
         Arc::new(Self { key, queue: Mutex::new(queue), closed: AtomicBool::new(false) })
     }
 
-    /// One more word for the link. What comes behind a last word is dropped.
+    /// Adds a frame. What comes after the last frame is dropped.
     pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendIntent, Full> {
         let mut queue = lock(&self.queue);
         if queue.sealed {
@@ -100,7 +101,7 @@ impl RelayQueue {
         Ok(queue.intent())
     }
 
-    /// Instead of all that waits, this last word is said.
+    /// Replaces all that waits by this last frame; an answer that waits is still sent before it.
     pub(crate) fn cut(&self, frame: SessionFrame) -> SendIntent {
         let mut queue = lock(&self.queue);
         if queue.sealed {

@@ -1,8 +1,12 @@
 //! Sessions that only pass through this pod: which two links each of them is bound to.
 //!
-//! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding goes
-//! only together with a word that tells both ends, or by one of higher epoch (docs/protocol.md#relaying). Words go into
-//! `RelayQueue`s after the lock is given back; as each binding has its own queues, what comes late is never said.
+//! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding is
+//! removed only together with a frame that tells both ends, or by an attempt of higher epoch (docs/protocol.md#relaying).
+//!
+//! One lock holds all bindings. Under it a frame only finds its binding, changes it, and takes out the legs it goes to;
+//! queues and links, which have locks of their own, are touched after its release. The read loops of the two links run on
+//! different threads, so a frame may reach a queue after its binding was replaced. That does no harm: each binding has
+//! queues of its own, and a closed queue drops what comes late.
 
 mod attempt;
 mod binding;
@@ -13,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 pub(crate) use crate::protocol::relay::table::attempt::{Attempt, Claim, Stand};
-use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
+use crate::protocol::relay::table::attempt::{Seeker, is_last, is_not_here};
 use crate::protocol::relay::table::binding::Binding;
 use crate::protocol::relay::table::hop::RelayLeg;
 
@@ -39,18 +43,18 @@ pub(crate) struct RelayTable {
 }
 
 impl RelayTable {
-    /// No session passes; at most `most` bytes of each may wait in each direction, and `all` bytes together. No link
-    /// takes more than a quarter of that, so that one that reads nothing leaves room for others.
+    /// A table without bindings. At most `most` bytes of each session may wait in each direction, and `all` bytes together.
+    /// One link takes at most a quarter of `all`, so that a link that reads nothing leaves room for others.
     pub(crate) fn new(most: usize, all: usize) -> Self {
         Self { bindings: Mutex::default(), most, queued: Budget::new(all), most_on_link: most.max(all / 4) }
     }
 
-    /// Sessions that pass, or seek their way.
+    /// Number of bindings, those without a path to the acceptor yet among them.
     pub(crate) fn len(&self) -> usize {
         lock(&self.bindings).len()
     }
 
-    /// Whether the session is one of them.
+    /// Whether the session has a binding.
     pub(crate) fn knows(&self, id: SessionId) -> bool {
         lock(&self.bindings).contains_key(&id)
     }
@@ -60,12 +64,12 @@ impl RelayTable {
         self.queued.used()
     }
 
-    /// What these bytes are counted in.
+    /// The budget that these bytes are counted in.
     pub(crate) fn budget(&self) -> &Budget {
         &self.queued
     }
 
-    /// An Open or Resume came, and takes the binding if it is the newest of the session's opener.
+    /// Takes in an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's opener.
     pub(crate) fn asked(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
@@ -85,7 +89,7 @@ impl RelayTable {
         trace::log(bound, "a path is sought for a session that is to be relayed", None);
         if let Some(before) = before {
             before.opener.close();
-            // Whoever the attempt before reached may not be on the new one's way, and would wait for ever.
+            // The new attempt may lead elsewhere. The acceptor that the attempt before had reached would then wait for ever.
             if let Some(acceptor) = before.acceptor {
                 acceptor.cut(SessionFrame::Lost { epoch: before.epoch });
             }
@@ -94,8 +98,8 @@ impl RelayTable {
         Claim::Newest
     }
 
-    /// Binds the session to the link behind which its acceptor is, and says the word there. If its way is `sought` on,
-    /// *not here* comes back to the seeker, else to the opener.
+    /// Binds the session to the link that leads to its acceptor, and sends the frame there. If `sought`, the answer *not
+    /// here* makes the seeker look for another path; if not, it goes to the opener.
     pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
         let bind = |binding: &mut Binding| {
@@ -106,12 +110,13 @@ impl RelayTable {
         drop(seeker);
         trace::log(bound, "the session is relayed to this link", Some(&frame));
         if self.admit(attempt, &acceptor) {
-            // Never too much: it empties what waits.
+            // Cannot be full: an Open or Resume empties the queue first.
             let _ = acceptor.push(frame);
         }
     }
 
-    /// Nobody seeks its way any more. If it has none, the session goes no further: its opener hears `frame`, if any.
+    /// Ends the search for a path. If the session has found none, its binding is removed, and `frame`, if any, goes to its
+    /// opener.
     pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
         let mut bindings = lock(&self.bindings);
         let Some(known) = bindings.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt)) else {
@@ -123,7 +128,7 @@ impl RelayTable {
         drop(seeker);
         let Some(binding) = binding else { return };
         trace::log(binding.bound(), "the relay has found no path and is released", frame.as_ref());
-        // Nothing waits in its queue yet, so the answer need not go through it.
+        // The queue to the opener is empty, as no acceptor was reached: the answer need not go through it.
         binding.opener.close();
         if let Some(frame) = frame {
             attempt.from.reply(&attempt.key, frame);
@@ -139,18 +144,12 @@ impl RelayTable {
         }
     }
 
-    /// A word from the link of `from` goes to the other side. False if it counts for nothing.
+    /// Passes a frame that came over the link of `from` to the other side. False if the frame does not count.
     pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = lock(&self.bindings);
         let Some(binding) = bindings.get_mut(&id) else { return false };
+        let Some((back, to)) = binding.legs(from.id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
-        let (to, back) = if of_opener {
-            (binding.acceptor.clone(), binding.opener.clone())
-        } else if let Some(acceptor) = binding.acceptor.clone().filter(|hop| hop.link.id == from.id) {
-            (Some(binding.opener.clone()), acceptor)
-        } else {
-            return false;
-        };
         if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
             frame
             && of_opener
@@ -158,20 +157,16 @@ impl RelayTable {
             return false;
         }
         let epoch = binding.epoch;
-        // Whoever says Broken waits for an answer; a far end that does not know it hears Reset, and gives none.
+        // A peer of version 1 does not know Broken: it gets Reset, which it does not answer, so this pod answers for it.
         let unheard = matches!(frame, SessionFrame::Broken { .. })
             && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
-        let last = unheard
-            || matches!(
-                frame,
-                SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. }
-            );
-        // Of an older attempt: its answer, and the end it tells of, do not concern this one. Of a newer one: its Open or
-        // Resume was never said, for its opener thought better of it; it left this one before.
+        let last = unheard || is_last(&frame);
+        // The answer to an older attempt, or its end, does not concern this one. A newer epoch than the binding's does: the
+        // opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
         if last && frame.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
-        // Who seeks the way seeks on: nobody there has heard of this attempt.
+        // The search goes on: the attempt has not reached the acceptor.
         if is_not_here(&frame) && !of_opener && binding.seeker.is_some() {
             binding.acceptor = None;
             let changed = binding.seeker.as_ref().map(|seeker| seeker.0.clone());
@@ -210,7 +205,10 @@ impl RelayTable {
         true
     }
 
-    /// A link has ended: who is at the other side of the sessions that passed through it hears so.
+    /// A link has ended: the bindings that used it are removed, and their other sides are told by Lost.
+    ///
+    /// The link's list of sessions was taken before, under the link's lock. A session may have been bound anew since, so
+    /// each binding is looked at again: only one that still uses this link is removed.
     pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
             let mut bindings = lock(&self.bindings);
@@ -225,19 +223,20 @@ impl RelayTable {
                 if uses(&hop) {
                     hop.close();
                 } else {
-                    // Behind what waits there: it is as good as any other data.
+                    // It goes behind what waits, as those bytes are still good. It always fits: a Lost costs no budget.
                     let _ = hop.push(SessionFrame::Lost { epoch: binding.epoch });
                 }
             }
         }
     }
 
-    /// Lets a session go: both of its ends look for another path, or wait for one. With `epoch`, only that attempt.
+    /// Removes a binding and sends Lost to both ends: they look for another path, or wait for one. With `epoch`, only if
+    /// the binding still belongs to that attempt.
     pub(crate) fn lose(&self, id: SessionId, epoch: Option<u64>) {
         self.cut(id, epoch, |epoch| SessionFrame::Lost { epoch });
     }
 
-    /// Ends a session for good: both of its ends hear why.
+    /// Ends a session for good: both of its ends get a Reset with the reason.
     pub(crate) fn reset(&self, id: SessionId, why: &Refusal) {
         self.cut(id, None, |epoch| SessionFrame::Reset { epoch, refusal: why.clone() });
     }
@@ -261,7 +260,8 @@ impl RelayTable {
         RelayLeg { link: link.clone(), queue }
     }
 
-    /// Makes the hop's link know the session; false if that link has ended, of which the other side then hears.
+    /// Enters the session in the link's list. False if the link has ended meanwhile; the other side is then told, as the
+    /// link's end did not find the session in the list.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
         let alive = hop.link.pass(hop.queue.clone(), attempt.epoch);
         if !alive {

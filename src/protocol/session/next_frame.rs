@@ -1,11 +1,12 @@
-//! What a session says when the link has room for it.
+//! What a session sends when the link has room for it.
 
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use crate::protocol::link::schedule::Turn;
-use crate::protocol::link::source::{FrameSource, LinkId, Sent};
+use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::source::{FrameSource, LinkId, SendIntent, Sent};
 use crate::protocol::session::state::Effects;
 use crate::protocol::session::{Inner, SessionCore};
 use crate::protocol::wire::frame::{SessionFrame, SessionKey};
@@ -76,7 +77,7 @@ impl FrameSource for SessionCore {
 }
 
 impl SessionCore {
-    /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
+    /// Adds what the end itself does not know: which process this is. To the cloud it does not name who opens, for
     /// the pod there does.
     fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
         let process = || self.host.upgrade().map(|host| host.instance());
@@ -94,11 +95,30 @@ impl SessionCore {
 }
 
 impl Inner {
+    /// What it wants to send on its link and has not asked a turn for there yet. The marks `in_control` and `in_turns` name
+    /// the link, so an entry that still waits on an older link does not count.
+    pub(super) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
+        let sender = self.sender.as_ref()?;
+        let link = Some(sender.id);
+        let control = self.state.control().filter(|_| self.in_control != link);
+        let data = if self.in_turns == link { None } else { self.state.backlog() };
+        if control.is_none() && data.is_none() {
+            return None;
+        }
+        if control.is_some() {
+            self.in_control = link;
+        }
+        if data.is_some() {
+            self.in_turns = link;
+        }
+        Some((sender.clone(), SendIntent { control, data: data.map(|backlog| (self.account, backlog)) }))
+    }
+
     fn speaks_to_cloud(&self) -> bool {
         self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Peer::Cloud(_)))
     }
 
-    /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
+    /// Notes when a credit is sent, and that a path which a session moves to is not the one it was measured on.
     fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
         match frame {
             Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),

@@ -1,4 +1,4 @@
-//! How an end comes to a path, loses it, leaves it, and is given up.
+//! How an end gets a path, loses it, leaves it, and is given up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,12 @@ use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
 impl SessionCore {
-    /// Opener: asks over the link of `sender`, or asks on. Whoever opens a session does not take it up again: that it is
-    /// open and has lost its path meanwhile is another's to mend, who knows where its other end is.
+    /// Opener: sends Open over the link of `sender`, or Resume if `again`.
+    ///
+    /// The task that opens a session and the task that finds it a new path are different ones. If the session has become
+    /// open and lost its path before the first task asks, an Open would be wrong; so nothing is sent unless `again` fits
+    /// the state. The session joins the link's members first: if the link has ended already, the state is told at once,
+    /// and if it ends later, its list has the session.
     pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, again: bool) {
         let alive = sender.join(self.key.id);
         let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
@@ -39,13 +43,14 @@ impl SessionCore {
         if let Some((old, epoch)) = left {
             old.lost(&self.key, epoch);
         }
-        // It may have gone on elsewhere, or ended, while its seeker waited for this link.
+        // The session went on elsewhere, or ended, while its seeker waited for this link.
         if !here {
             self.part(sender);
         }
     }
 
-    /// Opener: lets go of the link of `sender`, which may well be alive, to go on over another one.
+    /// Opener: gives up the path over the link of `sender`, which may well be alive, to go on over another one. The far end
+    /// is told by Lost, unless another thread has moved the session meanwhile.
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         let mut left = None;
         self.act(|inner| {
@@ -65,7 +70,8 @@ impl SessionCore {
         self.act(|inner| inner.state.link_ended(link, why, now));
     }
 
-    /// The right to look for a path, if it needs one and nobody has that right.
+    /// The right to look for a path, if the session needs one and nobody has that right yet. Both are decided under one
+    /// lock, so that two threads that notice the same loss do not both get it.
     pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
         let mut inner = self.lock();
         if inner.seeker.is_some() || !inner.state.is_opener() || !inner.state.needs_path() {

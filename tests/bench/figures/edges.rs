@@ -1,5 +1,9 @@
 //! Thousands of idle edges at one pod: its memory and CPU for them, and how soon they are back when it was away.
 
+use std::io::{ErrorKind, Read as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,7 +44,8 @@ impl Bench {
         drop(gone);
         thread::sleep(SETTLE);
         eprintln!("pod RSS with half the edges gone: {:.1} MiB", mib(pod.rss()?));
-        back(table, &tunnel, &mut pod, &mut stay, half)
+        back(table, &tunnel, &mut pod, &mut stay, half, 0)?;
+        back(table, &tunnel, &mut pod, &mut stay, half, SILENT)
     }
 
     /// Memory for each edge, and what their being idle costs.
@@ -91,13 +96,14 @@ impl Bench {
     }
 }
 
-/// The pod is killed, away for a while, and started again.
+/// The pod is killed, away for a while, and started again, beside so many `silent` sockets of the edges' own address.
 fn back(
     table: &mut Table,
     tunnel: &Tunnel,
     pod: &mut Process,
     edges: &mut Process,
     count: usize,
+    silent: usize,
 ) -> Result<()> {
     let before: State = edges.ask()?;
     pod.kill();
@@ -105,6 +111,7 @@ fn back(
     let away: State = edges.ask()?;
     ensure!(away.linked == 0, "{} edges are linked to a pod that is away", away.linked);
     *pod = tunnel.pod()?;
+    let _crowd = Crowd::start(tunnel.grpc, silent);
     let since = Instant::now();
     let (mut state, mut quarters) = (away.clone(), Vec::new());
     while state.linked < count && since.elapsed() < PATIENCE {
@@ -123,9 +130,10 @@ fn back(
         let new = times - before.failed.get(why).copied().unwrap_or(0);
         eprintln!("{new} dials came to nothing: {why}");
     }
+    let beside = if silent > 0 { format!(", beside {silent} silent sockets") } else { String::new() };
     table.add(Row {
         figure: format!(
-            "{count} edges back after the pod was away for {AWAY:?}: s from its start to the last"
+            "{count} edges back after the pod was away for {AWAY:?}{beside}: s from its start to the last"
         ),
         tunnel: format!(
             "{} s; half of them {} s",
@@ -159,6 +167,38 @@ fn back(
     Ok(())
 }
 
+/// Sockets that connect and say nothing, and come again when they are closed, until this is dropped.
+struct Crowd(Arc<AtomicBool>);
+
+impl Crowd {
+    fn start(at: SocketAddr, count: usize) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let ended = over.clone();
+        thread::spawn(move || {
+            let mut sockets: Vec<Option<TcpStream>> = (0..count).map(|_| None).collect();
+            while !ended.load(Relaxed) {
+                for socket in &mut sockets {
+                    let open = socket.as_mut().is_some_and(|socket| {
+                        matches!(socket.read(&mut [0]), Err(cause) if cause.kind() == ErrorKind::WouldBlock)
+                    });
+                    if !open {
+                        *socket = TcpStream::connect_timeout(&at, LOOK).ok();
+                        let _ = socket.as_ref().map(|socket| socket.set_nonblocking(true));
+                    }
+                }
+                thread::sleep(LOOK);
+            }
+        });
+        Self(over)
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 fn until_linked(halves: &mut [Process; 2], count: usize) -> Result<()> {
     let since = Instant::now();
     loop {
@@ -182,6 +222,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 const PINGED: Duration = Duration::from_secs(15);
 /// How long the pod is away.
 const AWAY: Duration = Duration::from_secs(2);
+/// Sockets that say nothing, beside which the edges come back.
+const SILENT: usize = 4500;
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 /// What has not happened by now will not.

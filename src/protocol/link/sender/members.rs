@@ -11,8 +11,12 @@ use crate::protocol::link::source::{FrameSource, RelaySource};
 use crate::protocol::lock;
 use crate::protocol::wire::frame::SessionKey;
 
-/// The sessions that run on a link: those with an end here, and those that are relayed. Each with its turn in which it
-/// came: in that order they are told when the link ends.
+/// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the order
+/// in which it came. In that order they are told when the link ends.
+///
+/// The list is what the link's end goes by. [`LinkSender::disband`] takes it out whole, and from then on joining fails: a
+/// session that comes too late sees so and treats the link as ended itself. So every session is told once, by the one or
+/// by the other.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     own: HashMap<SessionId, u64>,
@@ -43,7 +47,7 @@ impl LinkSender {
         lock(&self.members).as_ref().map_or(0, |members| members.own.len() + members.relayed.len())
     }
 
-    /// Makes the session known as one that runs here. False if the link has ended.
+    /// Adds a session that runs here. False if the link has ended: the caller then treats its path as lost.
     pub(crate) fn join(&self, id: SessionId) -> bool {
         let mut members = lock(&self.members);
         if let Some(members) = members.as_mut() {
@@ -53,15 +57,17 @@ impl LinkSender {
         members.is_some()
     }
 
-    /// The session runs elsewhere, or is over.
+    /// Removes a session that runs elsewhere, or is over.
     pub(crate) fn part(&self, id: SessionId) {
         if let Some(members) = lock(&self.members).as_mut() {
             members.own.remove(&id);
         }
     }
 
-    /// Makes the source known as one that leads through here, for attempt `epoch`; an older one of its session sends no
-    /// more, unless it is that a newer attempt was lost. False if the link has ended.
+    /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the Lost
+    /// of an attempt that is newer still. False if the link has ended.
+    ///
+    /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn pass(&self, source: Arc<dyn RelaySource>, epoch: u64) -> bool {
         let id = source.key().id;
         let mut members = lock(&self.members);
@@ -79,7 +85,8 @@ impl LinkSender {
         if let Some(older) = older {
             older.source.retire(epoch);
         }
-        // It may have sent its last frame, or was closed, before it was known here; nobody else takes it off then.
+        // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody else
+        // would remove it then, so this looks again.
         if source.is_over() {
             self.leave_relay(&*source);
         }
@@ -102,7 +109,7 @@ impl LinkSender {
         self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
     }
 
-    /// The source leads through here no more. Another one of its session stays.
+    /// Removes a relay's source. A newer source of the same session stays: the two are told apart by their addresses.
     pub(crate) fn leave_relay<S: FrameSource + ?Sized>(&self, source: &S) {
         let id = &source.key().id;
         if let Some(members) = lock(&self.members).as_mut()
