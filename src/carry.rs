@@ -70,7 +70,7 @@ impl Near {
     }
 }
 
-/// Carries a session's bytes until both ends are done, says how it went, and closes the connection.
+/// Carries a session's bytes until both ends are done, writes the access line, and closes the connection.
 ///
 /// Not cancel safe: a dropped call breaks the connection off and resets the session, as its access line says.
 pub async fn carry<C: Connection, P>(

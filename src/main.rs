@@ -1,5 +1,6 @@
 //! Logging, runtime; alone sets exit codes.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -258,10 +259,9 @@ fn environment() -> Environment {
     }
 }
 
-/// Says what was asked for.
-#[expect(clippy::print_stdout, reason = "an answer is no log line")]
+/// Says what was asked for. Who does not listen any more has the exit code.
 fn answer(text: &str) {
-    println!("{text}");
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 /// Says something to the person at the terminal.

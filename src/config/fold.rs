@@ -161,7 +161,7 @@ impl<'t> Table<'t> {
             );
             return None;
         };
-        let mut good = Vec::new();
+        let (mut good, before) = (Vec::new(), report.fault_count());
         for (i, item) in items.iter().enumerate() {
             match reader(item.get_ref()) {
                 Ok(item) => good.push(item),
@@ -170,6 +170,9 @@ impl<'t> Table<'t> {
                     report.place_fault(Some(place), &name, Some(wrong.found), wrong.wanted);
                 }
             }
+        }
+        if report.fault_count() == before {
+            report.given.insert(self.key(key));
         }
         Some(good)
     }

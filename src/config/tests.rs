@@ -452,10 +452,12 @@ proptest! {
 
 #[test]
 fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_looked_into() {
-    let text = "[mode.cloud.stream.server]\ncert = \"/c\"\nkey = 7\n[mode.cloud.ssh]\nprot = 22\n";
+    let text = "[mode.cloud.stream.server]\ncert = \"/c\"\nkey = 7\n[mode.cloud.ssh]\nprot = 22\n\
+                [mode.cloud.registry]\nsiblings = [\"10.0.0.7:9000\"]\ndns = [\"10.0.0.7:53\", \"x\"]\n";
     let read = Cloud::examine(text, &Environment::default());
-    assert_eq!(read.faults.len(), 2, "{:?}", read.faults);
-    assert_eq!(read.given.iter().collect::<Vec<_>>(), ["mode.cloud.stream.server.cert"]);
+    assert_eq!(read.faults.len(), 3, "{:?}", read.faults);
+    let given: Vec<_> = read.given.iter().collect();
+    assert_eq!(given, ["mode.cloud.registry.siblings", "mode.cloud.stream.server.cert"]);
     assert_eq!(read.settings.server.cert.to_str(), Some("/c"));
     let read = Edge::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
     assert_eq!((read.settings.client.ca.to_str(), read.faults.len()), (Some("/c"), 3));

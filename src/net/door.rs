@@ -41,7 +41,7 @@ struct Inside<K> {
     told: HashMap<u64, Told>,
 }
 
-/// How a guest hears of what becomes of it.
+/// How a guest learns what becomes of it.
 #[derive(Debug)]
 struct Told {
     /// Dropped unsent if it is lost while it waits.

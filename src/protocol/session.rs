@@ -45,18 +45,18 @@ struct Inner {
     sender: Option<Arc<LinkSender>>,
     /// The link it ran on before, which still counts it as a member.
     left: Option<Arc<LinkSender>>,
-    /// On which link's list it waits to say a control. One on another link is stale and harmless.
+    /// On which link it waits to send a control frame. An entry on another link is stale and harmless.
     in_control: Option<LinkId>,
-    /// On which link it waits for its turn to say data.
+    /// On which link it waits for its turn to send data.
     in_turns: Option<LinkId>,
-    /// What it has said on the link's clock; starts anew with each link.
+    /// Where it stands on its link's clock; starts anew with each link.
     account: u64,
     /// Whose [`Parked`] it is to find a path, and how many were handed out.
     seeker: Option<u64>,
     seekers: u64,
     /// How often in a row, when last, and how many bytes had moved by then.
     lost: Option<(u32, Instant, u64)>,
-    /// When its far end last said something of it.
+    /// When the last frame of it came in.
     heard: Instant,
     reader: Option<Waker>,
     writer: Option<Waker>,

@@ -157,7 +157,7 @@ impl SessionTable {
         Ok(Opening::new(shared))
     }
 
-    /// Sessions that only pass through, or seek their way to a node, and the bytes that wait for them.
+    /// Number of sessions that are relayed, or for which a path is sought, and the bytes that wait for them.
     pub fn passing(&self) -> (usize, usize) {
         (self.relays.len(), self.relays.queued())
     }

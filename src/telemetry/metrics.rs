@@ -1,6 +1,7 @@
 //! Every metric's name, unit and meaning, in one place.
 
 mod labels;
+mod names;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
 use super::Refusals;
 use labels::{Budget, Cause, Ended, Front, Pod};
@@ -126,7 +127,6 @@ impl Metrics {
     }
 
     fn with(mut all: Registry, nodes: Gauge) -> Self {
-        let to = &mut all;
         let mut metrics = Self {
             nodes,
             links: Gauge::default(),
@@ -152,57 +152,10 @@ impl Metrics {
             refusals: Refusals::default(),
             registry: Arc::default(),
         };
-        let m = &metrics;
-        to.register("tunnel_links", "Links alive now", m.links.clone());
-        to.register("tunnel_links_ended", "Links that ended, by cause", m.links_ended.0.clone());
-        to.register(
-            "tunnel_calls_refused",
-            "Calls refused before they became links",
-            m.calls_refused.0.clone(),
-        );
-        let help = "Times that two live processes had one node's name";
-        to.register("tunnel_name_conflicts", help, m.name_conflicts.clone());
-        to.register("tunnel_reconnects", "Times an edge dialled its cloud again", m.reconnects.clone());
-        let help = "Time from a ping to its answer";
-        to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, m.round_trip.0.clone());
-        to.register(
-            "tunnel_link_stalls",
-            "Times a plain link was left unread for a slow reader",
-            m.stalls.clone(),
-        );
-        to.register("tunnel_sessions", "Sessions alive now, by front end", m.sessions.now.clone());
-        to.register("tunnel_sessions_ended", "Sessions, by front end and result", m.sessions.total.clone());
-        let help = "Time from a request to its answer";
-        to.register_with_unit("tunnel_session_opening", help, Unit::Seconds, m.opening.0.clone());
-        let help = "Bytes from clients towards targets";
-        to.register_with_unit("tunnel_up", help, Unit::Bytes, m.bytes_up.clone());
-        let help = "Bytes from targets towards clients";
-        to.register_with_unit("tunnel_down", help, Unit::Bytes, m.bytes_down.clone());
-        to.register("tunnel_sessions_reset", "Sessions reset before their end, by cause", m.resets.0.clone());
-        let help = "Sessions that broke off and were not delivered in full, by cause";
-        to.register("tunnel_sessions_undelivered", help, m.undelivered.0.clone());
-        to.register(
-            "tunnel_sessions_resumed",
-            "Times a session went on over another path",
-            m.resumed.clone(),
-        );
-        to.register("tunnel_sessions_passing", "Sessions that only pass through this pod", m.passing.clone());
-        let help = "Bytes held of each budget: promised to far ends, kept until they have received it (or a little more), \
-                    passing through to another link, unpromised (sent by plain peers, not read yet)";
-        to.register_with_unit("tunnel_memory", help, Unit::Bytes, m.memory.used.clone());
-        let help = "Bytes that each budget has; see memory in the config";
-        to.register_with_unit("tunnel_memory_limit", help, Unit::Bytes, m.memory.limit.clone());
-        to.register("tunnel_frames_dropped", "Frames dropped, by cause", m.frames_dropped.0.clone());
-        let help = "Client connections closed without a session, by cause";
-        to.register("tunnel_connections_refused", help, m.connections_refused.0.clone());
-        to.register(
-            "tunnel_published_records",
-            "Records that stand where DNS reads them",
-            m.published.clone(),
-        );
-        let help = "Times that records could not be written";
-        to.register("tunnel_publish_failures", help, m.publish_failures.clone());
-        to.register_collector(Box::new(Process));
+        metrics.register_links(&mut all);
+        metrics.register_sessions(&mut all);
+        metrics.register_refused(&mut all);
+        all.register_collector(Box::new(Process));
         metrics.registry = Arc::new(all);
         metrics
     }

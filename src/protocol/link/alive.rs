@@ -1,10 +1,10 @@
-//! When a link's peer was last heard, and when to ask for a sign of life.
+//! When a link's peer last sent anything, and when to ping it.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When the peer was last heard, and what is done about silence.
+/// When the peer last sent anything, and what is done about silence.
 #[derive(Debug)]
 pub(super) struct Alive {
     pub(super) heard: Instant,
@@ -23,9 +23,9 @@ impl Alive {
     }
 }
 
-/// A peer that was not heard for this long is asked for a sign of life.
+/// A peer that has sent nothing for this long is pinged.
 pub(super) const PING_AFTER: Duration = Duration::from_secs(5);
-/// A link on which nothing at all was heard for this long is given up.
+/// A link on which nothing at all came in for this long is given up.
 pub(super) const SILENT: Duration = Duration::from_secs(15);
 /// The least time between two looks, so that clocks that stand still do not make us spin.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);

@@ -1,4 +1,4 @@
-//! The pull side of a link: what its gRPC stream sends next, in the words of its dialect.
+//! The pull side of a link: what its gRPC stream sends next, encoded in its dialect.
 
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -16,9 +16,9 @@ use crate::protocol::wire::plain::Plain;
 /// How frames become messages on one link.
 #[derive(Debug, Clone)]
 pub(crate) enum Encoding {
-    /// With our words.
+    /// With the extended dialect's messages.
     Extended,
-    /// In SuperEdge's words, through the end that stands for the peer.
+    /// With SuperEdge's messages, through the end that stands for the peer.
     Plain(Arc<Mutex<Plain>>),
 }
 

@@ -1,6 +1,6 @@
-//! Who speaks next on a link: a clock that counts bytes.
+//! Who sends next on a link: a clock that counts bytes.
 //!
-//! Each session has an account of what it has said, in bytes, with a few added for each frame. Next is the one whose
+//! Each session has an account of what it has sent, in bytes, with a few added for each frame. Next is the one whose
 //! next frame ends earliest on its account; ordering by the end, not the start, lets a keystroke pass those who woke
 //! together with it. One that was silent enters at most [`HEAD_START`] behind the clock, so a keystroke waits for the
 //! frame on the wire and no other, and who keeps coming back with a little gains nothing over those with a backlog.
@@ -18,7 +18,7 @@ pub(crate) struct Schedule<K> {
     bulk: BinaryHeap<Turn<K>>,
 }
 
-/// One waiting speaker.
+/// One that waits for its turn.
 #[derive(Debug)]
 pub(crate) struct Turn<K> {
     /// Where its next frame would end on its account.
@@ -37,7 +37,7 @@ impl<K> Schedule<K> {
         Self { clock: 0, entered: 0, small: BinaryHeap::new(), bulk: BinaryHeap::new() }
     }
 
-    /// Lets `key` wait for its turn: its account, what it has to say, and the longest frame it may say at once.
+    /// Lets `key` wait for its turn: its account, what it has to send, and the longest frame it may send at once.
     pub(crate) fn enter(&mut self, key: K, account: u64, backlog: usize, longest: usize) {
         let starts = account.max(self.clock.saturating_sub(HEAD_START));
         let ends = starts + cost(backlog.min(longest));
@@ -55,7 +55,7 @@ impl<K> Schedule<K> {
         if small_first || small_only { self.small.pop() } else { self.bulk.pop() }
     }
 
-    /// Moves the clock to where the frame that was just said ends.
+    /// Moves the clock to where the frame that was just sent ends.
     pub(crate) fn sent(&mut self, account: u64) {
         self.clock = self.clock.max(account);
     }
@@ -78,12 +78,12 @@ impl<K> Schedule<K> {
 }
 
 impl<K> Turn<K> {
-    /// The speaker's account before this turn.
+    /// The sender's account before this turn.
     pub(crate) fn starts(&self) -> u64 {
         self.starts
     }
 
-    /// The speaker's account once it has said `len` bytes in this turn.
+    /// The sender's account once it has sent `len` bytes in this turn.
     pub(crate) fn account_after(&self, len: usize) -> u64 {
         self.starts + cost(len)
     }

@@ -137,13 +137,13 @@ impl LinkSender {
         waiting.wake();
     }
 
-    /// The peer was heard just now.
+    /// Notes that the peer has sent something just now.
     pub(crate) fn heard(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
         self.heard_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// How long ago the peer was last heard.
+    /// How long ago the peer last sent anything.
     pub fn silence(&self) -> Duration {
         self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
     }
@@ -203,7 +203,7 @@ impl LinkSender {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
     }
 
-    /// Nothing more is said on this link.
+    /// Sends nothing more on this link.
     pub fn close(&self) {
         let mut waiting = self.lock();
         waiting.closed = true;
@@ -220,7 +220,7 @@ impl LinkSender {
         self.closed.cancelled().await;
     }
 
-    /// Makes the puller look again, for what a dialect has to say by itself.
+    /// Makes the puller look again, for what a dialect has to send by itself.
     pub(crate) fn rouse(&self) {
         self.lock().wake();
     }
@@ -235,7 +235,7 @@ impl LinkSender {
         self.lock().closed
     }
 
-    /// Entries that wait to be said: answers, and sessions with control or data, stale ones among them.
+    /// Entries that wait to be sent: answers, and sessions with control or data, stale ones among them.
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
         waiting.replies.len() + waiting.speakers()

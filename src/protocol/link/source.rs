@@ -67,7 +67,7 @@ pub(crate) struct SendIntent {
 /// What overtakes data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// An answer, a request or a last word; perhaps credit behind it.
+    /// An answer, a request or a last frame; perhaps credit behind it.
     Answer,
     /// Credit alone.
     Credit,

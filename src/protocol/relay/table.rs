@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 pub(crate) use crate::protocol::relay::table::attempt::{Attempt, Claim, Stand};
-use crate::protocol::relay::table::attempt::{Seeker, is_not_here};
+use crate::protocol::relay::table::attempt::{Seeker, is_last, is_not_here};
 use crate::protocol::relay::table::binding::Binding;
 use crate::protocol::relay::table::hop::RelayLeg;
 
@@ -148,14 +148,8 @@ impl RelayTable {
     pub(crate) fn on_frame(&self, from: &LinkSender, id: SessionId, frame: SessionFrame) -> bool {
         let mut bindings = lock(&self.bindings);
         let Some(binding) = bindings.get_mut(&id) else { return false };
+        let Some((back, to)) = binding.legs(from.id) else { return false };
         let of_opener = binding.opener.link.id == from.id;
-        let (to, back) = if of_opener {
-            (binding.acceptor.clone(), binding.opener.clone())
-        } else if let Some(acceptor) = binding.acceptor.clone().filter(|hop| hop.link.id == from.id) {
-            (Some(binding.opener.clone()), acceptor)
-        } else {
-            return false;
-        };
         if let SessionFrame::Opened { .. } | SessionFrame::Resumed { .. } | SessionFrame::Refused { .. } =
             frame
             && of_opener
@@ -166,11 +160,7 @@ impl RelayTable {
         // A peer of version 1 does not know Broken: it gets Reset, which it does not answer, so this pod answers for it.
         let unheard = matches!(frame, SessionFrame::Broken { .. })
             && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
-        let last = unheard
-            || matches!(
-                frame,
-                SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. }
-            );
+        let last = unheard || is_last(&frame);
         // The answer to an older attempt, or its end, does not concern this one. A newer epoch than the binding's does: the
         // opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
         if last && frame.epoch().is_some_and(|of| of < epoch) {

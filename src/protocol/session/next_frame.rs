@@ -1,4 +1,4 @@
-//! What a session says when the link has room for it.
+//! What a session sends when the link has room for it.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl FrameSource for SessionCore {
 }
 
 impl SessionCore {
-    /// Adds what the end itself does not know: which process this is. To the cloud that says nothing of who opens, for
+    /// Adds what the end itself does not know: which process this is. To the cloud it does not name who opens, for
     /// the pod there does.
     fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
         let process = || self.host.upgrade().map(|host| host.instance());
@@ -118,7 +118,7 @@ impl Inner {
         self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Peer::Cloud(_)))
     }
 
-    /// Notes when a credit is said, and that a path which a session moves to is not the one it was measured on.
+    /// Notes when a credit is sent, and that a path which a session moves to is not the one it was measured on.
     fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
         match frame {
             Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),

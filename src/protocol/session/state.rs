@@ -1,7 +1,7 @@
-//! One end of a session: its states and what each frame, lost path or wish of its owner does to them.
+//! One end of a session: its states and what each frame, lost path or call of its owner does to them.
 //!
 //! The tables of docs/protocol.md#states, as code. Nothing here waits, locks or reads a clock: every call returns its
-//! [`Effects`], and what the end wants to say is fetched by [`SessionState::next_frame`] when the link has room for it.
+//! [`Effects`], and what the end has to send is fetched by [`SessionState::next_frame`] when the link has room for it.
 
 mod depart;
 mod on_frame;
@@ -27,7 +27,7 @@ pub(crate) struct SessionState {
     path: Option<LinkId>,
     /// Opener: the process that holds the acceptor.
     instance: Option<Instance>,
-    /// What must be said before anything else.
+    /// What must be sent before anything else.
     answer: Option<Answer>,
     /// Why it ended, if it did not end by itself.
     ended: Option<Refusal>,
@@ -177,14 +177,14 @@ impl SessionState {
         }
     }
 
-    /// What it wants to say that overtakes data: an answer or a reset, or else credit.
+    /// What it has to send that overtakes data: an answer or a reset, or else credit.
     pub(crate) fn control(&self) -> Option<Control> {
         self.path?;
         let credit = || (self.phase == Phase::Open && self.recv.credit_due()).then_some(Control::Credit);
         self.answer.as_ref().map(|_| Control::Answer).or_else(credit)
     }
 
-    /// How many bytes it may say, if any, or if the end of its direction is due.
+    /// How many bytes it may send. Some(0): only the end of its direction is due. None: neither.
     pub(crate) fn backlog(&self) -> Option<usize> {
         if self.path.is_none() || self.phase != Phase::Open {
             return None;
@@ -193,7 +193,7 @@ impl SessionState {
         (bytes > 0 || self.send.finish_due() || self.break_due()).then_some(bytes)
     }
 
-    /// What it says next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
+    /// What it sends next on `link`: answers before credit, credit before at most `max` bytes, bytes before their end.
     pub(crate) fn next_frame(&mut self, link: LinkId, max: usize) -> (Option<SessionFrame>, Effects) {
         if self.path != Some(link) {
             return (None, Effects::default());

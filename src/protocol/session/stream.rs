@@ -57,7 +57,7 @@ impl Session {
         account
     }
 
-    /// Ends it as a connection that broke off: what was written is delivered, then the far end hears the reason. What
+    /// Ends it as a connection that broke off: what was written is delivered, then the far end is told the reason. What
     /// comes from there is dropped.
     pub fn break_off(mut self, why: Refusal) {
         if let Some(shared) = self.0.shared.take() {

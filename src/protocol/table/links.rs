@@ -25,7 +25,7 @@ impl SessionTable {
         parked
     }
 
-    /// The sessions that were opened here and run on that link let go of it and say so there, if their node and the
+    /// The sessions that were opened here and run on that link let go of it and send Lost there, if their node and the
     /// process of their other end, where that is known, are `meant`. Returns them: a new path is to be sought for each.
     pub fn leave(
         &self,
@@ -43,7 +43,7 @@ impl SessionTable {
         parked
     }
 
-    /// What passes through that link to a node that is `meant` goes another way: both ends of each session hear so.
+    /// What passes through that link to a node that is `meant` is to take another path: both ends of each session are told.
     pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
         for session in sender.relayed().into_iter().filter(|session| meant(&session.node)) {
             self.relays.lose(session.id, None);

@@ -36,7 +36,7 @@ pub(super) struct OpenRequest {
 }
 
 impl SessionTable {
-    /// Somebody asks for a session that ends here. None if it was refused, which its opener hears.
+    /// Somebody asks for a session that ends here. None if it was refused; the opener is told.
     pub(super) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: OpenRequest) -> Option<Offer> {
         let OpenRequest { key, target, client, opener, limit, epoch } = open;
         let source = source(&client);

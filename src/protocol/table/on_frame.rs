@@ -123,7 +123,7 @@ impl SessionTable {
         None
     }
 
-    /// Who wants to take up a session that another has opened is told no more than one who knows none.
+    /// Whoever wants to resume a session that another has opened gets the same answer as for a session that does not exist.
     fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("not_the_opener");
         from.reply(session, refused(frame, Refusal::new(Code::Unknown, UNKNOWN)));

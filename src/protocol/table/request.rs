@@ -59,8 +59,8 @@ impl RelayRequest {
         self.stands(|stand| stand == Stand::Over).await;
     }
 
-    /// Tries a way: passes it on, and takes it back if the acceptor is not there. Tried while another way has not
-    /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends hear that
+    /// Tries a path: passes it on, and takes it back if the acceptor is not there. Tried while another path has not
+    /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends are told that
     /// the path is lost.
     pub fn try_way(&self, to: &Arc<LinkSender>) {
         match (self.table.relays.stand(&self.attempt), &self.frame) {
@@ -72,7 +72,7 @@ impl RelayRequest {
         }
     }
 
-    /// Waits until what was tried last is answered. Whether another way is to be tried: the acceptor is not there.
+    /// Waits until what was tried last is answered. Whether another path is to be tried: the acceptor is not there.
     /// Cancel safe.
     pub async fn tried(&self) -> bool {
         self.stands(|stand| stand != Stand::Tried).await == Stand::Sought

@@ -1,4 +1,4 @@
-//! The neutral frames: what two ends of a link say to each other, whatever the dialect.
+//! The neutral frames: what two ends of a link send to each other, whatever the dialect.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,11 +15,11 @@ pub struct Frame {
     /// Which node it is about: on an edge's link that edge, but for Open and Resume, which name the acceptor; on a link
     /// between pods the acceptor in all words about a session.
     pub node: NodeName,
-    /// What is said.
+    /// What it carries.
     pub body: FrameKind,
 }
 
-/// What a [`Frame`] says.
+/// What a [`Frame`] carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameKind {
     /// Something about one session.
@@ -38,7 +38,7 @@ pub enum FrameKind {
     Conflict(Conflict),
 }
 
-/// What a pod says of a node, from its own links only.
+/// A pod's answer or announcement about a node, from its own links only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// Which question it answers; 0 if nobody asked.
@@ -73,11 +73,11 @@ pub struct SessionKey {
     pub node: NodeName,
 }
 
-/// What is said about a session.
+/// A frame about a session.
 ///
-/// In all of them: `limit` is the offset below which the sender of the word takes bytes, `received` the offset up to
+/// In all of them: `limit` is the offset below which the sender of the frame takes bytes, `received` the offset up to
 /// which it has stored them (an end of stream counted as one), `epoch` the number of the attempt to open or resume that
-/// the word belongs to, `instance` the process that holds the acceptor, `opener` who opened the session, where that is
+/// the frame belongs to, `instance` the process that holds the acceptor, `opener` who opened the session, where that is
 /// known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the fields are explained above, once for all words")]
@@ -93,7 +93,7 @@ pub enum SessionFrame {
     /// End of this direction, which had `total` bytes, its end counted as one.
     Finish { total: u64 },
     /// The owner of this end is gone, and all that it accepted, `total` bytes with an end, stands before this; with 0 the
-    /// rest is forgotten. The other direction is dropped. Answered by a Reset; until then said again on each new path.
+    /// rest is forgotten. The other direction is dropped. Answered by a Reset; until then sent again on each new path.
     Broken { total: u64, refusal: Refusal },
     /// The session is over, in both directions.
     Reset { epoch: u64, refusal: Refusal },
@@ -130,7 +130,7 @@ impl Found {
 }
 
 impl SessionFrame {
-    /// Who opened the session, for the words that say so.
+    /// Who opened the session, for the frames that carry it.
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {
             Self::Open { opener, .. } | Self::Resume { opener, .. } => Some(opener),
@@ -138,7 +138,7 @@ impl SessionFrame {
         }
     }
 
-    /// Which attempt it opens, resumes, answers or ends, for the words that say so.
+    /// Which attempt it opens, resumes, answers or ends, for the frames that carry an epoch.
     pub fn epoch(&self) -> Option<u64> {
         match self {
             Self::Open { epoch, .. }
@@ -167,7 +167,7 @@ pub struct Refusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Code {
-    /// All was said and heard.
+    /// Both directions have ended, and everything was received.
     Over = 0,
     /// The target refused the connection.
     TargetRefused = 1,

@@ -91,7 +91,7 @@ impl Plain {
         }
     }
 
-    /// Says one of our frames. Returns what our session hears at once, as no answer will come.
+    /// Sends one of our frames. Returns the frames that our session gets at once, as the peer will send no answer.
     pub fn send_frame(&mut self, frame: Frame, now: Instant) -> Option<Decoded> {
         match frame.body {
             FrameKind::Ping(_) | FrameKind::Pong(_) => {
@@ -133,7 +133,7 @@ impl Plain {
         self.ending.push_back((now + AFTER_TARGET, id));
     }
 
-    /// Ends a session in both directions. Returns what ours hears.
+    /// Ends a session in both directions. Returns the frames that our end gets.
     pub fn close(&mut self, id: SessionId) -> Option<Decoded> {
         self.end(id, "EOF").map(|session| over(id, &session))
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use http::{Request, Response};
 use hyper::body::Incoming;
+use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
@@ -14,6 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::drain::Drain;
 use crate::net::door::Place;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
@@ -98,19 +100,10 @@ where
             Box::pin(host.clone().answer(request)).map(Ok::<_, Infallible>)
         })
     };
-    let mut http = hyper::server::conn::http2::Builder::new(Spawn(ground.drain.clone()));
-    http.timer(TokioTimer::new())
-        .initial_stream_window_size(POD_WINDOW)
-        .initial_connection_window_size(POD_WINDOW)
-        .max_frame_size(FRAME)
-        .max_send_buf_size(SEND_BUFFER)
-        .max_concurrent_streams(CALLS)
-        .max_header_list_size(METADATA)
-        .keep_alive_interval(Some(PING_EDGE_AFTER))
-        .keep_alive_timeout(PING_TIMEOUT);
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
-    let mut serving = Box::pin(http.serve_connection(TokioIo::new(Bounded { io, ahead }), service));
+    let io = TokioIo::new(Bounded { io, ahead });
+    let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(io, service));
     async move {
         let lost = waiting.places.1.lost();
         let let_in = async {
@@ -137,6 +130,21 @@ where
             tracing::debug!(%from, error = %e, "link connection ended");
         }
     }
+}
+
+/// HTTP/2 as a pod serves it; its tasks run in `drain`.
+fn http(drain: Drain) -> http2::Builder<Spawn> {
+    let mut http = http2::Builder::new(Spawn(drain));
+    http.timer(TokioTimer::new())
+        .initial_stream_window_size(POD_WINDOW)
+        .initial_connection_window_size(POD_WINDOW)
+        .max_frame_size(FRAME)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_concurrent_streams(CALLS)
+        .max_header_list_size(METADATA)
+        .keep_alive_interval(Some(PING_EDGE_AFTER))
+        .keep_alive_timeout(PING_TIMEOUT);
+    http
 }
 
 impl Call {

@@ -1,4 +1,4 @@
-//! What the link itself says, beside its sessions: signals, last words, and answers about sessions that are not ours.
+//! What the link itself sends, beside its sessions: signals, last frames, and answers about sessions that are not ours.
 
 use std::fmt;
 
@@ -19,8 +19,8 @@ impl LinkSender {
         }
     }
 
-    /// The opener of a session that ran here leaves: behind all that it has said here. There are no more of these than
-    /// sessions, and one that is not said would leave the far end waiting.
+    /// The opener of a session that ran here leaves: behind all that it has sent here. There are no more of these than
+    /// sessions, and one that is not sent would leave the far end waiting.
     pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
         let mut waiting = self.lock();
         if !waiting.closed {
@@ -29,12 +29,12 @@ impl LinkSender {
         }
     }
 
-    /// Asks a pod whether `node` is linked to it. False if too much waits to be said.
+    /// Asks a pod whether `node` is linked to it. False if too much waits to be sent.
     pub fn find(&self, node: &NodeName, question: u64) -> bool {
         self.signal(node, FrameKind::Find(question))
     }
 
-    /// Tells a pod about `node`. False if too much waits to be said.
+    /// Tells a pod about `node`. False if too much waits to be sent.
     pub fn found(&self, node: &NodeName, found: Found) -> bool {
         self.signal(node, FrameKind::Found(found))
     }

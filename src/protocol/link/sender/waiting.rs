@@ -1,4 +1,4 @@
-//! Who waits to speak on one link, and who is next.
+//! Who waits to send on one link, and who is next.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) struct Waiting {
     pub(super) closed: bool,
     pub(super) pong: Option<Option<u64>>,
     pub(super) ping: bool,
-    /// Signals, last words, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the words of
+    /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the words of
     /// own sessions.
     pub(super) replies: VecDeque<Frame>,
     pub(super) answers: VecDeque<Arc<dyn FrameSource>>,
@@ -28,7 +28,7 @@ pub(super) struct Waiting {
     pub(super) pace: Option<Pace>,
     /// At so many entries those that nobody misses are thrown out.
     sweep_at: usize,
-    /// Since when there was something to say that nobody came for.
+    /// Since when something waits to be sent that the gRPC stream has not pulled.
     pub(super) unpulled: Option<Instant>,
     puller: Option<Waker>,
 }
@@ -103,7 +103,7 @@ impl Waiting {
         self.sweep_at = SWEEP.max(2 * self.speakers());
     }
 
-    /// Entries of those who wait to speak.
+    /// Entries of those who wait to send.
     pub(super) fn speakers(&self) -> usize {
         self.answers.len() + self.credits.len() + self.turns.len()
     }

@@ -1,4 +1,4 @@
-//! One Open or Resume that a pod has to relay somewhere, and who seeks its way.
+//! One Open or Resume that a pod has to relay, and who seeks a path for it.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(crate) struct Attempt {
     pub(crate) from: Arc<LinkSender>,
     /// Who opened the session, where that is known.
     pub(crate) opener: Option<Opener>,
-    /// Told whenever its binding has changed, for whoever seeks its way.
+    /// Notified whenever its binding has changed, for whoever seeks a path for it.
     pub(crate) changed: Arc<Notify>,
 }
 
@@ -58,7 +58,12 @@ impl Drop for Seeker {
     }
 }
 
-/// Whether it says that the acceptor is not there.
+/// Whether nothing about the attempt follows it.
+pub(super) fn is_last(frame: &SessionFrame) -> bool {
+    matches!(frame, SessionFrame::Refused { .. } | SessionFrame::Reset { .. } | SessionFrame::Lost { .. })
+}
+
+/// Whether the frame means that the acceptor is not there.
 pub(super) fn is_not_here(frame: &SessionFrame) -> bool {
     matches!(frame, SessionFrame::Refused { refusal, .. } | SessionFrame::Reset { refusal, .. } if refusal.code == Code::NotHere)
 }

@@ -1,5 +1,6 @@
 //! Which two links a session passes through, and whose it is.
 
+use crate::protocol::link::source::LinkId;
 use crate::protocol::relay::table::attempt::{Attempt, Seeker};
 use crate::protocol::relay::table::hop::RelayLeg;
 use crate::protocol::wire::opener::Opener;
@@ -22,6 +23,15 @@ impl Binding {
     /// Whether this attempt has made it.
     pub(super) fn is_of(&self, attempt: &Attempt) -> bool {
         self.epoch == attempt.epoch && self.opener.link.id == attempt.from.id
+    }
+
+    /// The leg on that link, and the other one if there is one. None if no leg is there.
+    pub(super) fn legs(&self, link: LinkId) -> Option<(RelayLeg, Option<RelayLeg>)> {
+        if self.opener.link.id == link {
+            return Some((self.opener.clone(), self.acceptor.clone()));
+        }
+        let acceptor = self.acceptor.clone().filter(|acceptor| acceptor.link.id == link)?;
+        Some((acceptor, Some(self.opener.clone())))
     }
 
     /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge

@@ -11,14 +11,14 @@ use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 pub(super) struct Departed {
     why: Refusal,
     since: Instant,
-    /// Broken is to be said, behind all that was accepted.
+    /// Broken is to be sent, behind all that was accepted.
     due: bool,
     /// What was accepted is forgotten.
     empty: bool,
 }
 
 impl SessionState {
-    /// The owner lets go, and what it wrote is forgotten; the peer hears `why`, on the next path if there is none now.
+    /// The owner lets go, and what it wrote is forgotten; the peer is told `why`, on the next path if there is none now.
     /// Unless both directions were ended before: then the rest is delivered without it.
     pub(crate) fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
         match self.phase {
@@ -45,7 +45,7 @@ impl SessionState {
     }
 
     fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
-        // Who was told why before, and lets go because of that, does not tell another reason.
+        // An owner that lets go because it was told a reason before does not replace that reason.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.recv.discard();
         self.recv.close();
@@ -91,7 +91,7 @@ impl SessionState {
         }
     }
 
-    /// Whether all that an owner who has left wrote is said, and only that it broke off is not.
+    /// Whether all that a departed owner wrote is sent, and only Broken is not.
     pub(super) fn break_due(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
     }
@@ -106,7 +106,7 @@ impl SessionState {
         Some(SessionFrame::Broken { total, refusal: departed.why.clone() })
     }
 
-    /// A path on which Broken is not known: Reset is said in its place, and nothing more.
+    /// On a path whose peer does not know Broken: sends Reset in its place, and nothing more.
     pub(crate) fn reset_instead(&mut self, why: Refusal) -> (SessionFrame, Effects) {
         (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
     }
@@ -127,7 +127,7 @@ impl SessionState {
         self.departed.as_ref().is_some_and(|departed| departed.empty)
     }
 
-    /// The session goes on on another path: what was said on the one before and not received is said again.
+    /// The session goes on on another path: what was sent on the one before and not received is sent again.
     pub(super) fn say_again(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
         if let Some(departed) = &mut self.departed {
             departed.due = true;
@@ -141,7 +141,7 @@ impl SessionState {
         self.leave(why)
     }
 
-    /// Says the waiting answer as the last word, if there is a path to say it on.
+    /// Makes the waiting answer the last frame, if there is a path to send it on.
     pub(super) fn leave(&mut self, why: Refusal) -> Effects {
         if self.path.is_none() {
             return self.gone(why);

@@ -89,7 +89,7 @@ impl SessionState {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
-            // Said by a pod on the way, not by the acceptor: the next path may lead to it.
+            // Sent by a pod between, not by the acceptor: the next path may lead to the acceptor.
             Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }
@@ -101,7 +101,7 @@ impl SessionState {
             return DROPPED;
         }
         if self.phase == Phase::Leaving {
-            // Its last word goes where the opener is now: the link it waits on may be dead and not known to be.
+            // The last frame goes to where the opener is now: the link it waits on may be dead without anybody knowing.
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
@@ -143,7 +143,7 @@ impl SessionState {
         Effects { state: true, ..Effects::default() }
     }
 
-    /// After something was acknowledged: is all said and heard?
+    /// After something was acknowledged: ends the session if everything is sent and received.
     pub(crate) fn settle(&mut self, effects: Effects) -> Effects {
         if self.phase != Phase::Open || !self.send.is_done() || self.departed.is_some() {
             return effects;

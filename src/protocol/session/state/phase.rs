@@ -1,4 +1,4 @@
-//! The words for where an end stands, and for what an event asks to be done.
+//! The phases of an end, and what an event asks to be done.
 
 use crate::names::Target;
 
@@ -16,7 +16,29 @@ pub(crate) enum Role {
     Acceptor,
 }
 
-/// Where an end stands. A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
+/// Where an end stands.
+///
+/// ```text
+///          opener                                              acceptor
+///
+///   ask ─▶ Asking ──Refused──────────────▶ Gone         Open ─▶ Dialling ──refuse──▶ Leaving
+///             │ Opened                                             │ accept
+///             ▼                                                    ▼
+///   ┌─────▶ Open ──all is acknowledged──▶ Leaving         ┌────▶ Open ──all is sent and received──▶ Said
+///   │         │ path lost                    │            │        │ path lost                        │
+///   │         ▼                              │         Resume      ▼                                  │
+///   │       Parked ◀───────────┐         Reset is         └───── Parked                             Reset,
+///   │         │ ask        path lost,    sent, or                  │                          or the grace time
+///   │         ▼             not here     path lost          the grace time is over                 is over
+///   │ Resumed │                │             ▼                     ▼                                  ▼
+///   └────── Resuming ──────────┘           Gone                  Gone                               Gone
+/// ```
+///
+/// An owner that lets go, a peer that violates the protocol and a Broken that has been answered lead from any phase to
+/// Leaving, or to Gone if there is no path; a Reset from the peer leads to Gone. Resume finds an acceptor in Open and
+/// Said too. The tables of docs/protocol.md#states have each frame in each phase.
+///
+/// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// Opener: waits for Opened or Refused.
@@ -29,9 +51,9 @@ pub(crate) enum Phase {
     Parked,
     /// Opener: waits for Resumed.
     Resuming,
-    /// Acceptor: all is said and heard; kept until the opener says so too, or the grace time is over.
+    /// Acceptor: everything is sent and received; kept until the opener confirms it by a Reset, or the grace time is over.
     Said,
-    /// One last word is to be said, then the end is forgotten.
+    /// One last frame is to be sent, then the end is forgotten.
     Leaving,
     /// Over. What has arrived may still be read.
     Gone,
@@ -47,7 +69,7 @@ pub(crate) struct Effects {
     pub write: bool,
     /// The phase or the path changed: whoever waits for an answer or seeks a path should look.
     pub state: bool,
-    /// Nothing is left to say or hear: the table may forget the session.
+    /// Nothing is left to send or receive: the table may forget the session.
     pub forget: bool,
     /// The frame did not count: wrong link, wrong role, wrong moment or an old epoch.
     pub dropped: bool,
