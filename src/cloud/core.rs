@@ -50,6 +50,7 @@ pub(super) struct Core {
     /// What is stopped in which order.
     pub(super) stopping: Stopping,
     /// What Kubernetes says of the pods.
+    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
     pub(super) pods: Pods,
     /// Links that are made to other pods, to be driven; none if this pod is alone.
     pub(super) made: Option<mpsc::Receiver<Link>>,

@@ -185,6 +185,19 @@ async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pod_that_is_linked_both_ways_is_asked_once() {
+    let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
+    let Pod(Which::Known(known)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+    // It is tried at once, in vain.
+    siblings.changes().changed().await.unwrap();
+    let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
+    siblings.joined(&link(1));
+    assert_eq!(siblings.all().len(), 2, "nobody knows yet that they are one");
+    known.is_linked(&link(2));
+    assert_eq!(names(&siblings.all()), ["127.0.0.1:1"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
     let Pod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };

@@ -1,12 +1,7 @@
 //! A whole front end: a line `node:port` over a unix socket, answered by `ok` or by why not.
-
-use std::fmt::Display;
-use std::net::Ipv4Addr;
-
+use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
-
-use super::*;
 
 pub(super) struct Line;
 
@@ -16,7 +11,7 @@ impl FrontEnd<UnixStream> for Line {
     type Connection = UnixStream;
 
     fn span(&self, _from: SocketAddr) -> Span {
-        tracing::info_span!("line", session = tracing::field::Empty)
+        Span::none()
     }
 
     fn farewell(&self, denial: &Denial, _trace: &str) -> Bytes {
@@ -32,9 +27,8 @@ impl FrontEnd<UnixStream> for Line {
             }
         }
         visit.user = socket.peer_cred().ok().map(|user| format!("uid {}", user.uid()));
-        let target = line.trim().parse().map_err(Denial::from);
-        let ask = target.map(|target| Ask { target, credentials: HeaderMap::new() });
-        let (answer, session) = match visit.open(ask, new_trace()).await {
+        let ask = line.trim().parse().map(|target| Ask { target, credentials: HeaderMap::new() });
+        let (answer, session) = match visit.open(ask.map_err(Denial::from), new_trace()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
@@ -55,11 +49,11 @@ impl Connection for UnixStream {
 impl Accept for UnixListener {
     type Stream = UnixStream;
 
-    fn at(&self) -> impl Display {
+    fn at(&self) -> impl std::fmt::Display {
         "a unix socket"
     }
 
     async fn accept(&self) -> (UnixStream, SocketAddr) {
-        (self.accept().await.unwrap().0, (Ipv4Addr::LOCALHOST, 0).into())
+        (self.accept().await.unwrap().0, ([127, 0, 0, 1], 0).into())
     }
 }
