@@ -20,7 +20,7 @@ pub struct Opened<P> {
     pub access: Access,
     /// Counts it among those that run.
     pub alive: Alive,
-    /// What it holds of what sessions share; given back when it ends, before its connection is closed with care.
+    /// Its place among the sessions of this process; freed when it ends, before its connection is closed with care.
     pub place: P,
 }
 

@@ -14,12 +14,13 @@
 //!
 //! | row | modules | what they know |
 //! | --- | --- | --- |
-//! | wiring | [`cloud`], [`edge`], [`command`], below them [`startup`] | everything; alone reads [`config`] |
-//! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators; alone know HTTP statuses |
+//! | command | [`command`] | everything |
+//! | wiring | [`cloud`], [`edge`], below them [`startup`] | everything below; reads [`config`] |
+//! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators |
 //! | way | [`route`], [`carry`] | how to open a session, how to find a lost one's path; how its bytes are carried |
 //! | place | [`registry`] | which node is where; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
-//! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files; they never see each other |
+//! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
 //! | ground | [`names`], [`drain`], [`telemetry`] | nothing but themselves |
 //!
 //! # A byte's way

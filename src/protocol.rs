@@ -1,4 +1,4 @@
-//! The protocol: links, and sessions that outlive them. This page is what upper layers may use.
+//! The protocol: links, and sessions that outlive them. What the rows above may use is re-exported here.
 
 mod budget;
 mod link;

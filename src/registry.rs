@@ -66,7 +66,7 @@ pub struct Linked {
 pub enum NodeLocation {
     /// Linked to this pod.
     Here(Linked),
-    /// Nobody knows; linked here so long ago, if ever.
+    /// It is not linked to this pod, perhaps to another. How long ago it last was here; none if never, or forgotten.
     Nowhere(Option<Duration>),
 }
 

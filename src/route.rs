@@ -127,7 +127,8 @@ impl Route {
     /// Looks for a new path for a session until the session has one or is over, or the grace time has passed.
     ///
     /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path is
-    /// lost before this notices, the loop goes on with the same [`Parked`]: [`Parked::seeks`] gives the right back only
+    /// lost before this notices, the loop goes on with the same [`Parked`], which is the right to look for a path:
+    /// [`Parked::seeks`] gives it up only
     /// when it finds, under the session's lock, that no path is needed. So a loss is never left without a seeker.
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;

@@ -53,7 +53,7 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
 
     /// Reads a head, has [`Visit::open`] judge it and open what it asks for, and says what came of that.
     ///
-    /// Dropped where it stands if there is nothing to open within [`HEAD_TIME`], if the client's place is given to
+    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's place is given to
     /// another source, or at the end of draining.
     fn converse(
         &self,

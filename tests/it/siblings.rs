@@ -50,7 +50,8 @@ async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
         echoed(client, "still there").await;
     }
     drop(clients);
-    wait_within(Duration::from_secs(120), "nobody needs the link", || links(&pods[0]) == 0).await;
+    // That the sessions end takes its time on a busy machine, and hurried time goes on meanwhile.
+    wait_within(Duration::from_secs(1200), "nobody needs the link", || links(&pods[0]) == 0).await;
     let mut client = pods[0].open(&at("node1", echo)).await;
     echoed(&mut client, "made anew").await;
 }

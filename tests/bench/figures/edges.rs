@@ -45,6 +45,8 @@ impl Bench {
         thread::sleep(SETTLE);
         eprintln!("pod RSS with half the edges gone: {:.1} MiB", mib(pod.rss()?));
         back(table, &tunnel, &mut pod, &mut stay, half, 0)?;
+        // Long enough for each to begin its pauses anew.
+        thread::sleep(PINGED);
         back(table, &tunnel, &mut pod, &mut stay, half, SILENT)
     }
 
