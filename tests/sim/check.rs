@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tunnel::names::{Instance, SessionId};
-use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
+use tunnel::protocol::wire::frame::{Code, Frame, FrameKind, SessionFrame};
 
 use super::ledger::Ledger;
 use super::world::World;
@@ -37,6 +37,18 @@ impl Hops {
                 been.push(to);
             }
             SessionFrame::Opened { epoch, .. } => ledger.answers(*id, *epoch, from),
+            // The pod that tried this path may try another one for the same attempt; an opener makes a new attempt.
+            SessionFrame::Refused { epoch, refusal } | SessionFrame::Reset { epoch, refusal }
+                if refusal.code == Code::NotHere =>
+            {
+                if let Some((been, between)) = self.0.get_mut(&(*id, *epoch))
+                    && been.len() > 2
+                    && been.ends_with(&[to, from])
+                {
+                    been.pop();
+                    *between -= usize::from(pods == [true, true]);
+                }
+            }
             _ => {}
         }
         if let SessionFrame::Resume { instance: Some(instance), .. } = word
