@@ -26,6 +26,8 @@ struct Inner {
     pairs: Vec<Pair>,
     /// Whether a faithful session may be given up.
     lenient: bool,
+    /// Whether there is more than one client, so that one may have to make room for another.
+    shared: bool,
     trace: Option<Vec<String>>,
     began: Option<Instant>,
     /// Keystrokes just written: whose, which end, how long.
@@ -45,6 +47,7 @@ impl Ledger {
             fault: None,
             pairs: Vec::new(),
             lenient: false,
+            shared: false,
             trace: traced.then(Vec::new),
             began: None,
             typed: Vec::new(),
@@ -57,10 +60,10 @@ impl Ledger {
         })))
     }
 
-    pub(crate) fn begin(&self, sessions: usize, lenient: bool) {
+    pub(crate) fn begin(&self, sessions: usize, lenient: bool, shared: bool) {
         let mut inner = self.0.borrow_mut();
         inner.pairs.resize_with(sessions, Pair::default);
-        inner.lenient = lenient;
+        (inner.lenient, inner.shared) = (lenient, shared);
         inner.began = Some(Instant::now());
     }
 
@@ -265,12 +268,14 @@ impl Ledger {
 
     /// An owner was told that its session is over before its time.
     pub(crate) fn broken(&self, session: usize, who: Who, error: &io::Error) {
-        let lenient = self.0.borrow().lenient;
+        let (lenient, shared) = (self.0.borrow().lenient, self.0.borrow().shared);
         let violation = error.to_string().contains("the peer");
+        let made_room = shared && error.to_string().contains("it made room for another client");
         self.with(session, |pair| {
             let concerns = pair.other(who).is_some();
-            let excused = pair.killed || lenient || !concerns;
-            pair.killed |= lenient && concerns;
+            let excused = pair.killed || lenient || made_room || !concerns;
+            pair.killed |= (lenient || made_room) && concerns;
+            pair.made_room |= made_room;
             (!excused || violation).then(|| format!("end {who} broke: {error}"))
         });
     }

@@ -70,7 +70,8 @@ impl World {
 
     /// The whole run; an error says what is wrong.
     pub(crate) async fn live(mut self) -> Result<(), String> {
-        self.ledger.begin(self.plan.sessions, self.plan.may_give_up());
+        let shared = self.plan.about == About::Pods;
+        self.ledger.begin(self.plan.sessions, self.plan.may_give_up(), shared);
         self.ledger.note(|| format!("seed {}: {:?}", self.seed, self.plan));
         for _ in 0..self.plan.pods {
             self.start(None);

@@ -44,6 +44,8 @@ pub(super) struct Pair {
     pub(super) killed: bool,
     /// A process that holds one of its ends is gone.
     pub(super) died: bool,
+    /// It was given up for a client that had fewer.
+    pub(super) made_room: bool,
 }
 
 #[derive(Debug, Default)]
@@ -88,7 +90,7 @@ impl Pair {
             let peer = self.ends.get(&self.other(*who)?)?;
             (!peer.early && end.broke? > peer.read).then_some(*who)
         };
-        if self.died { Vec::new() } else { self.ends.iter().filter_map(cheated).collect() }
+        if self.died || self.made_room { Vec::new() } else { self.ends.iter().filter_map(cheated).collect() }
     }
 
     /// Whether it was carried in full, or need not be.
