@@ -181,6 +181,11 @@ auth = "none"
         self.process.answers(self.log_port, "/readyz", why);
     }
 
+    /// Waits until it is ready, and of that part of it no trouble is told.
+    pub(crate) fn is_well_but_for_others(&mut self, part: &str) {
+        self.process.answers_without(self.log_port, "/readyz", part);
+    }
+
     /// Waits until it is ready and has no trouble.
     pub(crate) fn is_well(&mut self) {
         self.process.answers_only(self.log_port, "/readyz", "ok\n");
