@@ -13,7 +13,7 @@ use tunnel::registry::cluster::Cluster;
 use tunnel::registry::publish::configmap::{ConfigMap, Lives, Settings};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
-use crate::process::PATIENCE;
+use crate::process::{PATIENCE, ask};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::wait_until;
 
@@ -99,7 +99,11 @@ fn lines_of_a_killed_pod_go_with_its_endpoint_and_an_apiserver_that_is_away_cuts
     second.has("node1");
     kubernetes.restart();
     // That the dead pod does not answer is told as long as it is listed.
-    second.is_well_but_for_others("publisher:");
+    wait_until("the publisher has no trouble", PATIENCE, || {
+        second.process.lives();
+        ask(second.log_port, "GET", "/readyz", "")
+            .is_some_and(|answer| answer.contains(" 200 ") && !answer.contains("publisher:"))
+    });
     wait_until("the dead pod's line is swept", Duration::from_secs(60), || {
         second.process.lives();
         lines(&kubernetes) == set(&["10.0.0.2    node1"])

@@ -139,15 +139,6 @@ impl Running {
         });
     }
 
-    /// Waits until it answers 200 without that text.
-    pub(crate) fn answers_without(&mut self, port: u16, path: &str, text: &str) {
-        let what = format!("{} answers 200 without {text:?} at {path}", self.name);
-        wait_until(&what, PATIENCE, || {
-            self.lives();
-            ask(port, "GET", path, "").is_some_and(|answer| is_ok(&answer) && !answer.contains(text))
-        });
-    }
-
     /// Fails the test if it has ended.
     pub(crate) fn lives(&mut self) {
         if let Some(status) = self.child.try_wait().unwrap() {

@@ -33,7 +33,7 @@ pub(crate) struct Cloud {
     pub(crate) connect: u16,
     /// Where metrics stand alone.
     pub(crate) metrics: u16,
-    log_port: u16,
+    pub(crate) log_port: u16,
 }
 
 /// `tunnel --m=edge`, ready: the cloud has taken it.
@@ -179,11 +179,6 @@ auth = "none"
     /// Waits until it is ready all the same, and tells of this trouble.
     pub(crate) fn is_troubled(&mut self, why: &str) {
         self.process.answers(self.log_port, "/readyz", why);
-    }
-
-    /// Waits until it is ready, and of that part of it no trouble is told.
-    pub(crate) fn is_well_but_for_others(&mut self, part: &str) {
-        self.process.answers_without(self.log_port, "/readyz", part);
     }
 
     /// Waits until it is ready and has no trouble.
