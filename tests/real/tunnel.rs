@@ -33,7 +33,7 @@ pub(crate) struct Cloud {
     pub(crate) connect: u16,
     /// Where metrics stand alone.
     pub(crate) metrics: u16,
-    log_port: u16,
+    pub(crate) log_port: u16,
 }
 
 /// `tunnel --m=edge`, ready: the cloud has taken it.
