@@ -35,18 +35,18 @@ use crate::startup::{Faults, Startup};
 use crate::telemetry::Metrics;
 use crate::telemetry::log::Level;
 
-/// A running pod, and where it listens.
+/// A running pod: its addresses, and how to stop it.
 #[derive(Debug)]
 pub struct Pod {
-    /// Where edges link.
+    /// Address of the port that edges dial.
     pub grpc: SocketAddr,
-    /// Where clients come in; none if the implicit port could not be had.
+    /// Address of the CONNECT front end; `None` if the default port could not be had.
     pub ssh: Option<SocketAddr>,
-    /// Health, log level, metrics.
+    /// Address of the port for health, log level and metrics.
     pub log: SocketAddr,
-    /// Metrics alone.
+    /// Address of the port for metrics alone.
     pub metrics_at: Option<SocketAddr>,
-    /// The numbers.
+    /// Its metrics.
     pub metrics: Metrics,
     /// The nodes that are linked here.
     pub registry: Arc<Registry>,
@@ -69,7 +69,7 @@ impl Pod {
     ///
     /// # Errors
     ///
-    /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
+    /// Every file that cannot be used, and every configured port that cannot be bound. Nothing runs then.
     pub fn start(settings: Cloud, level: Option<Level>) -> Result<Self, Faults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
@@ -100,7 +100,7 @@ impl Pod {
         Ok(pod)
     }
 
-    /// Looks for all that is in the way of a start, and starts nothing.
+    /// Finds all faults that would prevent a start, and starts nothing.
     pub fn check(settings: &Cloud, startup: &mut Startup) {
         Prepared::new(settings, startup);
     }
@@ -118,7 +118,7 @@ impl Pod {
 }
 
 impl Prepared {
-    /// `None`: something is wrong, and noted.
+    /// `None`: there are faults, which `startup` has noted.
     fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let files = Files::read(settings, startup);
         let ports = Ports::bind(settings, startup);

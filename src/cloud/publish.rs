@@ -1,4 +1,4 @@
-//! From the settings of publishing to the store that serves them.
+//! Starts publishing as `[mode.cloud.registry]` says.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::registry::publish::hosts::Hosts;
 use crate::registry::publish::{Publisher, Store, Vet};
 use crate::registry::siblings::Siblings;
 
-/// Publishes our nodes, if the settings say where. `dns` tells whether a name is somebody else's already; pods take links
-/// at `port`.
+/// Publishes the nodes of this pod, if the settings say where. `dns` tells whether a name has another owner; `port` is
+/// the gRPC port of all pods.
 pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
     let asked = (core.context.siblings.clone(), port);
     let Some(store) = store(settings, core, asked.clone()) else { return };
@@ -37,10 +37,10 @@ pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
 }
 
-/// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
+/// The store for records; `None` if nothing is published. `siblings` ask pods at `port` for a sign of life.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
 fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>, u16)) -> Option<Store> {
-    // That there is an address was checked with the settings.
+    // The settings were checked to have an address.
     let (registry, pod) = (&settings.registry, settings.pod_ip?);
     Some(match registry.publish.clone() {
         Publish::None => return None,
@@ -73,13 +73,13 @@ fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>
             Store::ConfigMap(Box::new(ConfigMap::new(settings)))
         }
         #[cfg(not(feature = "kubernetes"))]
-        // A fault, noted with the files.
+        // This is a fault that was noted with the files.
         Publish::ConfigMap(_) => return None,
     })
 }
 
-/// Who is asked whether a name is somebody else's already: `resolver`; and over a link, which pods take at `port`, whether
-/// one of its addresses is a pod's.
+/// Tells whether a name has another owner: asks `resolver` for its addresses, and pods at `port` whether one of them is
+/// a pod's.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn vet(
     registry: &Registry,
@@ -108,5 +108,5 @@ fn vet(
     vet
 }
 
-/// Its name in `/readyz`.
+/// The publisher's name in `/readyz`.
 const NAME: &str = "publisher";
