@@ -1,8 +1,12 @@
 //! Serving a client: the one table from what went wrong to what HTTP says.
 
-pub mod auth;
-pub mod connect;
-pub mod serve;
+mod auth;
+mod connect;
+mod serve;
+
+pub use auth::{Gate, Logins, Users, UsersError};
+pub use connect::Connect;
+pub use serve::{Ask, Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Head, Visit, serve};
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +20,7 @@ use hyper::ext::ReasonPhrase;
 use crate::names::{NameError, Target};
 use crate::net::door::{self, Door, Limits, Source};
 use crate::protocol::{Code, Refusal};
-use crate::registry::find::NotFound;
+use crate::registry::NotFound;
 use crate::route::RouteError;
 
 /// Who shares a pod's sessions with others: a user, or a source where nobody is asked for a name.
@@ -234,7 +238,7 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::siblings::Unreachable;
+    use crate::registry::Unreachable;
     use http_body_util::BodyExt;
     use std::time::Duration;
 

@@ -11,8 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::names::{NodeName, Target};
 use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
-use crate::registry::find::{Finder, NotFound};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::{Finder, NotFound, Uplinks};
 
 pub use relay::Room;
 use search::Search;

@@ -191,7 +191,7 @@ where
 }
 
 /// A trace for a client that has none of its own.
-pub fn new_trace() -> String {
+pub(super) fn new_trace() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::search::Search;
 use super::{MOVING, Route};
 use crate::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
-use crate::registry::find::NotFound;
+use crate::registry::NotFound;
 
 /// How many searches may run at once: for one link, and for all together. A node that is linked here, or remembered,
 /// needs no search.

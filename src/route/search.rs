@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
 use crate::protocol::{LinkSender, Peer};
-use crate::registry::find::{NotFound, Path};
+use crate::registry::{NotFound, Path};
 
 use super::Chance;
 use super::ways::PathSource;
