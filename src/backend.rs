@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tracing::info_span;
 
-use crate::carry::{Near, Opened, carry};
+use crate::carry::{LocalPeer, Opened, carry};
 use crate::drain::Drain;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
@@ -55,8 +55,8 @@ impl Backend {
         match dialled {
             Ok(socket) => {
                 let alive = self.metrics.sessions.begin(FRONT);
-                let opened = Opened { session: offer.accept(), access, alive, place: () };
-                carry(opened, Near::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
+                let opened = Opened { session: offer.accept(), access, alive, slot: () };
+                carry(opened, LocalPeer::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
             }
             Err(refusal) => {
                 self.metrics.sessions.refused(FRONT, refusal.code.name());

@@ -1,12 +1,12 @@
 //! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
 
-#[cfg(feature = "kubernetes")]
-mod addresses;
 mod awaited;
 #[cfg(feature = "kubernetes")]
 mod cluster;
 mod conflicts;
 mod dns;
+#[cfg(feature = "kubernetes")]
+mod endpoints;
 mod find;
 mod publish;
 mod siblings;
@@ -24,14 +24,14 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::{Found, LinkSender};
 use crate::telemetry::Metrics;
 
-#[cfg(feature = "kubernetes")]
-pub use addresses::{Addresses, Endpoints, KnownEndpoints};
 pub use awaited::Arrival;
 use awaited::Awaited;
 #[cfg(feature = "kubernetes")]
 pub use cluster::{Cluster, ClusterError};
 use conflicts::Conflicts;
 pub use dns::Dns;
+#[cfg(feature = "kubernetes")]
+pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
 pub use find::{Finder, NotFound, Path};
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use crate::config::cloud::ClusterSettings;
 use crate::drain::Drain;
 #[cfg(feature = "kubernetes")]
-use crate::registry::{self, Addresses, KnownEndpoints};
+use crate::registry::{self, EndpointWatch, KnownEndpoints};
 
 /// The pods as Kubernetes knows them. All absent if it is not asked.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ pub(super) fn follow(
     // That there is an address was checked with the settings.
     let (Some(cluster), Some(pod)) = (cluster, pod) else { return Pods::default() };
     let Some(service) = cluster.service.clone() else { return Pods::default() };
-    let followed = Addresses::new(reached(cluster), service, SocketAddr::new(pod, port));
+    let followed = EndpointWatch::new(reached(cluster), service, SocketAddr::new(pod, port));
     let pods = Pods { endpoints: Some(followed.endpoints()), siblings: Some(followed.siblings()) };
     drain.spawn(tracing::info_span!("pods"), followed.follow(drain.clone()));
     pods

@@ -7,7 +7,7 @@ use crate::protocol::link::sender::{LinkSender, unknown};
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
 use crate::protocol::table::SessionTable;
-use crate::protocol::table::offers::OpenRequest;
+use crate::protocol::table::offers::ReceivedOpen;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::peer::Peer;
 
@@ -125,7 +125,7 @@ impl RelayRequest {
             return None;
         };
         self.table.relays.end(&self.attempt, None);
-        self.table.offered(&from, OpenRequest { key, target, client, opener, limit, epoch })
+        self.table.offered(&from, ReceivedOpen { key, target, client, opener, limit, epoch })
     }
 
     fn answer(&mut self, refusal: Refusal) {
