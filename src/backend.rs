@@ -21,16 +21,16 @@ pub use dial::{LocalAddresses, TargetDialer};
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Backend {
-    place: Arc<TargetDialer>,
+    dialer: Arc<TargetDialer>,
     pool: Pool,
     metrics: Metrics,
     drain: Drain,
 }
 
 impl Backend {
-    /// A back end at `place`; `drain` waits for its sessions.
-    pub fn new(place: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
-        Self { place: Arc::new(place), pool, metrics, drain }
+    /// A back end that dials with `dialer`; `drain` waits for its sessions.
+    pub fn new(dialer: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
+        Self { dialer: Arc::new(dialer), pool, metrics, drain }
     }
 
     /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
@@ -43,7 +43,7 @@ impl Backend {
     async fn serve(&self, offer: Offer) {
         let mut access = Access::begin(FRONT, offer.client().to_owned());
         access.id = Some(offer.id());
-        access.node.clone_from(&self.place.node);
+        access.node.clone_from(&self.dialer.node);
         access.target = Some(offer.target().clone());
         let begun = Instant::now();
         let dialled = tokio::select! {
@@ -72,7 +72,7 @@ impl Backend {
             let reason = "this edge does not speak TLS to targets yet";
             return Err(Refusal::new(Code::NotAllowed, reason));
         }
-        self.place.dial(offer.target(), offer.patience()).await
+        self.dialer.dial(offer.target(), offer.patience()).await
     }
 }
 

@@ -62,7 +62,7 @@ impl RelayRequest {
     /// Tries a path: passes it on, and takes it back if the acceptor is not there. Tried while another path has not
     /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends are told that
     /// the path is lost.
-    pub fn try_way(&self, to: &Arc<LinkSender>) {
+    pub fn try_path(&self, to: &Arc<LinkSender>) {
         match (self.table.relays.stand(&self.attempt), &self.frame) {
             (Stand::Sought, Some(frame)) if self.leads(to) => {
                 self.table.relays.pass(&self.attempt, to, frame.clone(), true);
