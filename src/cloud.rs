@@ -93,7 +93,8 @@ impl Pod {
         };
         let admin = pod.admin(level, !settings.server.log_listen.is_local());
         admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
-        links::spawn((ports.grpc, settings.server.proxy_protocol), files.tls, core.made, core.context);
+        let proxies = settings.server.proxy_protocol;
+        links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
         info!(grpc = %pod.grpc, ssh = pod.ssh.map(tracing::field::display), log = %pod.log, "pod is up");
         Ok(pod)
     }

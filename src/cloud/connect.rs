@@ -44,7 +44,7 @@ fn spawn(ssh: Ssh, users: Option<Reload<Users>>, listener: Listener, core: &Core
         rules: ssh.rules,
         zone: Some(core.zone.clone()),
     };
-    let serving = serve(Connect, (listener, ssh.proxy_protocol), core.front_context(gate));
+    let serving = serve(Connect, listener, ssh.proxy_protocol, core.front_context(gate));
     core.stopping.clients.spawn(info_span!("ssh"), serving);
 }
 

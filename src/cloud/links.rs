@@ -24,7 +24,8 @@ use crate::route::Room;
 /// Serves links until the pod stops: those that come to the listener, past balancers in the networks, and those that are
 /// `made` to other pods.
 pub(super) fn spawn(
-    (listener, proxies): (Listener, Networks),
+    listener: Listener,
+    proxies: Networks,
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
     shared: PodContext,

@@ -107,7 +107,7 @@ pub enum Handshake<C, T = Granted> {
 
 /// Serves clients until draining begins; those that are connected by then are the drain's to wait for. What comes from
 /// a network of `proxies` begins with a PROXY header.
-pub async fn serve<L, F>(front_end: F, (listener, proxies): (L, Networks), context: FrontContext)
+pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: FrontContext)
 where
     L: Accept,
     F: FrontEnd<L::Stream>,
