@@ -1,8 +1,12 @@
 //! What the front ends share: why a client gets no session, and the HTTP answer for each cause.
 
-pub mod auth;
-pub mod connect;
-pub mod serve;
+mod auth;
+mod connect;
+mod serve;
+
+pub use auth::{Gate, Logins, Users, UsersError};
+pub use connect::Connect;
+pub use serve::{Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Visit, serve};
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +20,7 @@ use hyper::ext::ReasonPhrase;
 use crate::names::{NameError, Target};
 use crate::net::door::{self, Door, Limits, Source};
 use crate::protocol::{Code, Refusal};
-use crate::registry::find::NotFound;
+use crate::registry::NotFound;
 use crate::route::RouteError;
 
 /// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
@@ -240,7 +244,7 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::siblings::Unreachable;
+    use crate::registry::Unreachable;
     use http_body_util::BodyExt;
     use std::time::Duration;
 

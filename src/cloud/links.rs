@@ -24,7 +24,8 @@ use crate::route::Room;
 /// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
 /// header), and those that are `made` to other pods.
 pub(super) fn spawn(
-    (listener, proxies): (Listener, Networks),
+    listener: Listener,
+    proxies: Networks,
     tls: Reload<ServerConfig>,
     made: Option<mpsc::Receiver<Link>>,
     shared: PodContext,

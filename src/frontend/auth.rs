@@ -22,8 +22,7 @@ use tracing::warn;
 use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
-use crate::policy::zone::Zone;
-use crate::policy::{Networks, Rules};
+use crate::policy::{Networks, Rules, Zone};
 use failures::{Failures, Who};
 use recent::Recent;
 

@@ -107,7 +107,7 @@ pub enum Handshake<C, T = Granted> {
 
 /// Serves clients until draining begins; the drain then waits for those that are connected. A connection from a network
 /// of `proxies` must begin with a PROXY header.
-pub async fn serve<L, F>(front_end: F, (listener, proxies): (L, Networks), context: FrontContext)
+pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: FrontContext)
 where
     L: Accept,
     F: FrontEnd<L::Stream>,
@@ -191,7 +191,7 @@ where
 }
 
 /// A random trace: 8 hex digits.
-pub fn new_trace() -> String {
+pub(super) fn new_trace() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 

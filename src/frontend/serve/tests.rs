@@ -14,7 +14,7 @@ use crate::net::ByteStream;
 use crate::net::reload::Reload;
 use crate::policy::{Rule, Rules};
 use crate::protocol::{LinkSender, Offer, SessionTable};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::Uplinks;
 use line::Line;
 
 /// A pod's front end of lines, and what is asked of the one link behind it.
@@ -31,7 +31,7 @@ impl Served {
         let context = context(gate, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(Line, (listener, Networks::default()), context.clone());
+        let serving = serve(Line, listener, Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }
@@ -177,11 +177,10 @@ async fn a_pod_that_stops_takes_nobody_in() {
 
 #[tokio::test]
 async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
-    let users = crate::frontend::auth::Users::parse(
-        "ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
-    );
+    let users =
+        crate::frontend::Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
     let gate = Gate {
-        logins: Some(crate::frontend::auth::Logins::new(Reload::fixed(users.unwrap()))),
+        logins: Some(crate::frontend::Logins::new(Reload::fixed(users.unwrap()))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         ..Gate::default()
     };
