@@ -36,9 +36,9 @@ pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
 /// Asks other pods for a sign of life.
 #[derive(Debug, Clone)]
 struct OtherPods {
-    /// None if this pod is alone.
+    /// The links to other pods; `None` if this pod is alone.
     siblings: Option<Arc<Siblings>>,
-    /// Where pods take links.
+    /// The gRPC port of all pods.
     port: u16,
 }
 
@@ -52,7 +52,7 @@ impl OtherPods {
     }
 }
 
-/// Where records go; none if nothing is published. `pods` tell which of those with records are alive.
+/// The store for records; `None` if nothing is published. `pods` tells which of those with records are alive.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
 fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
     // The settings were checked to have an address.
@@ -85,7 +85,7 @@ fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
     })
 }
 
-/// Who is asked whether a name is somebody else's already: `resolver`; and `pods`, whether one of its addresses is a pod's.
+/// Tells whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, pods: OtherPods) -> Vet {
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
