@@ -7,9 +7,7 @@ use tracing::info_span;
 use super::core::Core;
 use super::ports::ClientPort;
 use crate::config::cloud::{Auth, Cloud, Ssh};
-use crate::frontend::auth::{Gate, Logins, Users};
-use crate::frontend::connect::Connect;
-use crate::frontend::serve::serve;
+use crate::frontend::{Connect, Gate, Logins, Users, serve};
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
 use crate::startup::{Kind, Startup};
@@ -46,7 +44,7 @@ fn spawn(ssh: Ssh, users: Option<Reload<Users>>, listener: Listener, core: &Core
         rules: ssh.rules,
         zone: Some(core.zone.clone()),
     };
-    let serving = serve(Connect, (listener, ssh.proxy_protocol), core.front_context(gate));
+    let serving = serve(Connect, listener, ssh.proxy_protocol, core.front_context(gate));
     core.stopping.clients.spawn(info_span!("ssh"), serving);
 }
 
