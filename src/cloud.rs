@@ -29,11 +29,9 @@ use crate::admin::{Admin, Readiness, Side};
 use crate::config::cloud::Cloud;
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
-use crate::registry::Registry;
-use crate::registry::find::Finder;
+use crate::registry::{Finder, Registry};
 use crate::startup::{Faults, Startup};
-use crate::telemetry::Metrics;
-use crate::telemetry::log::Level;
+use crate::telemetry::{LogLevel, Metrics};
 
 /// A running pod, and where it listens.
 #[derive(Debug)]
@@ -70,7 +68,7 @@ impl Pod {
     /// # Errors
     ///
     /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Cloud, level: Option<Level>) -> Result<Self, Faults> {
+    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, Faults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
         let Prepared { files, ports, front_ends } = startup.finish(prepared)?;
@@ -105,7 +103,7 @@ impl Pod {
         Prepared::new(settings, startup);
     }
 
-    fn admin(&self, level: Option<Level>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let nodes = self.registry.clone();
         Admin {
             side: Side::Cloud(Arc::new(move || nodes.nodes())),

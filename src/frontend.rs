@@ -1,8 +1,12 @@
 //! Serving a client: the one table from what went wrong to what HTTP says.
 
-pub mod auth;
-pub mod connect;
-pub mod serve;
+mod auth;
+mod connect;
+mod serve;
+
+pub use auth::{Gate, Logins, Users, UsersError};
+pub use connect::Connect;
+pub use serve::{Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Visit, serve};
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,19 +19,19 @@ use hyper::ext::ReasonPhrase;
 use crate::names::{NameError, Target};
 use crate::net::door::{self, Door, Limits, Source};
 use crate::protocol::{Code, Refusal};
-use crate::registry::find::NotFound;
+use crate::registry::NotFound;
 use crate::route::RouteError;
 
 /// Who shares a pod's sessions with others: a user, or a source where nobody is asked for a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Client {
+pub enum ClientKey {
     /// By the name that was proved.
     User(Arc<str>),
     /// By where it comes from.
     Source(Source),
 }
 
-impl Client {
+impl ClientKey {
     /// Who comes from there, as `user` if that was proved.
     pub fn of(user: Option<&str>, from: IpAddr) -> Self {
         user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
@@ -35,8 +39,8 @@ impl Client {
 }
 
 /// Sessions that the front ends of a pod may have at once, in all and for one client.
-pub fn sessions(most: usize, for_one: usize) -> Door<Client> {
-    Door::new(Limits { places: most, for_one, waiting: 0, patience: None })
+pub fn sessions(most: usize, for_one: usize) -> Door<ClientKey> {
+    Door::new(Limits { slots: most, for_one, waiting: 0, patience: None })
 }
 
 /// Why a client gets no session.
@@ -244,7 +248,7 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::siblings::Unreachable;
+    use crate::registry::Unreachable;
     use std::time::Duration;
 
     fn offline() -> Denial {

@@ -10,9 +10,7 @@ use crate::cloud::proven::Proven;
 use crate::net::pool::Pool;
 use crate::policy::Glob;
 use crate::protocol::grpc::LinkContext;
-use crate::registry::Registry;
-use crate::registry::find::Finder;
-use crate::registry::siblings::Siblings;
+use crate::registry::{Finder, Registry, Siblings};
 use crate::route::Route;
 
 /// What the tasks of a pod share.

@@ -20,14 +20,12 @@ use crate::admin::Readiness;
 use crate::backend::{Backend, LocalAddresses, TargetDialer};
 use crate::config::cloud::{Cloud, MEMORY};
 use crate::drain::Drain;
-use crate::frontend::auth::Gate;
-use crate::frontend::serve::FrontContext;
-use crate::frontend::{self, Client};
+use crate::frontend::{self, ClientKey, FrontContext, Gate};
 use crate::names::Instance;
 use crate::net::door::Door;
 use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
-use crate::policy::zone::Zone;
+use crate::policy::Zone;
 use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Limits, Link, SessionTable, Windows};
 use crate::registry::Registry;
@@ -40,7 +38,7 @@ pub(super) struct Core {
     /// What the tasks share.
     pub(super) context: PodContext,
     /// Sessions at once of all front ends together.
-    pub(super) client_sessions: Door<Client>,
+    pub(super) client_sessions: Door<ClientKey>,
     /// What nodes are called elsewhere.
     pub(super) zone: Arc<Zone>,
     /// The system's.

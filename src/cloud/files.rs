@@ -4,13 +4,12 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::warn;
 
 use super::{proven, siblings};
-use crate::config::cloud::registry::Publish;
-use crate::config::cloud::{Cloud, TlsVersion};
+use crate::config::cloud::{Cloud, Publish, TlsVersion};
 use crate::net::pem;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Clients, Dialer, Identity, TlsParams};
-use crate::policy::tokens::Tokens;
+use crate::policy::Tokens;
 use crate::startup::{Kind, Startup};
 
 /// What stands in them; what is watched follows them.

@@ -12,7 +12,7 @@ use tracing::{info_span, warn};
 use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
-use crate::policy::tokens::{Tokens, Unproven};
+use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
 use crate::startup::{Kind, Startup};
 

@@ -8,16 +8,12 @@ use tracing::info_span;
 use super::core::Core;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes;
-use crate::config::cloud::Cloud;
-use crate::config::cloud::registry::{Publish, Registry};
+use crate::config::cloud::{Cloud, Publish, RegistrySettings};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
 #[cfg(feature = "kubernetes")]
-use crate::registry::publish::configmap::{self, ConfigMap, Lives};
-use crate::registry::publish::etcd::{Etcd, Settings};
-use crate::registry::publish::hosts::Hosts;
-use crate::registry::publish::{Publisher, Store, Vet};
-use crate::registry::siblings::Siblings;
+use crate::registry::{ConfigMap, ConfigMapParams, Lives};
+use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
 
 /// Publishes our nodes, if the settings say where. `dns` tells whether a name is somebody else's already; pods take links
 /// at `port`.
@@ -46,7 +42,7 @@ fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>
         Publish::None => return None,
         Publish::Hosts(file) => Store::Hosts(Hosts::new(file, pod)),
         Publish::Etcd(etcd) => {
-            let settings = Settings {
+            let etcd = EtcdParams {
                 members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
                 prefix: etcd.prefix,
                 ca: etcd.ca,
@@ -54,7 +50,7 @@ fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>
                 login: etcd.login,
                 address: pod,
             };
-            Store::Etcd(Box::new(Etcd::new(settings, core.resolver.clone())))
+            Store::Etcd(Box::new(Etcd::new(etcd, core.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
         Publish::ConfigMap(name) => {
@@ -69,8 +65,8 @@ fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>
                     }
                 })
             });
-            let settings = configmap::Settings { cluster, name, pod, endpoints, lives };
-            Store::ConfigMap(Box::new(ConfigMap::new(settings)))
+            let map = ConfigMapParams { cluster, name, pod, endpoints, lives };
+            Store::ConfigMap(Box::new(ConfigMap::new(map)))
         }
         #[cfg(not(feature = "kubernetes"))]
         // A fault, noted with the files.
@@ -82,7 +78,7 @@ fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>
 /// one of its addresses is a pod's.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn vet(
-    registry: &Registry,
+    registry: &RegistrySettings,
     resolver: Resolver,
     pod: Option<IpAddr>,
     (siblings, port): (Option<Arc<Siblings>>, u16),

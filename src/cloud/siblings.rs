@@ -7,21 +7,17 @@ use tokio::sync::{mpsc, watch};
 use tracing::{error, info_span, warn};
 
 use crate::admin::Readiness;
-use crate::config::cloud::siblings::Siblings;
-use crate::config::cloud::{Cloud, Server};
+use crate::config::cloud::{Cloud, Server, SiblingSettings};
 use crate::drain::Drain;
 use crate::names::Host;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Dialer, Identity, Mutual};
-use crate::policy::zone::Zone;
+use crate::policy::Zone;
 use crate::protocol::Link;
 use crate::protocol::grpc::LinkContext;
-use crate::registry::Registry;
-use crate::registry::dns::Dns;
-use crate::registry::find::Finder;
-use crate::registry::siblings::{self, addresses};
+use crate::registry::{self, Dns, Finder, PodAddresses, Registry};
 use crate::startup::{Kind, Startup};
 
 /// Who finds nodes, and what of other pods the wiring has to look after.
@@ -34,7 +30,7 @@ pub(super) struct Found {
 /// This pod is one of several.
 #[derive(Debug)]
 pub(super) struct Several {
-    pub(super) siblings: Arc<siblings::Siblings>,
+    pub(super) siblings: Arc<registry::Siblings>,
     /// Links that were made to other pods, to be driven.
     pub(super) made: mpsc::Receiver<Link>,
 }
@@ -86,7 +82,7 @@ pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
 /// Sets up what the settings ask for: nothing, if there is nothing to dial other pods with. `cluster` tells of pods
 /// beside those of the settings.
 pub(super) fn finder(
-    asked: &Siblings,
+    asked: &SiblingSettings,
     joined: Joined<'_>,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> Found {
@@ -100,17 +96,17 @@ pub(super) fn finder(
         Host::Name(name) => Some((name.to_string(), service.port)),
         Host::Ip(_) => None,
     });
-    let named = addresses::Named { list: asked.list.clone(), service, cluster };
-    let addresses = addresses::follow(named, resolver.clone(), drain);
+    let named = PodAddresses { list: asked.list.clone(), service, cluster };
+    let addresses = named.follow(resolver.clone(), drain);
     let (siblings, made) =
-        siblings::Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
+        registry::Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
     let dns = Dns::new(dns.clone(), zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
     Found { finder, several: Some(Several { siblings, made }) }
 }
 
 /// Tells in `/readyz` which of the pods that are listed do not answer, and why. That makes this pod no less ready.
-pub(super) fn report(siblings: Arc<siblings::Siblings>, readiness: Readiness, drain: &Drain) {
+pub(super) fn report(siblings: Arc<registry::Siblings>, readiness: Readiness, drain: &Drain) {
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
         let mut changes = siblings.changes();

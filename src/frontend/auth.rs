@@ -22,8 +22,7 @@ use tracing::warn;
 use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
-use crate::policy::zone::Zone;
-use crate::policy::{Networks, Rules};
+use crate::policy::{Networks, Rules, Zone};
 use failures::{Failures, Who};
 use recent::Recent;
 
@@ -163,7 +162,7 @@ impl Logins {
             failures: Mutex::new(Failures::new()),
             keys: (RandomState::new(), RandomState::new()),
             turns: Door::new(Limits {
-                places: at_work(),
+                slots: at_work(),
                 for_one: usize::MAX,
                 waiting: WAITING,
                 patience: None,

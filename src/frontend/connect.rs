@@ -11,7 +11,7 @@ use http::request::Parts;
 use tracing::{Span, field, info_span};
 
 use super::Denial;
-use super::serve::{FrontEnd, Granted, Head, Visit};
+use super::serve::{FrontEnd, Granted, Handshake, Visit};
 use crate::net::socket::Connection;
 use crate::protocol::Category;
 
@@ -29,18 +29,18 @@ impl<C: Connection + 'static> FrontEnd<C> for Connect {
         info_span!("connect", client = %from, trace = field::Empty, session = field::Empty)
     }
 
-    fn farewell(&self, denial: &Denial, trace: &str) -> Bytes {
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace)
     }
 
-    async fn converse(&self, socket: C, visit: &mut Visit<'_>) -> Head<C> {
-        head::converse(socket, |head| open(head, visit)).await
+    async fn handshake(&self, socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+        head::handshake(socket, |head| open(head, visit)).await
     }
 }
 
 async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Bytes>> {
     let trace = request::trace(&head.headers);
-    let opened = visit.open(request::ask(head), trace).await;
+    let opened = visit.open(request::parse(head), trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
 }
 

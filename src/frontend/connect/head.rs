@@ -15,7 +15,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 
-use crate::frontend::serve::Head;
+use crate::frontend::serve::Handshake;
 use crate::frontend::written;
 use crate::net::socket::Connection;
 
@@ -24,7 +24,7 @@ use crate::net::socket::Connection;
 /// The answer leaves in a write of its own, and with TLS in a record of its own: kube-apiserver takes a byte that it
 /// reads together with the 200 for an error. A client that finishes its direction early is still served, as `nc` and its
 /// like do so; one that goes away as [`Connection::gone`] tells makes `open` be dropped where it stands. Not cancel safe.
-pub(super) async fn converse<C, T, F, O>(socket: C, open: F) -> Head<C, T>
+pub(super) async fn handshake<C, T, F, O>(socket: C, open: F) -> Handshake<C, T>
 where
     C: Connection,
     F: FnOnce(Parts) -> O,
@@ -32,24 +32,24 @@ where
 {
     let Asked { request, mut socket, early } = match read(socket).await {
         Ok(asked) => asked,
-        Err((cause, socket)) => return Head::Failed { cause, socket: Some(socket) },
+        Err((cause, socket)) => return Handshake::Failed { cause, socket: Some(socket) },
     };
     let version = request.version;
     let opened = tokio::select! {
         biased;
         opened = open(request) => opened,
-        () = socket.gone() => return Head::Failed { cause: "reset_while_opening", socket: Some(socket) },
+        () = socket.gone() => return Handshake::Failed { cause: "reset_while_opening", socket: Some(socket) },
     };
     let answer = match &opened {
         Ok(_) => established(version),
         Err(denied) => written(version, denied),
     };
     if say(&mut socket, &answer).await.is_err() {
-        return Head::Failed { cause: "reset", socket: Some(socket) };
+        return Handshake::Failed { cause: "reset", socket: Some(socket) };
     }
     match opened {
-        Ok(session) => Head::Opened { session, socket, early },
-        Err(_) => Head::Denied(socket),
+        Ok(session) => Handshake::Opened { session, socket, early },
+        Err(_) => Handshake::Denied(socket),
     }
 }
 
