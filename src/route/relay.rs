@@ -38,7 +38,8 @@ impl Route {
         let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_pods() } else { self.paths.clone() };
         let patience = if instance.is_some() { LOOKED_FOR } else { self.patience };
-        let mut search = Search::new((&paths, self.chance), &node, instance, Instant::now() + patience);
+        let until = Instant::now() + patience;
+        let mut search = Search::new(&paths, &node, instance, until, self.chance);
         if instance.is_none() {
             search = search.at_most(MOVING);
         }

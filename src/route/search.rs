@@ -43,10 +43,11 @@ pub(super) struct Search<'a> {
 impl<'a> Search<'a> {
     /// A search among `paths` for a path to `node`, and to its process `instance` if one is given.
     pub(super) fn new(
-        (paths, chance): (&'a PathSource, Chance),
+        paths: &'a PathSource,
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
+        chance: Chance,
     ) -> Self {
         Self {
             paths,

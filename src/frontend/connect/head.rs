@@ -1,4 +1,4 @@
-//! The HTTP part of a CONNECT: from a bare stream to a bare stream, with the answer said on the way.
+//! The HTTP part of a CONNECT: takes a bare stream, reads the head, answers, and gives the bare stream back.
 
 use std::convert::Infallible;
 use std::future::{Future, Pending, pending, poll_fn};
@@ -19,11 +19,11 @@ use crate::frontend::serve::Handshake;
 use crate::frontend::written;
 use crate::net::socket::Connection;
 
-/// Reads the head, asks `open` what to make of it, and says so: 200 if it gives something, else its answer.
+/// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
 ///
-/// The answer leaves in a write of its own, and with TLS in a record of its own: kube-apiserver takes a byte that it
-/// reads together with the 200 for an error. A client that finishes its direction early is still served, as `nc` and its
-/// like do so; one that goes away as [`Connection::gone`] tells makes `open` be dropped where it stands. Not cancel safe.
+/// The answer is one write, which over TLS is one record: kube-apiserver treats a byte that it reads together with the
+/// 200 as an error. A client that finishes its direction early is still served, as `nc` and its like do so; `open` is
+/// dropped when the client goes away, as far as [`Connection::gone`] can tell. Not cancel safe.
 pub(super) async fn handshake<C, T, F, O>(socket: C, open: F) -> Handshake<C, T>
 where
     C: Connection,
@@ -61,8 +61,8 @@ struct Asked<C> {
     early: Bytes,
 }
 
-/// Has hyper read a head, and takes the stream back from it before it does anything else. What is no head is answered by
-/// hyper: 400 or 431.
+/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. hyper itself answers what
+/// is no head, with 400 or 431.
 async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
@@ -89,7 +89,7 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     }
 }
 
-/// Short enough for any socket's empty buffer, so that this needs no time limit of its own.
+/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its own.
 async fn say<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
     socket.write_all(answer).await?;
     socket.flush().await
@@ -102,7 +102,7 @@ fn server() -> http1::Builder {
     server
 }
 
-/// The 200 as SuperEdge says it, and as short: some clients read no more than a line or two.
+/// The 200 as SuperEdge writes it, and as short: some clients read no more than a line or two.
 fn established(version: Version) -> Bytes {
     format!("{version:?} 200 Connection established\r\n\r\n").into()
 }

@@ -31,7 +31,7 @@ impl Served {
         let context = context(gate, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(Line, (listener, Networks::default()), context.clone());
+        let serving = serve(Line, listener, Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }
