@@ -30,7 +30,7 @@ use crate::config::cloud::Cloud;
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
-use crate::startup::{Faults, Startup};
+use crate::startup::{StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics};
 
 /// A running pod, and where it listens.
@@ -68,7 +68,7 @@ impl Pod {
     /// # Errors
     ///
     /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, Faults> {
+    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
         let Prepared { files, ports, front_ends } = startup.finish(prepared)?;

@@ -13,8 +13,7 @@ use super::{Concern, Fault, Reading, Warning};
 /// What reading has found out so far.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    /// Each with its place, in bytes from the start of the file; the line follows in [`Report::finish`].
-    faults: Vec<(usize, Fault)>,
+    faults: Vec<Found>,
     warnings: Vec<Warning>,
     /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
     pub(super) known: Vec<String>,
@@ -43,6 +42,16 @@ struct Entry<'t> {
     value: DeValue<'t>,
 }
 
+/// A fault whose line is not known yet: [`Report::finish`] tells it from the place.
+#[derive(Debug)]
+struct Found {
+    /// In bytes from the start of the file, or [`NOWHERE`].
+    place: usize,
+    /// Whether it is that something is missing.
+    is_missing: bool,
+    fault: Fault,
+}
+
 impl Report {
     /// Notes what is wrong outside the file, or missing in it.
     pub(super) fn fault(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
@@ -61,20 +70,20 @@ impl Report {
 
     /// All that was found out, with the line of each fault.
     pub(super) fn finish<T>(mut self, text: &str, settings: T) -> Reading<T> {
-        self.faults.sort_by_key(|(place, _)| *place);
+        self.faults.sort_by_key(|found| found.place);
         let line = lines_of(text);
         let mut broken = BTreeSet::new();
         let mut faults = Vec::new();
         // A line that is not TOML is told once, and what was read there in spite of it was never meant.
-        for (place, fault) in &self.faults {
+        for Found { place, fault, .. } in &self.faults {
             let line = (*place != NOWHERE).then(|| line(*place));
             if fault.key.is_empty() && broken.insert(line) {
                 faults.push(Fault { line, ..fault.clone() });
             }
         }
-        for (place, fault) in self.faults {
+        for Found { place, is_missing, fault } in self.faults {
             let line = (place != NOWHERE).then(|| line(place));
-            let unread = fault.found.is_none() && !broken.is_empty();
+            let unread = is_missing && !broken.is_empty();
             if !fault.key.is_empty() && !unread && !broken.contains(&line) {
                 faults.push(Fault { line, ..fault });
             }
@@ -91,8 +100,10 @@ impl Report {
         found: Option<String>,
         wanted: impl Into<String>,
     ) {
-        let fault = Fault { key: key.to_owned(), line: None, found, wanted: wanted.into() };
-        self.faults.push((place.unwrap_or(NOWHERE), fault));
+        let is_missing = found.is_none();
+        let text = format!("{}: {}", found.as_deref().unwrap_or("missing"), wanted.into());
+        let fault = Fault { key: key.to_owned(), line: None, text };
+        self.faults.push(Found { place: place.unwrap_or(NOWHERE), is_missing, fault });
     }
 }
 
