@@ -23,7 +23,7 @@ use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
 use crate::policy::zone::Zone;
-use crate::policy::{Networks, Rules};
+use crate::policy::{CertificateGlob, Networks, Rules};
 use failures::{Failures, Who};
 use recent::Recent;
 
@@ -33,7 +33,9 @@ pub struct Gate {
     /// Networks that clients may come from; none means any.
     pub allow_from: Option<Networks>,
     /// Users who may come in with a password; none means that nobody is asked.
-    pub logins: Option<Logins>,
+    pub logins: Option<Arc<Logins>>,
+    /// What those who have shown a certificate may be called; none: anything.
+    pub names: Option<Vec<CertificateGlob>>,
     /// Who may ask for what.
     pub rules: Rules,
     /// By which names nodes may be asked for beside their own; none: by no others.
@@ -92,6 +94,18 @@ impl Gate {
             None => Ok(None),
             Some(logins) => logins.check(head, Source::of(from)).await.map(Some),
         }
+    }
+
+    /// The user that a certificate with these names stands for: the first of them that may come in.
+    ///
+    /// # Errors
+    ///
+    /// [`Denial::Forbidden`] if none may.
+    pub fn recognise(&self, names: &[String]) -> Result<String, Denial> {
+        let may =
+            |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
+        let user = names.iter().find(may).cloned();
+        user.ok_or_else(|| Denial::Forbidden("no name in your certificate is allowed here".into()))
     }
 
     /// Whether this client may ask for this node and port.

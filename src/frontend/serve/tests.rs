@@ -181,7 +181,7 @@ async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_ru
         "ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
     );
     let gate = Gate {
-        logins: Some(crate::frontend::auth::Logins::new(Reload::fixed(users.unwrap()))),
+        logins: Some(Arc::new(crate::frontend::auth::Logins::new(Reload::fixed(users.unwrap())))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         ..Gate::default()
     };
