@@ -172,11 +172,11 @@ impl Edge {
         info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
         let why = Refusal::new(Code::Busy, "the edge is stopping");
-        let farewell = async {
+        let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
         };
-        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), farewell).await;
+        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }

@@ -21,14 +21,14 @@ use crate::route::RouteError;
 
 /// Who shares a pod's sessions with others: a user, or a source where nobody is asked for a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Client {
+pub enum ClientKey {
     /// By the name that was proved.
     User(Arc<str>),
     /// By where it comes from.
     Source(Source),
 }
 
-impl Client {
+impl ClientKey {
     /// Who comes from there, as `user` if that was proved.
     pub fn of(user: Option<&str>, from: IpAddr) -> Self {
         user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
@@ -36,8 +36,8 @@ impl Client {
 }
 
 /// Sessions that the front ends of a pod may have at once, in all and for one client.
-pub fn sessions(most: usize, for_one: usize) -> Door<Client> {
-    Door::new(Limits { places: most, for_one, waiting: 0, patience: None })
+pub fn sessions(most: usize, for_one: usize) -> Door<ClientKey> {
+    Door::new(Limits { slots: most, for_one, waiting: 0, patience: None })
 }
 
 /// Why a client gets no session.

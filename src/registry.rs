@@ -1,12 +1,12 @@
 //! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
 
-#[cfg(feature = "kubernetes")]
-pub mod addresses;
 mod awaited;
 #[cfg(feature = "kubernetes")]
 pub mod cluster;
 mod conflicts;
 pub mod dns;
+#[cfg(feature = "kubernetes")]
+pub mod endpoints;
 pub mod find;
 pub mod publish;
 pub mod siblings;

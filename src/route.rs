@@ -1,8 +1,8 @@
 //! Paths for sessions: from a request to an open session, and from a session without a path to its next one.
 
+mod paths;
 mod relay;
 mod search;
-mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Se
 use crate::registry::find::{Finder, NotFound};
 use crate::registry::uplinks::Uplinks;
 
+use paths::PathSource;
 pub use relay::Room;
 use search::Search;
-use ways::PathSource;
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ pub enum RouteError {
 /// Opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
-    ways: PathSource,
+    paths: PathSource,
     table: Arc<SessionTable>,
     /// How long opening may take in all.
     patience: Duration,
@@ -81,7 +81,7 @@ pub type Chance = fn() -> f64;
 impl Route {
     /// For a pod: paths lead to the nodes that `finder` finds.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { ways: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
+        Self { paths: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
     /// For an edge: every path leads over one of its links to the cloud.
@@ -91,7 +91,7 @@ impl Route {
         patience: Duration,
         grace: Duration,
     ) -> Self {
-        Self { ways: PathSource::Edge(uplinks), table, patience, grace, chance: rand::random }
+        Self { paths: PathSource::Edge(uplinks), table, patience, grace, chance: rand::random }
     }
 
     /// With pauses drawn from `chance`, for simulations with a seed.
@@ -109,8 +109,8 @@ impl Route {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
-        let mut search = Search::new((&self.ways, self.chance), &node, None, until);
-        if let PathSource::Pod(_) = self.ways {
+        let mut search = Search::new((&self.paths, self.chance), &node, None, until);
+        if let PathSource::Pod(_) = self.paths {
             search = search.at_most(MOVING);
         }
         if let Err(missing) = search.first().await {
@@ -133,12 +133,12 @@ impl Route {
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
-        let far = self.ways.call(&node);
+        let far = self.paths.call(&node);
         let Some(instance) = parked.instance() else {
             let why = format!("{far} did not say which process it is");
             return parked.give_up(Refusal::new(Code::Unknown, why));
         };
-        let mut search = Search::new((&self.ways, self.chance), &node, Some(instance), until);
+        let mut search = Search::new((&self.paths, self.chance), &node, Some(instance), until);
         search.again(parked.again()).await;
         while parked.seeks() {
             if let Err(missing) = search.next().await {

@@ -164,8 +164,8 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let socket = listener.accept().await.0;
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
-        let place = Door::new(Limits::places(1)).try_enter(&crate::net::door::Source::of(peer)).unwrap();
-        connection(socket, peer, &served, &place).await;
+        let slot = Door::new(Limits::slots(1)).try_enter(&crate::net::door::Source::of(peer)).unwrap();
+        connection(socket, peer, &served, &slot).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");

@@ -12,7 +12,7 @@ use tracing::{Span, debug, info_span};
 
 use crate::cloud::context::PodContext;
 use crate::net::door::{Door, Limits, Source};
-use crate::net::entrance::{Guest, Host};
+use crate::net::entrance::{Accepted, ConnectionHandler};
 use crate::net::listen::tune_link;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
@@ -29,13 +29,13 @@ pub(super) struct Callers {
     pub(super) shared: PodContext,
 }
 
-impl Host for Callers {
+impl ConnectionHandler for Callers {
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("link", %from)
     }
 
-    async fn serve(self: Arc<Self>, guest: Guest) {
-        let Guest { socket, from, place } = guest;
+    async fn serve(self: Arc<Self>, accepted: Accepted) {
+        let Accepted { socket, from, slot } = accepted;
         let refused = &self.shared.ground.metrics.calls_refused;
         if let Err(e) = tune_link(&socket) {
             return debug!(error = %e, "connection was gone at once");
@@ -45,7 +45,7 @@ impl Host for Callers {
             refused.count("silent");
             return debug!("nothing came within {FIRST_BYTE:?}");
         }
-        place.busy();
+        slot.busy();
         let Ok(turn) = self.handshakes.enter(&Source::of(from.ip())).await else {
             return refused.count("too_many");
         };
@@ -77,7 +77,7 @@ impl Host for Callers {
         };
         // Only a pod's passes the check, so whoever has shown one is a pod, if it says so.
         let certified = io.get_ref().1.peer_certificates().is_some();
-        let waiting = Waiting { certified, until, places: (place, turn) };
+        let waiting = Waiting { certified, until, slots: (slot, turn) };
         let (calls, ground) = (self.calls.clone(), self.shared.ground.clone());
         drop(self);
         serve(io, from, calls, ground, waiting).await;
@@ -90,7 +90,7 @@ pub(super) const CONNECTIONS: usize = 8192;
 pub(super) const HANDSHAKES: usize = 1000;
 /// Who has its turn may be slow for as long as a far line makes it, if nobody else waits.
 pub(super) const TURNS: Limits = Limits {
-    places: HANDSHAKES,
+    slots: HANDSHAKES,
     for_one: usize::MAX,
     waiting: CONNECTIONS,
     patience: Some(Duration::from_secs(3)),

@@ -22,7 +22,7 @@ use crate::config::cloud::{Cloud, MEMORY};
 use crate::drain::Drain;
 use crate::frontend::auth::Gate;
 use crate::frontend::serve::FrontContext;
-use crate::frontend::{self, Client};
+use crate::frontend::{self, ClientKey};
 use crate::names::Instance;
 use crate::net::door::Door;
 use crate::net::pool::Pool;
@@ -40,7 +40,7 @@ pub(super) struct Core {
     /// What the tasks share.
     pub(super) context: PodContext,
     /// Sessions at once of all front ends together.
-    pub(super) client_sessions: Door<Client>,
+    pub(super) client_sessions: Door<ClientKey>,
     /// What nodes are called elsewhere.
     pub(super) zone: Arc<Zone>,
     /// The system's.

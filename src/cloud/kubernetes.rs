@@ -7,14 +7,14 @@ use tokio::sync::watch;
 use crate::config::cloud::cluster::Cluster;
 use crate::drain::Drain;
 #[cfg(feature = "kubernetes")]
-use crate::registry::{addresses, cluster};
+use crate::registry::{cluster, endpoints};
 
 /// The pods as Kubernetes knows them. All absent if it is not asked.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// All of them.
     #[cfg(feature = "kubernetes")]
-    pub(super) endpoints: Option<watch::Receiver<addresses::Known>>,
+    pub(super) endpoints: Option<watch::Receiver<endpoints::Known>>,
     /// Where the others take links.
     pub(super) siblings: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
@@ -25,7 +25,7 @@ pub(super) fn follow(cluster: Option<&Cluster>, pod: Option<IpAddr>, port: u16, 
     // That there is an address was checked with the settings.
     let (Some(cluster), Some(pod)) = (cluster, pod) else { return Pods::default() };
     let Some(service) = cluster.service.clone() else { return Pods::default() };
-    let followed = addresses::Addresses::new(reached(cluster), service, SocketAddr::new(pod, port));
+    let followed = endpoints::EndpointWatch::new(reached(cluster), service, SocketAddr::new(pod, port));
     let pods = Pods { endpoints: Some(followed.endpoints()), siblings: Some(followed.siblings()) };
     drain.spawn(tracing::info_span!("pods"), followed.follow(drain.clone()));
     pods

@@ -36,11 +36,11 @@ pub(super) fn spawn(
     let (calls, called) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
     let metrics = &shared.ground.metrics;
-    let door = Door::new(Limits::places(files::at_most(CONNECTIONS, 4)));
+    let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 4)));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies, refused, refusals };
-    let host = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
-    links.spawn(info_span!("grpc"), entrance.run(host, links.clone()));
+    let handler = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
+    links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
 /// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.
@@ -184,7 +184,7 @@ fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &
         return;
     }
     // Beyond so many at once, dead links are noticed by their silence.
-    let Ok(place) = shared.moves.clone().try_acquire_owned() else { return };
+    let Ok(permit) = shared.moves.clone().try_acquire_owned() else { return };
     let (span, shared) = (info_span!("moved", %node), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
         let contest = async {
@@ -197,7 +197,7 @@ fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &
         for parked in parked {
             seek(parked, &shared);
         }
-        drop(place);
+        drop(permit);
     });
 }
 

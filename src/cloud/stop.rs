@@ -51,11 +51,11 @@ impl Pod {
         }
         let left = until.saturating_duration_since(Instant::now());
         let why = Refusal::new(Code::Busy, "the pod is stopping");
-        let farewell = async {
+        let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
         };
-        let drained = clients.finish_after(left, at_once.clone(), farewell).await;
+        let drained = clients.finish_after(left, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }

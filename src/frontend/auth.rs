@@ -177,7 +177,7 @@ impl Logins {
             failures: Mutex::new(Failures::new()),
             keys: (RandomState::new(), RandomState::new()),
             turns: Door::new(Limits {
-                places: at_work(),
+                slots: at_work(),
                 for_one: usize::MAX,
                 waiting: WAITING,
                 patience: None,

@@ -1,7 +1,7 @@
 //! What all front ends share: who may come in, shares of places, the time for a head, the checks, opening a session,
 //! carrying it, and what is counted and logged of it.
 //!
-//! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`Ask`], and an answer.
+//! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
 
 mod visit;
 
@@ -16,11 +16,11 @@ use tokio::time::timeout;
 use tracing::{Span, debug};
 
 use super::auth::Gate;
-use super::{Client, Denial};
-use crate::carry::{Near, Opened, carry};
+use super::{ClientKey, Denial};
+use crate::carry::{LocalPeer, Opened, carry};
 use crate::drain::Drain;
-use crate::net::door::{Door, Limits, Place};
-use crate::net::entrance::{Away, Entrance, Guest, Host};
+use crate::net::door::{Door, Limits, Slot};
+use crate::net::entrance::{Accepted, ConnectionHandler, Entrance, Rejection};
 use crate::net::files;
 use crate::net::listen::Accept;
 use crate::net::pool::Pool;
@@ -31,7 +31,7 @@ use crate::protocol::Category;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics};
 
-pub use visit::{Ask, Denied, Visit};
+pub use visit::{Denied, OpenRequest, Visit};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
 pub trait FrontEnd<S>: Send + Sync + 'static {
@@ -49,17 +49,17 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
     fn span(&self, from: SocketAddr) -> Span;
 
     /// What to tell one who is sent away before it has asked, in a few bytes.
-    fn farewell(&self, denial: &Denial, trace: &str) -> Bytes;
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
 
     /// Reads a head, has [`Visit::open`] judge it and open what it asks for, and says what came of that.
     ///
-    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's place is given to
-    /// another source, or at the end of draining.
-    fn converse(
+    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's
+    /// slot is given to another source, or at the end of draining.
+    fn handshake(
         &self,
         socket: S,
         visit: &mut Visit<'_>,
-    ) -> impl Future<Output = Head<Self::Connection>> + Send;
+    ) -> impl Future<Output = Handshake<Self::Connection>> + Send;
 }
 
 /// What a front end serves with. All but the gate is shared by those of a process. Cheap to clone.
@@ -68,7 +68,7 @@ pub struct FrontContext {
     /// Who may come in, and what for; swap it when the config changes, for whoever comes next.
     pub gate: Arc<ArcSwap<Gate>>,
     /// Sessions at once, of all front ends of this process together.
-    pub sessions: Door<Client>,
+    pub sessions: Door<ClientKey>,
     /// Buffers to read clients with.
     pub pool: Pool,
     /// The way to the nodes.
@@ -80,11 +80,11 @@ pub struct FrontContext {
 }
 
 /// A session that was opened for a client.
-pub type Granted = Opened<Place<Client>>;
+pub type Granted = Opened<Slot<ClientKey>>;
 
 /// What came of a client's head; `C` is its connection.
 #[derive(Debug)]
-pub enum Head<C, T = Granted> {
+pub enum Handshake<C, T = Granted> {
     /// The client was told so, and what it sends and gets from now on is the session's.
     Opened {
         /// What was opened for it.
@@ -113,7 +113,7 @@ where
     F: FrontEnd<L::Stream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = Door::new(Limits::places(files::at_most(HEADS, 8)));
+    let door = Door::new(Limits::slots(files::at_most(HEADS, 8)));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let drain = context.drain.clone();
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
@@ -124,7 +124,7 @@ struct Front<F> {
     context: FrontContext,
 }
 
-impl<S, F> Host<S> for Front<F>
+impl<S, F> ConnectionHandler<S> for Front<F>
 where
     S: Connection + 'static,
     F: FrontEnd<S>,
@@ -137,14 +137,14 @@ where
         self.context.gate.load().admit(from.ip()).is_ok()
     }
 
-    fn farewell(&self, from: SocketAddr, why: Away) -> Bytes {
+    fn rejection_bytes(&self, from: SocketAddr, why: Rejection) -> Bytes {
         let denial = match why {
-            Away::Forbidden => match self.context.gate.load().admit(from.ip()) {
+            Rejection::Forbidden => match self.context.gate.load().admit(from.ip()) {
                 Err(denial) => denial,
                 Ok(()) => return Bytes::new(),
             },
-            Away::Full => Denial::Busy("too many connections at once that have not asked for anything"),
-            Away::Files => {
+            Rejection::Full => Denial::Busy("too many connections at once that have not asked for anything"),
+            Rejection::Files => {
                 Denial::Busy("this pod has no more files to open: raise its limit (ulimit -Hn, LimitNOFILE)")
             }
         };
@@ -153,38 +153,38 @@ where
         let mut access = Access::begin(F::NAME, from.to_string());
         access.trace = new_trace();
         access.status = Some(denial.status().as_u16());
-        let told = self.front_end.farewell(&denial, &access.trace);
+        let told = self.front_end.rejection_bytes(&denial, &access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
         told
     }
 
-    async fn serve(self: Arc<Self>, guest: Guest<S>) {
-        let Guest { socket, from, place } = guest;
+    async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
+        let Accepted { socket, from, slot } = accepted;
         let (asked, is_asked) = oneshot::channel();
-        let mut visit = Visit::new::<S, F>(&self.context, from, place, asked);
+        let mut visit = Visit::new::<S, F>(&self.context, from, slot, asked);
         let head = {
             // Boxed, so that a session does not keep the head's room.
-            let converse = Box::pin(self.front_end.converse(socket, &mut visit));
+            let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
             tokio::select! {
                 biased;
-                head = converse => head,
-                () = too_slow(is_asked) => Head::Failed { cause: "slow_head", socket: None },
+                head = handshake => head,
+                () = too_slow(is_asked) => Handshake::Failed { cause: "slow_head", socket: None },
             }
         };
         let socket = match head {
-            Head::Opened { session, socket, early } => {
+            Handshake::Opened { session, socket, early } => {
                 let client = Socket::with_early(socket, self.context.pool.clone(), early);
-                return carry(session, Near::Client, client, &self.context.metrics).await;
+                return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
-            Head::Denied(socket) => Some(socket),
-            Head::Failed { cause, socket } => {
+            Handshake::Denied(socket) => Some(socket),
+            Handshake::Failed { cause, socket } => {
                 debug!(cause, "no session");
                 self.context.metrics.connections_refused.count(cause);
                 socket
             }
         };
         if let Some(socket) = socket {
-            // Closed with care, so that what it was told arrives; until then it keeps its place.
+            // Closed with care, so that what it was told arrives; until then it keeps its slot.
             linger(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }

@@ -36,9 +36,9 @@ impl Route {
         let (node, instance) = (asked.node().clone(), asked.instance());
         // An edge serves its own node itself, so by that name it means the cloud.
         let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);
-        let ways = if own { self.ways.of_pods() } else { self.ways.clone() };
+        let paths = if own { self.paths.of_pods() } else { self.paths.clone() };
         let patience = if instance.is_some() { LOOKED_FOR } else { self.patience };
-        let mut search = Search::new((&ways, self.chance), &node, instance, Instant::now() + patience);
+        let mut search = Search::new((&paths, self.chance), &node, instance, Instant::now() + patience);
         if instance.is_none() {
             search = search.at_most(MOVING);
         }
@@ -65,7 +65,7 @@ impl Route {
             if let Some(plain) = search.plain() {
                 return Some((asked, plain));
             }
-            if !search.ask(|link| asked.try_way(link), asked.tried()).await {
+            if !search.ask(|link| asked.try_path(link), asked.tried()).await {
                 return None;
             }
             first = false;
@@ -77,7 +77,7 @@ impl Route {
     ///
     /// Returns the request as [`Self::relay`] does.
     pub fn pass(&self, asked: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let Some(linked) = self.ways.here(asked.node()).filter(|linked| !linked.sender.is_closed()) else {
+        let Some(linked) = self.paths.here(asked.node()).filter(|linked| !linked.sender.is_closed()) else {
             let why = format!("node {} is not linked to this pod", asked.node());
             asked.refuse(Refusal::new(Code::NotHere, why));
             return None;

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::ConfigMap as Object;
 use serde_json::json;
 
 use tunnel::drain::Drain;
-use tunnel::registry::addresses::Addresses;
 use tunnel::registry::cluster::Cluster;
+use tunnel::registry::endpoints::EndpointWatch;
 use tunnel::registry::publish::configmap::{ConfigMap, Lives, Settings};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
@@ -118,10 +118,10 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", true), ("10.0.0.3", false)]);
     let own = "10.0.0.1:9000".parse().unwrap();
-    let addresses = Addresses::new(cluster(&kubernetes), SERVICE.to_owned(), own);
-    let (siblings, endpoints) = (addresses.siblings(), addresses.endpoints());
+    let watch = EndpointWatch::new(cluster(&kubernetes), SERVICE.to_owned(), own);
+    let (siblings, endpoints) = (watch.siblings(), watch.endpoints());
     let drain = Drain::new();
-    kubernetes.run(async { drain.spawn(tracing::Span::none(), addresses.follow(drain.clone())) });
+    kubernetes.run(async { drain.spawn(tracing::Span::none(), watch.follow(drain.clone())) });
     let are = |others: &[&str]| {
         let others: Vec<SocketAddr> = others.iter().map(|at| at.parse().unwrap()).collect();
         wait_until(&format!("siblings are {others:?}"), PATIENCE, || *siblings.borrow() == others);

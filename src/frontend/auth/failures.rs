@@ -13,7 +13,7 @@ use crate::net::door::{Limits, Shares, Source};
 pub(super) struct Failures {
     shares: Shares<Source>,
     counts: HashMap<Who, Count>,
-    /// Whose places [`Self::shares`] has given.
+    /// Whose slots [`Self::shares`] has given.
     numbers: HashMap<u64, Who>,
 }
 
@@ -29,7 +29,7 @@ struct Count {
 
 impl Failures {
     pub(super) fn new() -> Self {
-        let shares = Shares::new(Limits::places(MOST));
+        let shares = Shares::new(Limits::slots(MOST));
         Self { shares, counts: HashMap::new(), numbers: HashMap::new() }
     }
 

@@ -19,41 +19,41 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::frontend::serve::Head;
+use crate::frontend::serve::Handshake;
 
 /// Reads the head, asks `open` what to make of it, and says so: 200 if it gives something, else its answer.
 ///
 /// A client that finishes its direction early is still served, as `nc` and its like do so; one that resets the
 /// connection makes `open` be dropped where it stands. Not cancel safe.
-pub(super) async fn converse<S, F, O>(socket: TcpStream, open: F) -> Head<TcpStream, S>
+pub(super) async fn handshake<S, F, O>(socket: TcpStream, open: F) -> Handshake<TcpStream, S>
 where
     F: FnOnce(Parts) -> O,
     O: Future<Output = Result<S, Response<Full<Bytes>>>>,
 {
     let socket = Arc::new(socket);
-    let asked = Asked { open: Mutex::new(Some(open)), outcome: Mutex::new(None) };
+    let exchange = Exchange { open: Mutex::new(Some(open)), outcome: Mutex::new(None) };
     let said = {
-        let answer = |request: Request<Incoming>| asked.answer(request, &socket);
+        let answer = |request: Request<Incoming>| exchange.answer(request, &socket);
         let io = TokioIo::new(Shared(Arc::clone(&socket)));
         server().serve_connection(io, service_fn(answer)).without_shutdown().await.map(|p| p.read_buf)
     };
     let socket = Arc::into_inner(socket);
-    let outcome = asked.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let outcome = exchange.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
     match (said, outcome, socket) {
-        (Ok(early), Some(Some(session)), Some(socket)) => Head::Opened { session, socket, early },
-        (Ok(_), Some(None), Some(socket)) => Head::Denied(socket),
-        (Ok(_), _, socket) => Head::Failed { cause: "no_head", socket },
-        (Err(error), _, socket) => Head::Failed { cause: cause(&error), socket },
+        (Ok(early), Some(Some(session)), Some(socket)) => Handshake::Opened { session, socket, early },
+        (Ok(_), Some(None), Some(socket)) => Handshake::Denied(socket),
+        (Ok(_), _, socket) => Handshake::Failed { cause: "no_head", socket },
+        (Err(error), _, socket) => Handshake::Failed { cause: cause(&error), socket },
     }
 }
 
-struct Asked<F, S> {
+struct Exchange<F, S> {
     open: Mutex<Option<F>>,
     /// None until answered; then what was opened, if anything.
     outcome: Mutex<Option<Option<S>>>,
 }
 
-impl<S, F, O> Asked<F, S>
+impl<S, F, O> Exchange<F, S>
 where
     F: FnOnce(Parts) -> O,
     O: Future<Output = Result<S, Response<Full<Bytes>>>>,
@@ -62,14 +62,14 @@ where
         &self,
         request: Request<Incoming>,
         socket: &TcpStream,
-    ) -> Result<Response<Full<Bytes>>, Gone> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(Gone)?;
+    ) -> Result<Response<Full<Bytes>>, ClientGone> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(ClientGone)?;
         let (parts, _body) = request.into_parts();
         let opened = tokio::select! {
             biased;
             opened = open(parts) => opened,
             // hyper does not look at the socket while it waits for us, so the reset is watched for here.
-            _ = socket.ready(Interest::ERROR) => return Err(Gone),
+            _ = socket.ready(Interest::ERROR) => return Err(ClientGone),
         };
         let (outcome, answer) = match opened {
             Ok(session) => (Some(session), established()),
@@ -83,7 +83,7 @@ where
 /// The client has gone away: there is nobody to answer.
 #[derive(Debug, thiserror::Error)]
 #[error("the client went away")]
-struct Gone;
+struct ClientGone;
 
 /// A socket that is lent to hyper while we keep an eye on it.
 struct Shared(Arc<TcpStream>);

@@ -4,7 +4,7 @@ use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, Method};
 
-use crate::frontend::serve::{Ask, new_trace};
+use crate::frontend::serve::{OpenRequest, new_trace};
 use crate::frontend::{Denial, TRACE};
 use crate::names::{NameError, Target};
 
@@ -13,14 +13,14 @@ use crate::names::{NameError, Target};
 /// # Errors
 ///
 /// If it is no CONNECT to a target.
-pub(super) fn ask(head: Parts) -> Result<Ask, Denial> {
+pub(super) fn parse(head: Parts) -> Result<OpenRequest, Denial> {
     if head.method != Method::CONNECT {
         return Err(Denial::Method);
     }
     if has_body(&head.headers) {
         return Err(Denial::Body);
     }
-    Ok(Ask { target: target(&head)?, credentials: head.headers })
+    Ok(OpenRequest { target: target(&head)?, credentials: head.headers })
 }
 
 /// The target of the request line; never the Host header, which names the proxy, or nothing true, or is not there.

@@ -10,16 +10,16 @@ use tracing::{Span, field};
 use super::{FrontContext, FrontEnd, Granted};
 use crate::carry::Opened;
 use crate::frontend::auth::Gate;
-use crate::frontend::{Client, Denial};
+use crate::frontend::{ClientKey, Denial};
 use crate::names::{Host, NodeName, Target};
-use crate::net::door::Place;
+use crate::net::door::Slot;
 use crate::protocol::{Category, Session};
 use crate::route::Request;
 use crate::telemetry::Access;
 
 /// What a client asks for, as its front end has read it.
 #[derive(Debug)]
-pub struct Ask {
+pub struct OpenRequest {
     /// The node and its port.
     pub target: Target,
     /// Where a password stands (`Proxy-Authorization`), if there is one.
@@ -37,7 +37,7 @@ pub struct Denied {
     pub trace: String,
 }
 
-/// One client, and what it holds of what all share until it has gone: a place at the door, or that of the session it
+/// One client, and what it holds of what all share until it has gone: a slot at the door, or that of the session it
 /// did not get.
 #[derive(Debug)]
 pub struct Visit<'a> {
@@ -50,15 +50,15 @@ pub struct Visit<'a> {
     pub user: Option<String>,
     /// Dropped once the head is there.
     asked: Option<oneshot::Sender<()>>,
-    door: Option<Place>,
-    session: Option<Place<Client>>,
+    door: Option<Slot>,
+    session: Option<Slot<ClientKey>>,
 }
 
 impl<'a> Visit<'a> {
     pub(super) fn new<S, F: FrontEnd<S>>(
         context: &'a FrontContext,
         from: SocketAddr,
-        door: Place,
+        door: Slot,
         asked: oneshot::Sender<()>,
     ) -> Self {
         let (front, category) = (F::NAME, F::CATEGORY);
@@ -80,18 +80,22 @@ impl<'a> Visit<'a> {
     /// # Errors
     ///
     /// Why not: to be told to the client.
-    pub async fn open(&mut self, ask: Result<Ask, Denial>, trace: String) -> Result<Granted, Denied> {
+    pub async fn open(
+        &mut self,
+        request: Result<OpenRequest, Denial>,
+        trace: String,
+    ) -> Result<Granted, Denied> {
         self.asked = None;
         let mut access = Access::begin(self.front, self.from.to_string());
         access.trace = trace;
         Span::current().record("trace", access.trace.as_str());
         let metrics = &self.context.metrics;
-        match self.try_open(ask, &mut access).await {
-            Ok((session, place)) => {
+        match self.try_open(request, &mut access).await {
+            Ok((session, slot)) => {
                 access.id = Some(session.id());
                 access.status = Some(StatusCode::OK.as_u16());
                 Span::current().record("session", field::display(session.id()));
-                Ok(Opened { session, access, alive: metrics.sessions.begin(self.front), place })
+                Ok(Opened { session, access, alive: metrics.sessions.begin(self.front), slot })
             }
             Err(denial) => {
                 metrics.sessions.refused(self.front, denial.name());
@@ -106,15 +110,15 @@ impl<'a> Visit<'a> {
 
     async fn try_open(
         &mut self,
-        ask: Result<Ask, Denial>,
+        request: Result<OpenRequest, Denial>,
         access: &mut Access,
-    ) -> Result<(Session, Place<Client>), Denial> {
-        if let Some(place) = &self.door {
-            place.busy();
+    ) -> Result<(Session, Slot<ClientKey>), Denial> {
+        if let Some(slot) = &self.door {
+            slot.busy();
         }
-        let (node, target) = self.check(ask, access).await?;
-        let sharing = Client::of(access.user.as_deref(), self.from.ip());
-        let place = self.context.sessions.try_enter(&sharing)?;
+        let (node, target) = self.check(request, access).await?;
+        let key = ClientKey::of(access.user.as_deref(), self.from.ip());
+        let slot = self.context.sessions.try_enter(&key)?;
         // Opening may take long, and whoever may open a session does not keep others from the door.
         self.door = None;
         let client = match &access.user {
@@ -126,9 +130,9 @@ impl<'a> Visit<'a> {
         let opened = self.context.route.open(request).await;
         self.context.metrics.opening.observe(begun.elapsed());
         match opened {
-            Ok(session) => Ok((session, place)),
+            Ok(session) => Ok((session, slot)),
             Err(error) => {
-                self.session = Some(place);
+                self.session = Some(slot);
                 Err(error.into())
             }
         }
@@ -137,7 +141,7 @@ impl<'a> Visit<'a> {
     /// All checks that need no far end, in the order in which they tell a stranger least.
     pub(super) async fn check(
         &self,
-        ask: Result<Ask, Denial>,
+        request: Result<OpenRequest, Denial>,
         access: &mut Access,
     ) -> Result<(NodeName, Target), Denial> {
         let (gate, from) = (self.context.gate.load_full(), self.from.ip());
@@ -146,7 +150,7 @@ impl<'a> Visit<'a> {
         if self.context.drain.is_draining() {
             return Err(Denial::Busy("this pod is stopping"));
         }
-        let Ask { target, credentials } = ask?;
+        let OpenRequest { target, credentials } = request?;
         access.target = Some(target.clone());
         access.user = match &self.user {
             Some(user) => Some(user.clone()),

@@ -14,8 +14,8 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use super::lines;
-use crate::registry::addresses::Known;
 use crate::registry::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::registry::endpoints::Known;
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of the rest, only lines of dead pods go.
 #[derive(Debug)]

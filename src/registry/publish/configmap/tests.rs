@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::registry::addresses::Endpoints;
+use crate::registry::endpoints::Endpoints;
 
 /// An apiserver that holds one ConfigMap.
 #[derive(Default)]

@@ -70,9 +70,9 @@ impl PathSource {
     }
 
     /// Forgets that the node is at the end of this path, because the node was not there.
-    pub(super) fn is_wrong(&self, node: &NodeName, way: &Path) {
+    pub(super) fn is_wrong(&self, node: &NodeName, path: &Path) {
         if let Self::Pod(finder) = self {
-            finder.is_wrong(node, way);
+            finder.is_wrong(node, path);
         }
     }
 

@@ -31,7 +31,7 @@ pub struct Endpoints {
 
 /// Follows the endpoints of a Service. While kube-apiserver does not answer, the last ones stand.
 #[derive(Debug)]
-pub struct Addresses {
+pub struct EndpointWatch {
     cluster: Cluster,
     service: String,
     /// This pod, and the port on which all pods take links.
@@ -48,7 +48,7 @@ struct Slices {
     listed: Option<BTreeMap<String, Endpoints>>,
 }
 
-impl Addresses {
+impl EndpointWatch {
     /// Nothing is asked yet. `own` is this pod's address, and the port on which all pods take links.
     pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
         let (endpoints, siblings) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
@@ -249,14 +249,14 @@ mod tests {
     #[test]
     fn siblings_are_the_others_on_our_own_port() {
         let cluster = Cluster { kubeconfig: None, namespace: None };
-        let addresses = Addresses::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
-        let (mut siblings, endpoints) = (addresses.siblings(), addresses.endpoints());
-        addresses.tell(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
+        let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
+        let (mut siblings, endpoints) = (watch.siblings(), watch.endpoints());
+        watch.tell(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
         let others: Vec<SocketAddr> =
             vec!["10.0.0.1:9000".parse().unwrap(), "[fd00::1]:9000".parse().unwrap()];
         assert_eq!(*siblings.borrow_and_update(), others);
         assert_eq!(*endpoints.borrow(), Some(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"])));
-        addresses.tell(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
+        watch.tell(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
         assert!(!siblings.has_changed().unwrap(), "who is not ready may have nodes all the same");
     }
 }
