@@ -105,7 +105,9 @@ impl Gate {
         let may =
             |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
         let user = names.iter().find(may).cloned();
-        user.ok_or_else(|| Denial::Forbidden("no name in your certificate is allowed here".into()))
+        user.ok_or_else(|| {
+            Denial::Forbidden("no name (CN or DNS) in your certificate is allowed here".into())
+        })
     }
 
     /// Whether this client may ask for this node and port.

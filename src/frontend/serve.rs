@@ -31,7 +31,7 @@ use crate::protocol::Category;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics};
 
-pub use visit::{Denied, OpenRequest, Visit};
+pub use visit::{Denied, OpenRequest, Permitted, Proof, Visit};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
 pub trait FrontEnd<S>: Send + Sync + 'static {
@@ -51,10 +51,11 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
     /// What to tell one who is sent away before it has asked, in a few bytes.
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
 
-    /// Reads a head, has [`Visit::open`] judge it and open what it asks for, and says what came of that.
+    /// Reads a head, has [`Visit::open`] judge it and open what it asks for, and says what came of that; or serves all that
+    /// a client asks for over this connection, by [`Visit::judge`].
     ///
-    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's
-    /// slot is given to another source, or at the end of draining.
+    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is given to
+    /// another source, or at the end of draining.
     fn handshake(
         &self,
         socket: S,
@@ -94,6 +95,9 @@ pub enum Handshake<C, T = Granted> {
         /// What it sent behind its head without waiting for the answer.
         early: Bytes,
     },
+    /// The client was served by the front end itself, and nothing is left to carry; the connection is to be closed with
+    /// care, if it is still there.
+    Served(Option<C>),
     /// The client was told why not. The connection is to be closed with care: it may still be sending.
     Denied(C),
     /// There was no head to answer, or nobody to take the answer.
@@ -115,13 +119,13 @@ where
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
     let door = Door::new(Limits::slots(files::at_most(HEADS, 8)));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
-    let drain = context.drain.clone();
+    let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
 }
 
 struct Front<F> {
     front_end: F,
-    context: FrontContext,
+    context: Arc<FrontContext>,
 }
 
 impl<S, F> ConnectionHandler<S> for Front<F>
@@ -176,6 +180,7 @@ where
                 let client = Socket::with_early(socket, self.context.pool.clone(), early);
                 return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
+            Handshake::Served(socket) => socket,
             Handshake::Denied(socket) => Some(socket),
             Handshake::Failed { cause, socket } => {
                 debug!(cause, "no session");
