@@ -26,8 +26,7 @@ use crate::net::entrance::{Accepted, ConnectionHandler, Entrance};
 use crate::net::files;
 use crate::net::listen::Listener;
 use crate::policy::{Networks, plain};
-use crate::telemetry::log::Level;
-use crate::telemetry::metrics::{self, Metrics};
+use crate::telemetry::{LogLevel, Metrics};
 
 pub use readiness::Readiness;
 
@@ -41,7 +40,7 @@ pub struct Admin {
     /// Shown as `/readyz`.
     pub readiness: Readiness,
     /// Set by `PUT /debug/flags/v`, if there is a level to set.
-    pub level: Option<Level>,
+    pub level: Option<LogLevel>,
     /// Whether the level may be set from other machines, as SuperEdge allows; else from loopback only.
     pub level_from_anywhere: bool,
 }
@@ -107,7 +106,7 @@ impl Admin {
         let get = *request.method() == Method::GET;
         match (request.uri().path(), port, &self.side) {
             ("/metrics" | "/livez" | "/readyz", _, _) if !read => only("GET, HEAD", READ_ONLY),
-            ("/metrics", _, _) => text(StatusCode::OK, self.metrics.encode(), metrics::CONTENT_TYPE),
+            ("/metrics", _, _) => text(StatusCode::OK, self.metrics.encode(), Metrics::CONTENT_TYPE),
             ("/livez", _, _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _, _) => match self.readiness.check() {
                 Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}")),

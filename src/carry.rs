@@ -8,8 +8,7 @@ use crate::net::counted::{Counted, Tally};
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
 use crate::protocol::{Code, Refusal, Session};
-use crate::telemetry::metrics::Alive;
-use crate::telemetry::{Access, Metrics};
+use crate::telemetry::{Access, Alive, Metrics};
 
 /// A session that was opened, with all that counts it.
 #[derive(Debug)]

@@ -27,11 +27,10 @@ use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::Uplinks;
 use crate::route::Route;
 use crate::startup::{Faults, Startup};
-use crate::telemetry::log::Level;
-use crate::telemetry::{Metrics, third_of_memory};
+use crate::telemetry::{LogLevel, Metrics, third_of_memory};
 
 /// A running edge, and where its admin port listens.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ impl Edge {
     /// # Errors
     ///
     /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Settings, level: Option<Level>) -> Result<Self, Faults> {
+    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, Faults> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports) = startup.finish(prepared)?;
@@ -155,7 +154,7 @@ impl Edge {
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
     }
 
-    fn admin(&self, level: Option<Level>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let healthy = self.uplinks.clone();
         Admin {
             side: Side::Edge(Arc::new(move || healthy.is_linked())),

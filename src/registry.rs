@@ -2,15 +2,15 @@
 
 mod awaited;
 #[cfg(feature = "kubernetes")]
-pub mod cluster;
+mod cluster;
 mod conflicts;
-pub mod dns;
+mod dns;
 #[cfg(feature = "kubernetes")]
-pub mod endpoints;
-pub mod find;
-pub mod publish;
-pub mod siblings;
-pub mod uplinks;
+mod endpoints;
+mod find;
+mod publish;
+mod siblings;
+mod uplinks;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -26,7 +26,18 @@ use crate::telemetry::Metrics;
 
 pub use awaited::Arrival;
 use awaited::Awaited;
+#[cfg(feature = "kubernetes")]
+pub use cluster::{Cluster, ClusterError};
 use conflicts::Conflicts;
+pub use dns::Dns;
+#[cfg(feature = "kubernetes")]
+pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
+pub use find::{Finder, NotFound, Path};
+#[cfg(feature = "kubernetes")]
+pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
+pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
+pub use siblings::{Answer, NodeFound, Pod, PodAddresses, Siblings, Unreachable};
+pub use uplinks::Uplinks;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
 ///

@@ -11,8 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::names::{NodeName, Target};
 use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
-use crate::registry::find::{Finder, NotFound};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::{Finder, NotFound, Uplinks};
 
 use paths::PathSource;
 pub use relay::Room;
@@ -109,7 +108,7 @@ impl Route {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
-        let mut search = Search::new((&self.paths, self.chance), &node, None, until);
+        let mut search = Search::new(&self.paths, &node, None, until, self.chance);
         if let PathSource::Pod(_) = self.paths {
             search = search.at_most(MOVING);
         }
@@ -138,7 +137,7 @@ impl Route {
             let why = format!("{far} did not say which process it is");
             return parked.give_up(Refusal::new(Code::Unknown, why));
         };
-        let mut search = Search::new((&self.paths, self.chance), &node, Some(instance), until);
+        let mut search = Search::new(&self.paths, &node, Some(instance), until, self.chance);
         search.again(parked.again()).await;
         while parked.seeks() {
             if let Err(missing) = search.next().await {

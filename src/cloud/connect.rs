@@ -1,12 +1,12 @@
-//! From `[mode.cloud.ssh]` to the CONNECT front end.
+//! Starts the CONNECT front end from `[mode.cloud.ssh]`.
 
 use super::gates::Gates;
 use super::ports::ClientPort;
 use crate::config::cloud::Cloud;
-use crate::frontend::connect::Connect;
+use crate::frontend::Connect;
 use crate::startup::Startup;
 
-/// Reads its files and takes its port, if that can be had; `None`: something is wrong, and noted.
+/// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
     let ssh = &settings.ssh;
     let guard = gates.prepare(&ssh.access, startup);

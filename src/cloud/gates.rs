@@ -9,7 +9,7 @@ use tracing::info_span;
 use super::core::Core;
 use crate::config::cloud::{Access, Auth};
 use crate::drain::Drain;
-use crate::frontend::auth::{Gate, Logins, Users};
+use crate::frontend::{Gate, Logins, Users};
 use crate::net::reload::Reload;
 use crate::policy::Networks;
 use crate::startup::{Kind, Startup};

@@ -24,8 +24,7 @@ use super::proxied::{self, ProxiedError};
 use super::socket::Connection;
 use crate::drain::Drain;
 use crate::policy::{Networks, plain};
-use crate::telemetry::metrics::Causes;
-use crate::telemetry::refusals::Refusals;
+use crate::telemetry::{Causes, Refusals};
 
 /// A listening socket, and who shares what lies behind it.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 
 /// The pods of a Service; `None` until they are known.
-pub type Known = Option<Endpoints>;
+pub type KnownEndpoints = Option<Endpoints>;
 
 /// Addresses of the pods of a Service, each in one of the two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub struct EndpointWatch {
     service: String,
     /// This pod, and the port on which all pods take links.
     own: SocketAddr,
-    endpoints: watch::Sender<Known>,
+    endpoints: watch::Sender<KnownEndpoints>,
     siblings: watch::Sender<Vec<SocketAddr>>,
 }
 
@@ -56,7 +56,7 @@ impl EndpointWatch {
     }
 
     /// All pods, this one among them.
-    pub fn endpoints(&self) -> watch::Receiver<Known> {
+    pub fn endpoints(&self) -> watch::Receiver<KnownEndpoints> {
         self.endpoints.subscribe()
     }
 

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Found, LinkSender, Parked, SessionTable};
-use crate::registry::dns::Dns;
+use crate::registry::Dns;
 use crate::registry::siblings::{NodeFound, Siblings};
 use crate::registry::{NodeLocation, Registry};
 

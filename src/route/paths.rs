@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::LinkSender;
-use crate::registry::find::{Finder, NotFound, Path};
-use crate::registry::uplinks::Uplinks;
-use crate::registry::{Arrival, Linked};
+use crate::registry::{Arrival, Finder, Linked, NotFound, Path, Uplinks};
 
 /// Where this process gets its paths from.
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::search::Search;
 use super::{MOVING, Route};
 use crate::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
-use crate::registry::find::NotFound;
+use crate::registry::NotFound;
 
 /// How many searches may run at once: for one link, and for all together. A node that is linked here, or remembered,
 /// needs no search.
@@ -38,7 +38,8 @@ impl Route {
         let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_pods() } else { self.paths.clone() };
         let patience = if instance.is_some() { LOOKED_FOR } else { self.patience };
-        let mut search = Search::new((&paths, self.chance), &node, instance, Instant::now() + patience);
+        let until = Instant::now() + patience;
+        let mut search = Search::new(&paths, &node, instance, until, self.chance);
         if instance.is_none() {
             search = search.at_most(MOVING);
         }

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
 use crate::protocol::{LinkSender, Peer};
-use crate::registry::find::{NotFound, Path};
+use crate::registry::{NotFound, Path};
 
 use super::Chance;
 use super::paths::PathSource;
@@ -43,10 +43,11 @@ pub(super) struct Search<'a> {
 impl<'a> Search<'a> {
     /// A search among `paths` for a path to `node`, and to its process `instance` if one is given.
     pub(super) fn new(
-        (paths, chance): (&'a PathSource, Chance),
+        paths: &'a PathSource,
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
+        chance: Chance,
     ) -> Self {
         Self {
             paths,

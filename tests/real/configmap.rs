@@ -8,9 +8,7 @@ use k8s_openapi::api::core::v1::ConfigMap as Object;
 use serde_json::json;
 
 use tunnel::drain::Drain;
-use tunnel::registry::cluster::Cluster;
-use tunnel::registry::endpoints::EndpointWatch;
-use tunnel::registry::publish::configmap::{ConfigMap, Lives, Settings};
+use tunnel::registry::{Cluster, ConfigMap, ConfigMapParams, EndpointWatch, Lives};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::process::{PATIENCE, ask};
@@ -144,7 +142,7 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
 
 fn pod_at(kubernetes: &Kubernetes, pod: IpAddr, name: &str) -> ConfigMap {
     let (cluster, lives) = (cluster(kubernetes), Lives::new(|_| Box::pin(std::future::ready(false))));
-    ConfigMap::new(Settings { cluster, name: name.to_owned(), pod, endpoints: None, lives })
+    ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), pod, endpoints: None, lives })
 }
 
 fn cluster(kubernetes: &Kubernetes) -> Cluster {

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName};
 use tunnel::protocol::{Limits, Peer, SessionTable};
-use tunnel::registry::Registry;
-use tunnel::registry::find::Finder;
+use tunnel::registry::{Finder, Registry};
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
 

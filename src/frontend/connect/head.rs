@@ -1,4 +1,4 @@
-//! The HTTP part of a CONNECT: from a bare socket to a bare socket, with the answer said on the way.
+//! The HTTP part of a CONNECT: takes a bare socket, reads the head, answers, and gives the bare socket back.
 
 use std::future::Future;
 use std::io;
@@ -21,10 +21,10 @@ use tokio::net::TcpStream;
 
 use crate::frontend::serve::Handshake;
 
-/// Reads the head, asks `open` what to make of it, and says so: 200 if it gives something, else its answer.
+/// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
 ///
-/// A client that finishes its direction early is still served, as `nc` and its like do so; one that resets the
-/// connection makes `open` be dropped where it stands. Not cancel safe.
+/// A client that finishes its direction early is still served, as `nc` and its like do so; `open` is dropped when the
+/// client resets the connection. Not cancel safe.
 pub(super) async fn handshake<S, F, O>(socket: TcpStream, open: F) -> Handshake<TcpStream, S>
 where
     F: FnOnce(Parts) -> O,
@@ -80,12 +80,12 @@ where
     }
 }
 
-/// The client has gone away: there is nobody to answer.
+/// The client reset the connection before it was answered.
 #[derive(Debug, thiserror::Error)]
 #[error("the client went away")]
 struct ClientGone;
 
-/// A socket that is lent to hyper while we keep an eye on it.
+/// The socket, shared with hyper so that this module can watch it for a reset.
 struct Shared(Arc<TcpStream>);
 
 impl AsyncRead for Shared {
@@ -120,14 +120,14 @@ impl AsyncWrite for Shared {
     }
 }
 
-/// Connections are not reused: every answer but the 200 says so itself, and the 200 is kept short.
+/// Connections are not reused: every answer but the 200 carries `connection: close`.
 fn server() -> http1::Builder {
     let mut server = http1::Builder::new();
     server.max_buf_size(HEAD_BYTES).half_close(true).auto_date_header(false);
     server
 }
 
-/// The 200 as SuperEdge says it. hyper writes its head in one piece, and the session's bytes are read only later.
+/// The 200 with SuperEdge's reason phrase. hyper writes its head in one piece, before the session's bytes.
 fn established() -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::default());
     answer.extensions_mut().insert(ReasonPhrase::from_static(b"Connection established"));
@@ -146,7 +146,7 @@ fn cause(error: &hyper::Error) -> &'static str {
     }
 }
 
-/// Longest head in bytes; hyper answers 431 beyond it. Ours are a line or two, credentials included.
+/// Longest head in bytes; hyper answers 431 beyond it. Usual heads are a line or two, credentials included.
 const HEAD_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

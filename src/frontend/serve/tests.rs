@@ -15,7 +15,7 @@ use crate::net::door::Source;
 use crate::net::reload::Reload;
 use crate::policy::{Rule, Rules};
 use crate::protocol::{LinkSender, Offer, SessionTable};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::Uplinks;
 use line::{Line, Lines};
 
 /// A pod's front end of lines, and what is asked of the one link behind it.
@@ -36,7 +36,7 @@ impl Served {
         let context = context(gate, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(front_end, (listener, Networks::default()), context.clone());
+        let serving = serve(front_end, listener, Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }
@@ -229,11 +229,10 @@ async fn a_pod_that_stops_takes_nobody_in() {
 
 #[tokio::test]
 async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
-    let users = crate::frontend::auth::Users::parse(
-        "ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
-    );
+    let users =
+        crate::frontend::Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
     let gate = Gate {
-        logins: Some(Arc::new(crate::frontend::auth::Logins::new(Reload::fixed(users.unwrap())))),
+        logins: Some(Arc::new(crate::frontend::Logins::new(Reload::fixed(users.unwrap())))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         ..Gate::default()
     };
@@ -267,7 +266,7 @@ async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
 
 #[tokio::test]
 async fn a_front_end_may_know_the_node_itself() {
-    let zone = crate::policy::zone::Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
+    let zone = crate::policy::Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
     let context = unlinked(Gate { zone: Some(Arc::new(zone)), ..Gate::default() });
     for node in ["node1", "node1.nodes.test"] {
         let request = OpenRequest { node: node.parse().ok(), ..asks("127.0.0.1:6443").unwrap() };

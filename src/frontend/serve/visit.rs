@@ -1,4 +1,4 @@
-//! One client at a front end: what it asks for, judged and opened.
+//! One client at a front end: checks its request and opens the session.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::protocol::Category;
 use crate::route::Request;
 use crate::telemetry::Access;
 
-/// What a client asks for, as its front end has read it.
+/// A client's request, as its front end has read it.
 #[derive(Debug)]
 pub struct OpenRequest {
     /// The node, where the front end knows it; else the target's host tells.
     pub node: Option<NodeName>,
     /// What is to be dialled there.
     pub target: Target,
-    /// Where a password stands (`Proxy-Authorization`), if there is one.
+    /// The headers, of which `Proxy-Authorization` may hold a password.
     pub credentials: HeaderMap,
 }
 
@@ -46,27 +46,28 @@ pub enum Proof {
 pub struct Denied {
     /// Why.
     pub denial: Denial,
-    /// Whether it may hear addresses and times.
+    /// Whether the answer may show addresses and times.
     pub trusted: bool,
-    /// By what the log's line is found.
+    /// The trace, by which the operator finds the line in the log.
     pub trace: String,
 }
 
-/// One client, and what it holds of what all share until it has gone: a slot at the door, or that of the session it
-/// did not get.
+/// One client from its connection to its session. Until it has gone it holds a slot: the one of the door, or after a
+/// denied request the one among the sessions.
 ///
-/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. One whose clients ask
-/// again and again over one connection calls [`Self::judge`] for each request, opens what it needs by
-/// [`Permitted::open`], and [`Self::waits`] after each answer: such a client keeps its slot.
+/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that serves
+/// many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`], and
+/// calls [`Self::waits`] after each answer: its clients keep their slots at the door.
 #[derive(Debug)]
 pub struct Visit<'a> {
     context: &'a Arc<FrontContext>,
     front: &'static str,
     category: Category,
     from: SocketAddr,
-    /// Who its connection proves it to be: set before it is judged, if so. No password is asked for then.
+    /// Who the connection itself proves the client to be. The front end sets it before it calls [`Self::open`] or
+    /// [`Self::judge`]; no password is asked for then.
     pub proof: Proof,
-    /// Dropped once the head is there.
+    /// Dropped once the head is read.
     asked: Option<oneshot::Sender<()>>,
     door: Option<Slot>,
     session: Option<Slot<ClientKey>>,
@@ -109,12 +110,12 @@ impl<'a> Visit<'a> {
         self.context
     }
 
-    /// Opens what the client asks for, if it may have that; counts and logs it. What its front end found wrong with the
-    /// head is told to those only who may come in. Cancel safe: a dropped call leaves nothing behind.
+    /// Checks the request and opens the session; counts and logs it. An error in `request` is shown only to clients
+    /// whose address is allowed. Cancel safe: a dropped call leaves nothing behind.
     ///
     /// # Errors
     ///
-    /// Why not: to be told to the client.
+    /// The denial, which the front end sends to the client.
     pub async fn open(
         &mut self,
         request: Result<OpenRequest, Denial>,
@@ -122,7 +123,7 @@ impl<'a> Visit<'a> {
     ) -> Result<Granted, Denied> {
         let permitted = self.judge(request, trace).await?;
         let (permitted, slot) = permitted.enter()?;
-        // Opening may take long, and whoever may open a session does not keep others from the door.
+        // Opening may take long; a client that has passed the checks must not keep others from the door meanwhile.
         self.door = None;
         permitted.open_in(slot).await.map_err(|(denied, slot)| {
             self.session = Some(slot);
@@ -164,14 +165,14 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// All checks that need no far end, in the order in which they tell a stranger least.
+    /// All checks that need no far end, in the order that shows a stranger least.
     pub(super) async fn check(
         &self,
         request: Result<OpenRequest, Denial>,
         access: &mut Access,
     ) -> Result<(NodeName, Target), Denial> {
         let (gate, from) = (self.context.gate.load_full(), self.from.ip());
-        // Asked again: who came in when that was still allowed is judged by what the config says now.
+        // Checked again, as the config may have changed since the connection was accepted.
         gate.admit(from)?;
         if self.context.drain.is_draining() {
             return Err(Denial::Busy("this pod is stopping"));
