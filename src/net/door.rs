@@ -200,6 +200,13 @@ pub struct Attended<T, K: Clone + Ord + Hash = Source> {
     silent: bool,
 }
 
+impl<T, K: Clone + Ord + Hash> Attended<T, K> {
+    /// The connection, to set its options.
+    pub fn io(&self) -> &T {
+        &self.io
+    }
+}
+
 impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash + Unpin> AsyncRead for Attended<T, K> {
     fn poll_read(
         mut self: Pin<&mut Self>,

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
 
 use super::ByteStream;
+use super::door::Attended;
 use super::pool::{Buffer, Pool};
 
 /// A stream that a client or a target is reached by: TCP, TLS over it, or another kind.
@@ -19,6 +21,19 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     /// The TCP socket that carries it, whose options say how its end looks; none if it is of another kind, which always
     /// ends in good order.
     fn tcp(&self) -> Option<&TcpStream>;
+
+    /// Completes once the peer has gone away such that nothing can be said to it any more; never, where that cannot be
+    /// told. One that has only finished its direction is not gone. Reads nothing. Cancel safe.
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        let tcp = self.tcp();
+        async move {
+            match tcp {
+                // It ends with an error as well once the runtime does.
+                Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
+                None => std::future::pending().await,
+            }
+        }
+    }
 
     /// Sets how the peer sees that this is dropped: broken off, or ended in good order.
     ///
@@ -35,6 +50,41 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
 impl Connection for TcpStream {
     fn tcp(&self) -> Option<&TcpStream> {
         Some(self)
+    }
+}
+
+/// Ends in good order always, for the system knows nothing else of it: what was carried must say itself that it is
+/// complete, as TLS does.
+impl Connection for UnixStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+
+    async fn gone(&self) {
+        // Whoever has closed his socket can neither be written to; whoever has ended his direction only, can.
+        let ended = self.ready(Interest::PRIORITY).await;
+        if ended.is_ok() && self.ready(Interest::WRITABLE).await.is_ok_and(|ready| !ready.is_write_closed()) {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Closing says so to the peer within TLS; what is broken off does not, and its socket is reset.
+impl<T: Connection> Connection for TlsStream<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.get_ref().0.tcp()
+    }
+}
+
+impl<T: Connection> Connection for Attended<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.io().tcp()
+    }
+}
+
+impl<T: Connection> Connection for Buffered<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.io.tcp()
     }
 }
 

@@ -265,4 +265,4 @@ fn text(cause: impl ToString) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

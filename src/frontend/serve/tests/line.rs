@@ -1,7 +1,7 @@
 //! A whole front end: a line `node:port` over a unix socket, answered by `ok` or by why not.
 use super::*;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 
 pub(super) struct Line;
 
@@ -74,12 +74,6 @@ impl FrontEnd<UnixStream> for Lines {
             line.clear();
         }
         Handshake::Served(Some(lines.into_inner()))
-    }
-}
-
-impl Connection for UnixStream {
-    fn tcp(&self) -> Option<&TcpStream> {
-        None
     }
 }
 
