@@ -37,9 +37,10 @@ impl Route {
         // An edge serves its own node itself, so by that name it means the cloud.
         let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);
         let ways = if own { self.ways.of_pods() } else { self.ways.clone() };
-        let patience = if instance.is_some() { LOOKED_FOR } else { self.patience };
+        let resumes = asked.target().is_none();
+        let patience = if resumes { LOOKED_FOR } else { self.patience };
         let mut search = Search::new((&ways, self.chance), &node, instance, Instant::now() + patience);
-        if instance.is_none() {
+        if !resumes {
             search = search.at_most(MOVING);
         }
         let mut first = true;
@@ -53,11 +54,11 @@ impl Route {
             match found {
                 Ok(Ok(())) => {}
                 Ok(Err(missing)) => {
-                    asked.refuse(refusal(&missing, own, instance.is_some()));
+                    asked.refuse(refusal(&missing, own, resumes));
                     return None;
                 }
                 Err(why) => {
-                    let code = if instance.is_some() { Code::NotHere } else { Code::Busy };
+                    let code = if resumes { Code::NotHere } else { Code::Busy };
                     asked.refuse(Refusal::new(code, why));
                     return None;
                 }
@@ -65,7 +66,7 @@ impl Route {
             if let Some(plain) = search.plain() {
                 return Some((asked, plain));
             }
-            if !search.ask(|link| asked.try_way(link), asked.tried()).await {
+            if !search.ask(|way| asked.try_way(&way.sender), asked.tried()).await {
                 return None;
             }
             first = false;
