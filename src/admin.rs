@@ -21,13 +21,12 @@ use tracing::{Span, debug, info, info_span};
 
 use crate::drain::Drain;
 use crate::names::NodeName;
-use crate::net::door::{Door, Limits, Place};
-use crate::net::entrance::{Entrance, Guest, Host};
+use crate::net::door::{Door, Limits, Slot};
+use crate::net::entrance::{Accepted, ConnectionHandler, Entrance};
 use crate::net::files;
 use crate::net::listen::Listener;
 use crate::policy::{Networks, plain};
-use crate::telemetry::log::Level;
-use crate::telemetry::metrics::{self, Metrics};
+use crate::telemetry::{LogLevel, Metrics};
 
 pub use readiness::Readiness;
 
@@ -41,7 +40,7 @@ pub struct Admin {
     /// Shown as `/readyz`.
     pub readiness: Readiness,
     /// Set by `PUT /debug/flags/v`, if there is a level to set.
-    pub level: Option<Level>,
+    pub level: Option<LogLevel>,
     /// Whether the level may be set from other machines, as SuperEdge allows; else from loopback only.
     pub level_from_anywhere: bool,
 }
@@ -68,7 +67,7 @@ pub enum Port {
 ///
 /// Give it a drain of its own, begun last: then `/readyz` and `/metrics` still answer while sessions are drained.
 pub async fn serve(listener: Listener, admin: Admin, port: Port, drain: Drain) {
-    let door = Door::new(Limits::places(files::at_most(CONNECTIONS, 16)));
+    let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 16)));
     let (refused, refusals) = (admin.metrics.connections_refused.clone(), admin.metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies: Networks::default(), refused, refusals };
     entrance.run(Arc::new(Served { admin, port, drain: drain.clone() }), drain).await;
@@ -81,13 +80,13 @@ struct Served {
     drain: Drain,
 }
 
-impl Host for Served {
+impl ConnectionHandler for Served {
     fn span(&self, from: SocketAddr) -> Span {
         info_span!("admin", peer = %from)
     }
 
-    async fn serve(self: Arc<Self>, guest: Guest) {
-        connection(guest.socket, guest.from.ip(), &self, &guest.place).await;
+    async fn serve(self: Arc<Self>, accepted: Accepted) {
+        connection(accepted.socket, accepted.from.ip(), &self, &accepted.slot).await;
     }
 }
 
@@ -107,7 +106,7 @@ impl Admin {
         let get = *request.method() == Method::GET;
         match (request.uri().path(), port, &self.side) {
             ("/metrics" | "/livez" | "/readyz", _, _) if !read => only("GET, HEAD", READ_ONLY),
-            ("/metrics", _, _) => text(StatusCode::OK, self.metrics.encode(), metrics::CONTENT_TYPE),
+            ("/metrics", _, _) => text(StatusCode::OK, self.metrics.encode(), Metrics::CONTENT_TYPE),
             ("/livez", _, _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _, _) => match self.readiness.check() {
                 Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}")),
@@ -176,11 +175,11 @@ impl fmt::Debug for Admin {
     }
 }
 
-async fn connection(socket: TcpStream, peer: IpAddr, served: &Served, place: &Place) {
+async fn connection(socket: TcpStream, peer: IpAddr, served: &Served, slot: &Slot) {
     let answer = |request| async move {
-        place.busy();
+        slot.busy();
         let answer = served.admin.answer(request, served.port, peer).await;
-        place.waits();
+        slot.waits();
         Ok::<_, Infallible>(answer)
     };
     let mut server = http1::Builder::new();

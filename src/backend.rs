@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tracing::info_span;
 
-use crate::carry::{Near, Opened, carry};
+use crate::carry::{LocalPeer, Opened, carry};
 use crate::drain::Drain;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
@@ -21,16 +21,16 @@ pub use dial::{LocalAddresses, TargetDialer};
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Backend {
-    place: Arc<TargetDialer>,
+    dialer: Arc<TargetDialer>,
     pool: Pool,
     metrics: Metrics,
     drain: Drain,
 }
 
 impl Backend {
-    /// A back end at `place`; `drain` waits for its sessions.
-    pub fn new(place: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
-        Self { place: Arc::new(place), pool, metrics, drain }
+    /// A back end that dials with `dialer`; `drain` waits for its sessions.
+    pub fn new(dialer: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
+        Self { dialer: Arc::new(dialer), pool, metrics, drain }
     }
 
     /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
@@ -43,7 +43,7 @@ impl Backend {
     async fn serve(&self, offer: Offer) {
         let mut access = Access::begin(FRONT, offer.client().to_owned());
         access.id = Some(offer.id());
-        access.node.clone_from(&self.place.node);
+        access.node.clone_from(&self.dialer.node);
         access.target = Some(offer.target().clone());
         let begun = Instant::now();
         let dialled = tokio::select! {
@@ -55,8 +55,8 @@ impl Backend {
         match dialled {
             Ok(socket) => {
                 let alive = self.metrics.sessions.begin(FRONT);
-                let opened = Opened { session: offer.accept(), access, alive, place: () };
-                carry(opened, Near::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
+                let opened = Opened { session: offer.accept(), access, alive, slot: () };
+                carry(opened, LocalPeer::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
             }
             Err(refusal) => {
                 self.metrics.sessions.refused(FRONT, refusal.code.name());
@@ -72,7 +72,7 @@ impl Backend {
             let reason = "this edge does not speak TLS to targets yet";
             return Err(Refusal::new(Code::NotAllowed, reason));
         }
-        self.place.dial(offer.target(), offer.patience()).await
+        self.dialer.dial(offer.target(), offer.patience()).await
     }
 }
 

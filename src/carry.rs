@@ -8,8 +8,7 @@ use crate::net::counted::{Counted, Tally};
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
 use crate::protocol::{Code, Refusal, Session};
-use crate::telemetry::metrics::Alive;
-use crate::telemetry::{Access, Metrics};
+use crate::telemetry::{Access, Alive, Metrics};
 
 /// A session that was opened, with all that counts it.
 #[derive(Debug)]
@@ -20,20 +19,20 @@ pub struct Opened<P> {
     pub access: Access,
     /// Counts it among those that run.
     pub alive: Alive,
-    /// Its place among the sessions of this process; freed when it ends, before its connection is closed with care.
-    pub place: P,
+    /// Its slot among the sessions of this process; freed when it ends, before its connection is closed with care.
+    pub slot: P,
 }
 
 /// Who is at this end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Near {
+pub enum LocalPeer {
     /// Whoever asked for it: this is a front end.
     Client,
     /// What was dialled for it: this is the back end.
     Target,
 }
 
-impl Near {
+impl LocalPeer {
     fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -75,26 +74,26 @@ impl Near {
 /// Not cancel safe: a dropped call breaks the connection off and resets the session, as its access line says.
 pub async fn carry<C: Connection, P>(
     opened: Opened<P>,
-    near: Near,
+    local: LocalPeer,
     mut socket: Socket<C>,
     metrics: &Metrics,
 ) {
-    let Opened { mut session, mut access, alive, place } = opened;
+    let Opened { mut session, mut access, alive, slot } = opened;
     let up = Tally { one: &mut access.up, all: &metrics.bytes_up };
     let down = Tally { one: &mut access.down, all: &metrics.bytes_down };
-    let (taken, given) = match near {
-        Near::Client => (down, up),
-        Near::Target => (up, down),
+    let (taken, given) = match local {
+        LocalPeer::Client => (down, up),
+        LocalPeer::Target => (up, down),
     };
     let mut counted = Counted { stream: &mut session, taken, given };
     socket.io().breaks_off(true);
     let ended = splice(&mut socket, &mut counted).await.ended;
     let account = session.account();
     access.resumed = account.resumed;
-    let (result, why) = verdict(ended, near, account.ended.as_ref());
+    let (result, why) = verdict(ended, local, account.ended.as_ref());
     access.end(result, &why);
     alive.end(result);
-    drop(place);
+    drop(slot);
     leave(session, ended, &why);
     if ended.by == Side::A || ended.how == How::Finished {
         socket.io().breaks_off(false);
@@ -125,16 +124,16 @@ fn leave(session: Session, ended: Ended, why: &str) {
     }
 }
 
-/// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `near`.
-fn verdict(ended: Ended, near: Near, reset: Option<&Refusal>) -> (&'static str, String) {
+/// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `local`.
+fn verdict(ended: Ended, local: LocalPeer, reset: Option<&Refusal>) -> (&'static str, String) {
     match (ended.by, ended.how) {
-        (Side::A, How::Finished) => ("over", format!("the {} finished first", near.name())),
-        (Side::B, How::Finished) => ("over", format!("the {} finished first", near.other().name())),
+        (Side::A, How::Finished) => ("over", format!("the {} finished first", local.name())),
+        (Side::B, How::Finished) => ("over", format!("the {} finished first", local.other().name())),
         (Side::A, How::ReadFailed(kind) | How::WriteFailed(kind)) => {
-            (near.failed(), near.failure() + &kind.to_string())
+            (local.failed(), local.failure() + &kind.to_string())
         }
         (Side::B, How::ReadFailed(kind) | How::WriteFailed(kind)) => match reset {
-            Some(refusal) => (near.reset_by_other(refusal), refusal.reason.clone()),
+            Some(refusal) => (local.reset_by_other(refusal), refusal.reason.clone()),
             None => ("session_failed", format!("the session failed: {kind}")),
         },
     }

@@ -29,24 +29,22 @@ use crate::admin::{Admin, Readiness, Side};
 use crate::config::cloud::Cloud;
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
-use crate::registry::Registry;
-use crate::registry::find::Finder;
+use crate::registry::{Finder, Registry};
 use crate::startup::{Faults, Startup};
-use crate::telemetry::Metrics;
-use crate::telemetry::log::Level;
+use crate::telemetry::{LogLevel, Metrics};
 
-/// A running pod, and where it listens.
+/// A running pod: its addresses, and how to stop it.
 #[derive(Debug)]
 pub struct Pod {
-    /// Where edges link.
+    /// Address of the port that edges dial.
     pub grpc: SocketAddr,
-    /// Where clients come in; none if the implicit port could not be had.
+    /// Address of the CONNECT front end; `None` if the default port could not be had.
     pub ssh: Option<SocketAddr>,
-    /// Health, log level, metrics.
+    /// Address of the port for health, log level and metrics.
     pub log: SocketAddr,
-    /// Metrics alone.
+    /// Address of the port for metrics alone.
     pub metrics_at: Option<SocketAddr>,
-    /// The numbers.
+    /// Its metrics.
     pub metrics: Metrics,
     /// The nodes that are linked here.
     pub registry: Arc<Registry>,
@@ -69,8 +67,8 @@ impl Pod {
     ///
     /// # Errors
     ///
-    /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Cloud, level: Option<Level>) -> Result<Self, Faults> {
+    /// Every file that cannot be used, and every configured port that cannot be bound. Nothing runs then.
+    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, Faults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
         let Prepared { files, ports, front_ends } = startup.finish(prepared)?;
@@ -95,17 +93,18 @@ impl Pod {
         };
         let admin = pod.admin(level, !settings.server.log_listen.is_local());
         admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
-        links::spawn((ports.grpc, settings.server.proxy_protocol), files.tls, core.made, core.context);
+        let proxies = settings.server.proxy_protocol;
+        links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
         info!(grpc = %pod.grpc, ssh = pod.ssh.map(tracing::field::display), log = %pod.log, "pod is up");
         Ok(pod)
     }
 
-    /// Looks for all that is in the way of a start, and starts nothing.
+    /// Finds all faults that would prevent a start, and starts nothing.
     pub fn check(settings: &Cloud, startup: &mut Startup) {
         Prepared::new(settings, startup);
     }
 
-    fn admin(&self, level: Option<Level>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let nodes = self.registry.clone();
         Admin {
             side: Side::Cloud(Arc::new(move || nodes.nodes())),
@@ -118,7 +117,7 @@ impl Pod {
 }
 
 impl Prepared {
-    /// `None`: something is wrong, and noted.
+    /// `None`: there are faults, which `startup` has noted.
     fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let files = Files::read(settings, startup);
         let ports = Ports::bind(settings, startup);

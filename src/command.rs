@@ -1,4 +1,7 @@
 //! Commands for people.
 
-pub mod args;
-pub mod demo;
+mod args;
+mod demo;
+
+pub use args::{Args, Command, Form, Mode, is_wrong};
+pub use demo::run as demo;

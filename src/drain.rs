@@ -127,13 +127,13 @@ impl Drain {
         self.finish_after(deadline, at_once, std::future::ready(())).await
     }
 
-    /// As [`Self::finish`], but runs `farewell` before it cuts: that tells the tasks why, and they may end by themselves
+    /// As [`Self::finish`], but runs `before_cut` first: that tells the tasks why, so that they may end by themselves
     /// until it completes.
     pub async fn finish_after(
         &self,
         deadline: Duration,
         at_once: impl Future<Output = ()>,
-        farewell: impl Future<Output = ()>,
+        before_cut: impl Future<Output = ()>,
     ) -> Drained {
         self.begin();
         self.tasks.close();
@@ -150,7 +150,7 @@ impl Drain {
                 let left = self.tasks.len();
                 tokio::select! {
                     biased;
-                    () = farewell => {}
+                    () = before_cut => {}
                     () = self.tasks.wait() => {}
                 }
                 let tasks: Vec<_> = {
@@ -232,11 +232,11 @@ mod tests {
         let (before, ended) = (tokio::time::Instant::now(), Arc::new(Mutex::new(None)));
         let end = ended.clone();
         drain.spawn(Span::none(), async move { *end.lock().unwrap() = told.await.ok() });
-        let farewell = async {
+        let before_cut = async {
             tell.send("why").unwrap();
             pending().await
         };
-        assert_eq!(drain.finish_after(Duration::from_secs(4), pending(), farewell).await, Drained::Cut(1));
+        assert_eq!(drain.finish_after(Duration::from_secs(4), pending(), before_cut).await, Drained::Cut(1));
         assert_eq!((*ended.lock().unwrap(), before.elapsed().as_secs()), (Some("why"), 4));
     }
 

@@ -27,11 +27,10 @@ use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::Uplinks;
 use crate::route::Route;
 use crate::startup::{Faults, Startup};
-use crate::telemetry::log::Level;
-use crate::telemetry::{Metrics, third_of_memory};
+use crate::telemetry::{LogLevel, Metrics, third_of_memory};
 
 /// A running edge, and where its admin port listens.
 #[derive(Debug)]
@@ -60,7 +59,7 @@ impl Edge {
     /// # Errors
     ///
     /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Settings, level: Option<Level>) -> Result<Self, Faults> {
+    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, Faults> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports) = startup.finish(prepared)?;
@@ -156,7 +155,7 @@ impl Edge {
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
     }
 
-    fn admin(&self, level: Option<Level>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let healthy = self.uplinks.clone();
         Admin {
             side: Side::Edge(Arc::new(move || healthy.is_linked())),
@@ -173,11 +172,11 @@ impl Edge {
         info!(sessions = self.table.len(), deadline = ?self.deadline, "stopping: no new sessions, waiting for those that run");
         let (at_once, until) = (at_once.shared(), Instant::now() + self.deadline);
         let why = Refusal::new(Code::Busy, "the edge is stopping");
-        let farewell = async {
+        let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
         };
-        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), farewell).await;
+        let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }

@@ -9,8 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 use tunnel::cloud::Pod;
-use tunnel::command::args::{Args, Command, Form, Mode, is_wrong};
-use tunnel::command::demo;
+use tunnel::command::{self, Args, Command, Form, Mode, is_wrong};
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::Edge as EdgeSettings;
 use tunnel::config::{Concern, Environment, Secret, Warning};
@@ -19,7 +18,7 @@ use tunnel::edge::Edge;
 use tunnel::net::secret::warn_of_readers;
 use tunnel::net::{files, reload};
 use tunnel::startup::{Faults, Kind, Startup};
-use tunnel::telemetry::log::{self, Level, Logs, Settings};
+use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
     let args = match Args::read(std::env::args_os()) {
@@ -67,7 +66,7 @@ fn run(args: &Args) -> ExitCode {
     tell(&refused, &config);
     if logs.are_in_files_only() {
         // Who starts it looks here.
-        log::on_stderr(args.log_format == Form::Json, || tell(&refused, &config));
+        Logs::on_stderr(args.log_format == Form::Json, || tell(&refused, &config));
     }
     ExitCode::from(code(gravest))
 }
@@ -77,7 +76,7 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
     // A check leaves nothing behind.
     let dir = args.log_dir.clone().filter(|_| !args.logtostderr && !args.check);
     let name = if args.mode == Mode::Cloud { "tunnel-cloud" } else { "tunnel-edge" };
-    let stderr = Settings {
+    let stderr = LogSettings {
         json: args.log_format == Form::Json,
         dir: None,
         name,
@@ -85,7 +84,7 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
         verbosity: args.verbosity,
     };
     startup
-        .keep(Kind::LogFiles, &["--log-dir"], Logs::start(Settings { dir, ..stderr.clone() }))
+        .keep(Kind::LogFiles, &["--log-dir"], Logs::start(LogSettings { dir, ..stderr.clone() }))
         .or_else(|| Logs::start(stderr).ok())
 }
 
@@ -155,7 +154,7 @@ fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either>
 }
 
 /// Serves until a signal ends it, or looks for all that is in the way.
-async fn serve(settings: Option<Either>, mut startup: Startup, level: Level) -> Result<Drained, Faults> {
+async fn serve(settings: Option<Either>, mut startup: Startup, level: LogLevel) -> Result<Drained, Faults> {
     let signals = startup.keep(Kind::System, &["signals"], Signals::of_a_daemon());
     let (settings, mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
@@ -184,11 +183,11 @@ async fn serve(settings: Option<Either>, mut startup: Startup, level: Level) -> 
 }
 
 fn run_demo(check: bool) -> ExitCode {
-    let logs = Settings { name: "tunnel-demo", verbosity: -1, ..Settings::default() };
+    let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Mode::Cloud)?.block_on(async {
             let mut signals = Signals::new()?;
-            demo::run(check, signals.next(), &say).await
+            command::demo(check, signals.next(), &say).await
         });
         drop(logs);
         done

@@ -13,9 +13,13 @@ use ipnet::IpNet;
 
 use crate::names::NodeName;
 
-pub mod targets;
-pub mod tokens;
-pub mod zone;
+mod targets;
+mod tokens;
+mod zone;
+
+pub use targets::{Listening, TargetEntry, Targets};
+pub use tokens::{Tokens, Unproven};
+pub use zone::{Nameless, Zone};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
@@ -327,7 +331,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_a_policy_panic(text in ".{0,80}") {
-            let _ = (network(&text), text.parse::<Glob>(), text.parse::<targets::Entry>());
+            let _ = (network(&text), text.parse::<Glob>(), text.parse::<TargetEntry>());
         }
     }
 }

@@ -1,16 +1,17 @@
 //! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
 
-#[cfg(feature = "kubernetes")]
-pub mod addresses;
+mod addresses;
 mod awaited;
 #[cfg(feature = "kubernetes")]
-pub mod cluster;
+mod cluster;
 mod conflicts;
-pub mod dns;
-pub mod find;
-pub mod publish;
-pub mod siblings;
-pub mod uplinks;
+mod dns;
+#[cfg(feature = "kubernetes")]
+mod endpoints;
+mod find;
+mod publish;
+mod siblings;
+mod uplinks;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -24,9 +25,24 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::{Found, LinkSender};
 use crate::telemetry::Metrics;
 
+pub use addresses::{
+    AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
+    ServiceFacts, ServicePort, Side, SliceFacts,
+};
 pub use awaited::Arrival;
 use awaited::Awaited;
+#[cfg(feature = "kubernetes")]
+pub use cluster::{Cluster, ClusterError};
 use conflicts::Conflicts;
+pub use dns::Dns;
+#[cfg(feature = "kubernetes")]
+pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
+pub use find::{Finder, NotFound, Path};
+#[cfg(feature = "kubernetes")]
+pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
+pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
+pub use siblings::{Answer, NodeFound, Pod, PodAddresses, Siblings, Unreachable};
+pub use uplinks::Uplinks;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
 ///

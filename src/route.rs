@@ -1,8 +1,8 @@
 //! Paths for sessions: from a request to an open session, and from a session without a path to its next one.
 
+mod paths;
 mod relay;
 mod search;
-mod ways;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,11 @@ use tracing::info_span;
 use crate::drain::Drain;
 use crate::names::{NodeName, Target};
 use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
-use crate::registry::find::{Finder, NotFound};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::{Finder, NotFound, Uplinks};
 
+use paths::PathSource;
 pub use relay::Room;
 use search::Search;
-use ways::PathSource;
 
 /// What a front end asks for.
 #[derive(Debug, Clone)]
@@ -68,7 +67,7 @@ pub enum RouteError {
 /// Opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
-    ways: PathSource,
+    paths: PathSource,
     table: Arc<SessionTable>,
     /// How long opening may take in all.
     patience: Duration,
@@ -83,7 +82,7 @@ pub type Chance = fn() -> f64;
 impl Route {
     /// For a pod: paths lead to the nodes that `finder` finds.
     pub fn new(finder: Arc<Finder>, table: Arc<SessionTable>, patience: Duration, grace: Duration) -> Self {
-        Self { ways: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
+        Self { paths: PathSource::Pod(finder), table, patience, grace, chance: rand::random }
     }
 
     /// For an edge: every path leads over one of its links to the cloud.
@@ -93,7 +92,7 @@ impl Route {
         patience: Duration,
         grace: Duration,
     ) -> Self {
-        Self { ways: PathSource::Edge(uplinks), table, patience, grace, chance: rand::random }
+        Self { paths: PathSource::Edge(uplinks), table, patience, grace, chance: rand::random }
     }
 
     /// With pauses drawn from `chance`, for simulations with a seed.
@@ -111,8 +110,8 @@ impl Route {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
-        let mut search = Search::new((&self.ways, self.chance), &node, None, until);
-        if let PathSource::Pod(_) = self.ways {
+        let mut search = Search::new(&self.paths, &node, None, until, self.chance);
+        if let PathSource::Pod(_) = self.paths {
             search = search.at_most(MOVING);
         }
         if let Err(missing) = search.first().await {
@@ -152,8 +151,8 @@ impl Route {
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
-        let far = self.ways.call(&node);
-        let mut search = Search::new((&self.ways, self.chance), &node, parked.instance(), until);
+        let far = self.paths.call(&node);
+        let mut search = Search::new(&self.paths, &node, parked.instance(), until, self.chance);
         search.again(parked.again()).await;
         while parked.seeks() {
             if let Err(missing) = search.next().await {
@@ -164,7 +163,7 @@ impl Route {
                 };
                 return parked.give_up(Refusal::new(code, why));
             }
-            let answered = search.ask(|way| parked.resume(&way.sender), parked.answered());
+            let answered = search.ask(|path| parked.resume(&path.sender), parked.answered());
             if timeout_at(until, answered).await.is_err() {
                 let why = format!("{far} did not resume");
                 return parked.give_up(Refusal::new(Code::GivenUp, why));
@@ -176,7 +175,7 @@ impl Route {
 /// Asks on one path after another until the session is open or refused for good.
 async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteError> {
     loop {
-        match search.ask(|way| opening.ask(&way.sender, way.instance), opening.answer()).await {
+        match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
             Answer::Open => return Ok(()),
             Answer::Refused(refusal) => {
                 return Err(RouteError::Refused { node: search.node().clone(), refusal });

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The rows, lowest first. `main` and `lib` stand outside.
 const ROWS: [&[&str]; 11] = [
     &["names"],
-    &["drain", "telemetry"],
+    &["drain", "pki", "telemetry"],
     &["policy"],
     &["config", "net"],
     &["protocol"],
@@ -26,6 +26,13 @@ const ROWS: [&[&str]; 11] = [
     &["cloud", "edge"],
     &["command"],
 ];
+
+/// Modules whose children are open, as each is a tool or a side of its own, best known by its own name (`net::tls`,
+/// `config::cloud`). All others keep their children to themselves and re-export what others may use.
+const OPEN: [&str; 3] = ["net", "config", "protocol::wire"];
+
+/// Children that are open although their parents are not, as what they have is best known by their names.
+const OPEN_CHILDREN: [&str; 2] = ["protocol::wire", "protocol::link::grpc"];
 
 /// A file longer than this, without its tests, is two files.
 const LONGEST_FILE: usize = 300;
@@ -67,6 +74,12 @@ fn imports_go_to_lower_rows_only() {
 #[test]
 fn grpc_config_and_http_statuses_are_known_where_they_belong() {
     let faults: Vec<_> = sources().iter().flat_map(|(file, text)| knowledge_faults(file, text)).collect();
+    report(&faults);
+}
+
+#[test]
+fn children_are_private_and_their_parents_re_export_what_others_may_use() {
+    let faults: Vec<_> = sources().iter().flat_map(|(file, text)| child_faults(file, text)).collect();
     report(&faults);
 }
 
@@ -167,6 +180,24 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
         }
     }
     faults
+}
+
+fn child_faults(file: &str, text: &str) -> Vec<Fault> {
+    let home = module_of(file);
+    if home.is_empty() || OPEN.contains(&home.join("::").as_str()) {
+        return Vec::new();
+    }
+    let tokens = tokens(text);
+    let words: Vec<_> = tokens.iter().map(|t| t.text.as_str()).collect();
+    let open = (0..tokens.len()).filter_map(|i| match words[i..] {
+        ["pub", "mod", child, ..] | ["pub", "(", "crate", ")", "mod", child, ..] => Some((i, child)),
+        _ => None,
+    });
+    let open = open.filter(|(_, child)| {
+        *child != "tests" && !OPEN_CHILDREN.contains(&format!("{}::{child}", home.join("::")).as_str())
+    });
+    let rule = |child| format!("{child} is open: make it private and re-export what others may use");
+    open.map(|(i, child)| fault(file, tokens[i].line, rule(child))).collect()
 }
 
 fn super_faults(file: &str, text: &str) -> Vec<Fault> {
@@ -462,6 +493,24 @@ fn http_statuses_are_known_to_the_front_end_and_admin_only() {
         lines_of(&knowledge_faults("route.rs", text)),
         [(2, "only the front end and admin know HTTP statuses")]
     );
+}
+
+#[test]
+fn a_child_that_is_open_is_found_but_where_it_may_be() {
+    let text = "mod a;\npub mod b;\n// pub mod c;\npub(crate) mod d {}\npub(super) mod e;\npub(in crate::x) mod f;\n\
+                #[cfg(test)]\npub(crate) mod tests;";
+    assert_eq!(
+        lines_of(&child_faults("registry.rs", text)),
+        [
+            (2, "b is open: make it private and re-export what others may use"),
+            (4, "d is open: make it private and re-export what others may use")
+        ]
+    );
+    for file in ["lib.rs", "net.rs", "protocol/wire.rs"] {
+        assert_eq!(child_faults(file, text), [], "{file}");
+    }
+    assert_eq!(child_faults("protocol.rs", "pub mod wire;"), []);
+    assert_eq!(child_faults("registry.rs", "pub mod wire;").len(), 1);
 }
 
 #[test]

@@ -94,7 +94,7 @@ async fn metrics_are_on_both_ports_and_the_rest_on_one() {
 
 #[tokio::test]
 async fn the_level_is_set_in_superedges_words() {
-    let (filter, level) = Level::new(0);
+    let (filter, level) = LogLevel::new(0);
     let subscriber = tracing_subscriber::registry().with(filter);
     let admin = Admin { level: Some(level), ..cloud(&[]) };
     for (body, status, answer) in [
@@ -147,7 +147,7 @@ async fn a_drain_ends_the_port_and_idle_connections() {
 
 #[tokio::test]
 async fn the_level_is_set_from_this_machine_unless_opened() {
-    let (filter, level) = Level::new(0);
+    let (filter, level) = LogLevel::new(0);
     let _subscriber = tracing_subscriber::registry().with(filter);
     let near = Admin { level: Some(level), ..cloud(&[]) };
     let far = Admin { level_from_anywhere: true, ..near.clone() };
@@ -164,8 +164,8 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let socket = listener.accept().await.0;
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
-        let place = Door::new(Limits::places(1)).try_enter(&crate::net::door::Source::of(peer)).unwrap();
-        connection(socket, peer, &served, &place).await;
+        let slot = Door::new(Limits::slots(1)).try_enter(&crate::net::door::Source::of(peer)).unwrap();
+        connection(socket, peer, &served, &slot).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");

@@ -13,8 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::names::{Host, NodeName, Target};
 use crate::net::dial::{DialError, Failure, dial};
 use crate::net::resolver::{LookupError, Resolver};
-use crate::policy::plain;
-use crate::policy::targets::{Listening, Targets};
+use crate::policy::{Listening, Targets, plain};
 use crate::protocol::{Code, Refusal};
 
 /// This machine's own addresses, as of now: they change with its networks.

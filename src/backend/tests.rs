@@ -12,7 +12,7 @@ use super::*;
 use crate::names::{Instance, Target};
 use crate::net::ByteStream;
 use crate::net::resolver::Resolver;
-use crate::policy::targets::{Listening, Targets};
+use crate::policy::{Listening, Targets};
 use crate::protocol::wire::frame::{FrameKind, SessionKey};
 use crate::protocol::{
     Answer, Dialect, Event, Limits, LinkId, LinkSender, Opening, Peer, Session, SessionTable, Windows,

@@ -67,11 +67,11 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
         session,
         access: Access::begin(FRONT, "test".into()),
         alive: metrics.sessions.begin(FRONT),
-        place: (),
+        slot: (),
     };
     let socket = Socket::with_early(socket, Pool::new(), Bytes::from_static(early));
     let metrics = metrics.clone();
-    drain.spawn(Span::none(), async move { carry(opened, Near::Client, socket, &metrics).await });
+    drain.spawn(Span::none(), async move { carry(opened, LocalPeer::Client, socket, &metrics).await });
     (client, far_end)
 }
 
@@ -120,7 +120,7 @@ async fn a_client_that_breaks_off_resets_the_session_with_that_reason() {
 
 #[test]
 fn both_ends_have_one_word_for_a_connection_that_failed() {
-    for (near, word) in [(Near::Client, "client_failed"), (Near::Target, "target_failed")] {
+    for (near, word) in [(LocalPeer::Client, "client_failed"), (LocalPeer::Target, "target_failed")] {
         let kind = std::io::ErrorKind::ConnectionReset;
         let here = verdict(Ended { by: Side::A, how: How::ReadFailed(kind) }, near, None);
         let said = Refusal::new(Code::GivenUp, &here.1);

@@ -1,4 +1,4 @@
-//! From `[mode.cloud.ssh]` to the CONNECT front end.
+//! Starts the CONNECT front end from `[mode.cloud.ssh]`.
 
 use std::path::Path;
 
@@ -7,17 +7,15 @@ use tracing::info_span;
 use super::core::Core;
 use super::ports::ClientPort;
 use crate::config::cloud::{Auth, Cloud, Ssh};
-use crate::frontend::auth::{Gate, Logins, Users};
-use crate::frontend::connect::Connect;
-use crate::frontend::serve::serve;
+use crate::frontend::{Connect, Gate, Logins, Users, serve};
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
 use crate::startup::{Kind, Startup};
 
-/// Its name among the front ends.
+/// The front end's name, also its table's.
 pub(super) const NAME: &str = "ssh";
 
-/// Reads its files and takes its port; `None`: something is wrong, and noted.
+/// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, startup: &mut Startup) -> Option<ClientPort> {
     let ssh = settings.ssh.clone();
     let users = match &ssh.auth {
@@ -46,7 +44,7 @@ fn spawn(ssh: Ssh, users: Option<Reload<Users>>, listener: Listener, core: &Core
         rules: ssh.rules,
         zone: Some(core.zone.clone()),
     };
-    let serving = serve(Connect, (listener, ssh.proxy_protocol), core.front_context(gate));
+    let serving = serve(Connect, listener, ssh.proxy_protocol, core.front_context(gate));
     core.stopping.clients.spawn(info_span!("ssh"), serving);
 }
 

@@ -1,45 +1,50 @@
-//! From the settings of Kubernetes to the task that follows which pods there are.
+//! Starts the task that follows the ready pods of a Service in Kubernetes.
 
 use std::net::{IpAddr, SocketAddr};
 
 use tokio::sync::watch;
 
-use crate::config::cloud::cluster::Cluster;
+use crate::config::cloud::ClusterSettings;
 use crate::drain::Drain;
 #[cfg(feature = "kubernetes")]
-use crate::registry::{addresses, cluster};
+use crate::registry::{self, EndpointWatch, KnownEndpoints};
 
-/// The pods as Kubernetes knows them. All absent if it is not asked.
+/// The pods as Kubernetes reports them; all absent if it is not asked.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
-    /// All of them.
+    /// All pods.
     #[cfg(feature = "kubernetes")]
-    pub(super) endpoints: Option<watch::Receiver<addresses::Known>>,
-    /// Where the others take links.
+    pub(super) endpoints: Option<watch::Receiver<KnownEndpoints>>,
+    /// The gRPC addresses of the others.
     pub(super) siblings: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
-/// Follows the pods, if a Service tells of them. `port` is where all of them take links.
+/// Follows the pods, if the settings name a Service. `port` is the gRPC port of all of them.
 #[cfg(feature = "kubernetes")]
-pub(super) fn follow(cluster: Option<&Cluster>, pod: Option<IpAddr>, port: u16, drain: &Drain) -> Pods {
+pub(super) fn follow(
+    cluster: Option<&ClusterSettings>,
+    pod: Option<IpAddr>,
+    port: u16,
+    drain: &Drain,
+) -> Pods {
     // That there is an address was checked with the settings.
     let (Some(cluster), Some(pod)) = (cluster, pod) else { return Pods::default() };
     let Some(service) = cluster.service.clone() else { return Pods::default() };
-    let followed = addresses::Addresses::new(reached(cluster), service, SocketAddr::new(pod, port));
+    let followed = EndpointWatch::new(reached(cluster), service, SocketAddr::new(pod, port));
     let pods = Pods { endpoints: Some(followed.endpoints()), siblings: Some(followed.siblings()) };
     drain.spawn(tracing::info_span!("pods"), followed.follow(drain.clone()));
     pods
 }
 
-/// There is nobody to follow: the settings have no cluster then.
+/// Does nothing: a build without Kubernetes has no cluster in its settings.
 #[cfg(not(feature = "kubernetes"))]
-pub(super) fn follow(_: Option<&Cluster>, _: Option<IpAddr>, _: u16, _: &Drain) -> Pods {
+pub(super) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> Pods {
     Pods::default()
 }
 
-/// How to reach it.
+/// How to reach the cluster.
 #[cfg(feature = "kubernetes")]
-pub(super) fn reached(cluster: &Cluster) -> cluster::Cluster {
-    let Cluster { kubeconfig, namespace, .. } = cluster.clone();
-    cluster::Cluster { kubeconfig, namespace }
+pub(super) fn reached(cluster: &ClusterSettings) -> registry::Cluster {
+    let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
+    registry::Cluster { kubeconfig, namespace }
 }

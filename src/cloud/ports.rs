@@ -1,4 +1,4 @@
-//! The ports of a pod, taken before anything runs.
+//! The ports of a pod, bound before anything runs.
 
 use std::net::SocketAddr;
 
@@ -8,29 +8,29 @@ use crate::config::cloud::Cloud;
 use crate::net::listen::Listener;
 use crate::startup::Startup;
 
-/// The ports that edges and operators come to.
+/// The ports for edges and operators.
 #[derive(Debug)]
 pub(super) struct Ports {
-    /// Where edges link, and other pods.
+    /// gRPC, for edges and other pods.
     pub(super) grpc: Listener,
-    /// Health, log level, metrics; none if the implicit port could not be had.
+    /// Health, log level, metrics; `None` if the default port could not be had.
     pub(super) log: Option<Listener>,
     /// Metrics alone.
     pub(super) metrics: Option<Listener>,
 }
 
-/// A port that clients come to, with all that its front end needs of settings and files.
+/// A port for clients, with what its front end needs of settings and files.
 pub(super) struct ClientPort {
     /// Its table in `mode.cloud`.
     pub(super) name: &'static str,
-    /// Where it listens; none if the implicit port could not be had.
+    /// Its address; `None` if the default port could not be had.
     pub(super) at: Option<SocketAddr>,
-    /// Serves it.
+    /// Spawns its front end.
     pub(super) spawn: Box<dyn FnOnce(&Core) + Send>,
 }
 
 impl Ports {
-    /// Takes all of them; `None`: one cannot be had, which is noted.
+    /// Binds all of them; `None`: one cannot be had, which `startup` has noted.
     pub(super) fn bind(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let server = &settings.server;
         let mut bind = |Listen { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
@@ -45,8 +45,8 @@ impl Ports {
         Some(Self { grpc: grpc?, log: log?, metrics })
     }
 
-    /// Where this pod listens: edges do not reach these through it. The port for metrics alone is not among them: it is
-    /// read-only.
+    /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics
+    /// is not among them.
     pub(super) fn own(&self, front_ends: &[ClientPort]) -> Vec<SocketAddr> {
         let log = self.log.as_ref().map(Listener::at);
         [self.grpc.at()].into_iter().chain(log).chain(front_ends.iter().filter_map(|end| end.at)).collect()

@@ -1,4 +1,4 @@
-//! From the settings of publishing to the store that serves them.
+//! Starts publishing as `[mode.cloud.registry]` says.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,28 +8,24 @@ use tracing::info_span;
 use super::core::Core;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes;
-use crate::config::cloud::Cloud;
-use crate::config::cloud::registry::{Publish, Registry};
+use crate::config::cloud::{Cloud, Publish, RegistrySettings};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
 #[cfg(feature = "kubernetes")]
-use crate::registry::publish::configmap::{self, ConfigMap, Lives};
-use crate::registry::publish::etcd::{Etcd, Settings};
-use crate::registry::publish::hosts::Hosts;
-use crate::registry::publish::{Publisher, Store, Vet};
-use crate::registry::siblings::Siblings;
+use crate::registry::{ConfigMap, ConfigMapParams, Lives};
+use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
 
-/// Publishes our nodes, if the settings say where. `dns` tells whether a name is somebody else's already; pods take links
-/// at `port`.
+/// Publishes the nodes of this pod, if the settings say where. `dns` tells whether a name has another owner; `port` is
+/// the gRPC port of all pods.
 pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
-    let asked = (core.context.siblings.clone(), port);
-    let Some(store) = store(settings, core, asked.clone()) else { return };
+    let pods = OtherPods { siblings: core.context.siblings.clone(), port };
+    let Some(store) = store(settings, core, pods.clone()) else { return };
     let readiness = core.readiness.clone();
     let publisher = Publisher {
         registry: core.context.registry.clone(),
         store,
         zone: core.zone.clone(),
-        vet: vet(&settings.registry, dns, settings.pod_ip, asked),
+        vet: vet(&settings.registry, dns, settings.pod_ip, pods),
         metrics: core.context.ground.metrics.clone(),
         tell: Box::new(move |state| readiness.note(NAME, state)),
     };
@@ -37,16 +33,35 @@ pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
 }
 
-/// Where records go; none if nothing is published. `siblings` ask pods, which take links at `port`, for a sign of life.
+/// Asks other pods for a sign of life.
+#[derive(Debug, Clone)]
+struct OtherPods {
+    /// The links to other pods; `None` if this pod is alone.
+    siblings: Option<Arc<Siblings>>,
+    /// The gRPC port of all pods.
+    port: u16,
+}
+
+impl OtherPods {
+    /// Whether a pod answers at that address. Cancel safe.
+    async fn is_one(self, ip: IpAddr) -> bool {
+        match self.siblings {
+            Some(siblings) => siblings.answers(ip, self.port).await,
+            None => false,
+        }
+    }
+}
+
+/// The store for records; `None` if nothing is published. `pods` tells which of those with records are alive.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
-fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>, u16)) -> Option<Store> {
-    // That there is an address was checked with the settings.
+fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
+    // The settings were checked to have an address.
     let (registry, pod) = (&settings.registry, settings.pod_ip?);
     Some(match registry.publish.clone() {
         Publish::None => return None,
         Publish::Hosts(file) => Store::Hosts(Hosts::new(file, pod)),
         Publish::Etcd(etcd) => {
-            let settings = Settings {
+            let etcd = EtcdParams {
                 members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
                 prefix: etcd.prefix,
                 ca: etcd.ca,
@@ -54,49 +69,29 @@ fn store(settings: &Cloud, core: &Core, (siblings, port): (Option<Arc<Siblings>>
                 login: etcd.login,
                 address: pod,
             };
-            Store::Etcd(Box::new(Etcd::new(settings, core.resolver.clone())))
+            Store::Etcd(Box::new(Etcd::new(etcd, core.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
         Publish::ConfigMap(name) => {
             let cluster = kubernetes::reached(registry.cluster.as_ref()?);
             let endpoints = core.pods.endpoints.clone();
-            let lives = Lives::new(move |pod| {
-                let siblings = siblings.clone();
-                Box::pin(async move {
-                    match siblings {
-                        Some(siblings) => siblings.answers(pod, port).await,
-                        None => false,
-                    }
-                })
-            });
-            let settings = configmap::Settings { cluster, name, pod, endpoints, lives };
-            Store::ConfigMap(Box::new(ConfigMap::new(settings)))
+            let lives = Lives::new(move |pod| Box::pin(pods.clone().is_one(pod)));
+            let map = ConfigMapParams { cluster, name, pod, endpoints, lives };
+            Store::ConfigMap(Box::new(ConfigMap::new(map)))
         }
         #[cfg(not(feature = "kubernetes"))]
-        // A fault, noted with the files.
+        // This is a fault that was noted with the files.
         Publish::ConfigMap(_) => return None,
     })
 }
 
-/// Who is asked whether a name is somebody else's already: `resolver`; and over a link, which pods take at `port`, whether
-/// one of its addresses is a pod's.
+/// Tells whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
-fn vet(
-    registry: &Registry,
-    resolver: Resolver,
-    pod: Option<IpAddr>,
-    (siblings, port): (Option<Arc<Siblings>>, u16),
-) -> Vet {
+fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, pods: OtherPods) -> Vet {
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
     let mut vet = Vet::new(resolver, move |ip| {
-        let siblings = siblings.clone();
-        Box::pin(async move {
-            match siblings {
-                _ if Some(ip) == pod => true,
-                Some(siblings) => siblings.answers(ip, port).await,
-                None => false,
-            }
-        })
+        let pods = pods.clone();
+        Box::pin(async move { Some(ip) == own || pods.is_one(ip).await })
     });
     #[cfg(feature = "kubernetes")]
     if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::reached) {
@@ -108,5 +103,5 @@ fn vet(
     vet
 }
 
-/// Its name in `/readyz`.
+/// The publisher's name in `/readyz`.
 const NAME: &str = "publisher";

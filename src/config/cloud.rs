@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
-use crate::policy::targets::{Entry, Targets};
-use crate::policy::{Glob, Networks, Rules};
+use crate::policy::{Glob, Networks, Rules, TargetEntry, Targets};
 
-pub mod cluster;
-pub mod registry;
-pub mod siblings;
+mod cluster;
+mod registry;
+mod siblings;
 mod ssh;
+
+pub use cluster::ClusterSettings;
+pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
+pub use siblings::{Named, SiblingSettings};
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +29,7 @@ pub struct Cloud {
     /// Limits of sessions.
     pub session: Session,
     /// Where others learn which node is at this pod.
-    pub registry: registry::Registry,
+    pub registry: RegistrySettings,
     /// What edges may ask for.
     pub allow: Allow,
     /// `POD_NAME`, a label of the metrics; may be empty.
@@ -157,7 +160,7 @@ impl Cloud {
         if let Auth::Basic { users } = &self.ssh.auth {
             all.push(("mode.cloud.ssh.users", users));
         }
-        if let registry::Publish::Etcd(etcd) = &self.registry.publish {
+        if let Publish::Etcd(etcd) = &self.registry.publish {
             all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
             let password = etcd.login.iter().map(|(_, file)| file.as_path());
             all.extend(password.map(|file| ("mode.cloud.registry.etcd_password_file", file)));
@@ -256,7 +259,7 @@ fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
 
 fn allow(cloud: &mut Table<'_>, report: &mut Report) -> Allow {
     let mut table = cloud.table("allow", report);
-    let targets = table.list("targets", value::parsed::<Entry>, report).unwrap_or_default();
+    let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
     let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
     table.finish(report);
     Allow { targets: targets.into_iter().collect(), nodes }

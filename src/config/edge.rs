@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::fold::{Report, Table};
 use super::{Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved, value};
 use crate::names::{Host, NodeName, Target};
-use crate::policy::targets::{Entry, Targets};
+use crate::policy::{TargetEntry, Targets};
 
 /// All settings of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -244,7 +244,7 @@ fn session(edge: &mut Table<'_>, report: &mut Report) -> Session {
 
 fn targets(edge: &mut Table<'_>, report: &mut Report) -> Targets {
     let mut table = edge.table("allow", report);
-    let targets = table.list("targets", value::parsed::<Entry>, report);
+    let targets = table.list("targets", value::parsed::<TargetEntry>, report);
     table.finish(report);
     targets.map_or_else(Targets::default, Targets::from_iter)
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::cloud::{Auth, Cloud, TlsVersion};
 use super::edge::{Edge, Token};
 use super::*;
-use crate::policy::targets::Targets;
+use crate::policy::Targets;
 
 mod registry;
 mod superedge;

@@ -32,7 +32,7 @@ use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
 use crate::protocol::grpc::{self, DialError, LinkContext};
 use crate::protocol::{Code, Event, Link, LinkEnded, Refusal};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::Uplinks;
 use crate::route::Route;
 
 /// What the keeper of the link needs.

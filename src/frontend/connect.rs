@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tracing::{Span, field, info_span};
 
 use super::Denial;
-use super::serve::{FrontEnd, Granted, Head, Visit};
+use super::serve::{FrontEnd, Granted, Handshake, Visit};
 use crate::protocol::Category;
 
 /// CONNECT over TCP.
@@ -30,18 +30,18 @@ impl FrontEnd<TcpStream> for Connect {
         info_span!("connect", client = %from, trace = field::Empty, session = field::Empty)
     }
 
-    fn farewell(&self, denial: &Denial, trace: &str) -> Bytes {
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
         denial.text(trace).into()
     }
 
-    async fn converse(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Head<TcpStream> {
-        head::converse(socket, |head| open(head, visit)).await
+    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
+        head::handshake(socket, |head| open(head, visit)).await
     }
 }
 
 async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Full<Bytes>>> {
     let trace = request::trace(&head.headers);
-    let opened = visit.open(request::ask(head), trace).await;
+    let opened = visit.open(request::parse(head), trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
 }
 

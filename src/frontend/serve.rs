@@ -1,7 +1,7 @@
-//! What all front ends share: who may come in, shares of places, the time for a head, the checks, opening a session,
+//! What all front ends share: access checks, shares of slots, the time for a head, opening a session,
 //! carrying it, and what is counted and logged of it.
 //!
-//! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`Ask`], and an answer.
+//! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
 
 mod visit;
 
@@ -16,11 +16,11 @@ use tokio::time::timeout;
 use tracing::{Span, debug};
 
 use super::auth::Gate;
-use super::{Client, Denial};
-use crate::carry::{Near, Opened, carry};
+use super::{ClientKey, Denial};
+use crate::carry::{LocalPeer, Opened, carry};
 use crate::drain::Drain;
-use crate::net::door::{Door, Limits, Place};
-use crate::net::entrance::{Away, Entrance, Guest, Host};
+use crate::net::door::{Door, Limits, Slot};
+use crate::net::entrance::{Accepted, ConnectionHandler, Entrance, Rejection};
 use crate::net::files;
 use crate::net::listen::Accept;
 use crate::net::pool::Pool;
@@ -31,89 +31,89 @@ use crate::protocol::Category;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics};
 
-pub use visit::{Ask, Denied, Visit};
+pub use visit::{Denied, OpenRequest, Visit};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
 pub trait FrontEnd<S>: Send + Sync + 'static {
     /// Its name in metrics and the access log.
     const NAME: &'static str;
 
-    /// What the far end is told of who asks.
+    /// The category that the Open frame carries.
     const CATEGORY: Category;
 
-    /// What a session's bytes come over once it is open: what was accepted, or what became of it (TLS).
+    /// The stream that carries the session's bytes: what was accepted, or what a handshake (TLS) made of it.
     type Connection: Connection;
 
     /// What is logged about a client stands in this span; its fields `trace` and `session` are filled in once there are
     /// some.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// What to tell one who is sent away before it has asked, in a few bytes.
-    fn farewell(&self, denial: &Denial, trace: &str) -> Bytes;
+    /// A few bytes that are sent to a client that is rejected before its head is read; empty for none.
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
 
-    /// Reads a head, has [`Visit::open`] judge it and open what it asks for, and says what came of that.
+    /// Reads the head, passes the request to [`Visit::open`], and answers the client.
     ///
-    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's place is given to
-    /// another source, or at the end of draining.
-    fn converse(
+    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's
+    /// slot is given to another source, or at the end of draining.
+    fn handshake(
         &self,
         socket: S,
         visit: &mut Visit<'_>,
-    ) -> impl Future<Output = Head<Self::Connection>> + Send;
+    ) -> impl Future<Output = Handshake<Self::Connection>> + Send;
 }
 
 /// What a front end serves with. All but the gate is shared by those of a process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct FrontContext {
-    /// Who may come in, and what for; swap it when the config changes, for whoever comes next.
+    /// The access checks. The config's watcher swaps it; clients that connect later are checked by the new one.
     pub gate: Arc<ArcSwap<Gate>>,
-    /// Sessions at once, of all front ends of this process together.
-    pub sessions: Door<Client>,
-    /// Buffers to read clients with.
+    /// The door to the sessions of all front ends of this process.
+    pub sessions: Door<ClientKey>,
+    /// Read buffers.
     pub pool: Pool,
-    /// The way to the nodes.
+    /// Opens the sessions.
     pub route: Route,
-    /// The numbers.
+    /// Counts connections, sessions and bytes.
     pub metrics: Metrics,
-    /// Once it begins nobody is let in; it waits for those who are.
+    /// Once it begins no client is let in; it waits for those that are.
     pub drain: Drain,
 }
 
 /// A session that was opened for a client.
-pub type Granted = Opened<Place<Client>>;
+pub type Granted = Opened<Slot<ClientKey>>;
 
-/// What came of a client's head; `C` is its connection.
+/// How a client's handshake ended; `C` is its connection.
 #[derive(Debug)]
-pub enum Head<C, T = Granted> {
-    /// The client was told so, and what it sends and gets from now on is the session's.
+pub enum Handshake<C, T = Granted> {
+    /// The client has its answer; from now on its connection carries the session's bytes.
     Opened {
         /// What was opened for it.
         session: T,
-        /// Its connection; nothing wraps it any more.
+        /// The connection, without any wrapper of the handshake.
         socket: C,
-        /// What it sent behind its head without waiting for the answer.
+        /// Bytes that came behind the head before the answer was sent.
         early: Bytes,
     },
-    /// The client was told why not. The connection is to be closed with care: it may still be sending.
+    /// The client has been sent the denial. The connection must be closed with care, as it may still be sending.
     Denied(C),
-    /// There was no head to answer, or nobody to take the answer.
+    /// No head came, or the answer could not be sent.
     Failed {
         /// A fixed word for metrics.
         cause: &'static str,
-        /// To be closed with care as well: the client may have been told something.
+        /// The connection, if it is still there; it is closed with care, as an error may be on its way to the client.
         socket: Option<C>,
     },
 }
 
-/// Serves clients until draining begins; those that are connected by then are the drain's to wait for. What comes from
-/// a network of `proxies` begins with a PROXY header.
-pub async fn serve<L, F>(front_end: F, (listener, proxies): (L, Networks), context: FrontContext)
+/// Serves clients until draining begins; the drain then waits for those that are connected. A connection from a network
+/// of `proxies` must begin with a PROXY header.
+pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: FrontContext)
 where
     L: Accept,
     F: FrontEnd<L::Stream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = Door::new(Limits::places(files::at_most(HEADS, 8)));
+    let door = Door::new(Limits::slots(files::at_most(HEADS, 8)));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let drain = context.drain.clone();
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
@@ -124,7 +124,7 @@ struct Front<F> {
     context: FrontContext,
 }
 
-impl<S, F> Host<S> for Front<F>
+impl<S, F> ConnectionHandler<S> for Front<F>
 where
     S: Connection + 'static,
     F: FrontEnd<S>,
@@ -137,15 +137,15 @@ where
         self.context.gate.load().admit(from.ip()).is_ok()
     }
 
-    fn farewell(&self, from: SocketAddr, why: Away) -> Bytes {
+    fn rejection_bytes(&self, from: SocketAddr, why: Rejection) -> Bytes {
         let denial = match why {
-            Away::Forbidden => match self.context.gate.load().admit(from.ip()) {
+            Rejection::Forbidden => match self.context.gate.load().admit(from.ip()) {
                 Err(denial) => denial,
                 Ok(()) => return Bytes::new(),
             },
-            Away::Full => Denial::Busy("too many connections at once that have not asked for anything"),
-            Away::Files => {
-                Denial::Busy("this pod has no more files to open: raise its limit (ulimit -Hn, LimitNOFILE)")
+            Rejection::Full => Denial::Busy("too many connections wait at once without a request"),
+            Rejection::Files => {
+                Denial::Busy("this pod has no files left to open: raise its limit (ulimit -Hn, LimitNOFILE)")
             }
         };
         let metrics = &self.context.metrics;
@@ -153,59 +153,59 @@ where
         let mut access = Access::begin(F::NAME, from.to_string());
         access.trace = new_trace();
         access.status = Some(denial.status().as_u16());
-        let told = self.front_end.farewell(&denial, &access.trace);
+        let told = self.front_end.rejection_bytes(&denial, &access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
         told
     }
 
-    async fn serve(self: Arc<Self>, guest: Guest<S>) {
-        let Guest { socket, from, place } = guest;
+    async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
+        let Accepted { socket, from, slot } = accepted;
         let (asked, is_asked) = oneshot::channel();
-        let mut visit = Visit::new::<S, F>(&self.context, from, place, asked);
+        let mut visit = Visit::new::<S, F>(&self.context, from, slot, asked);
         let head = {
-            // Boxed, so that a session does not keep the head's room.
-            let converse = Box::pin(self.front_end.converse(socket, &mut visit));
+            // Boxed, so that a session does not keep the memory of the handshake.
+            let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
             tokio::select! {
                 biased;
-                head = converse => head,
-                () = too_slow(is_asked) => Head::Failed { cause: "slow_head", socket: None },
+                head = handshake => head,
+                () = too_slow(is_asked) => Handshake::Failed { cause: "slow_head", socket: None },
             }
         };
         let socket = match head {
-            Head::Opened { session, socket, early } => {
+            Handshake::Opened { session, socket, early } => {
                 let client = Socket::with_early(socket, self.context.pool.clone(), early);
-                return carry(session, Near::Client, client, &self.context.metrics).await;
+                return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
-            Head::Denied(socket) => Some(socket),
-            Head::Failed { cause, socket } => {
+            Handshake::Denied(socket) => Some(socket),
+            Handshake::Failed { cause, socket } => {
                 debug!(cause, "no session");
                 self.context.metrics.connections_refused.count(cause);
                 socket
             }
         };
         if let Some(socket) = socket {
-            // Closed with care, so that what it was told arrives; until then it keeps its place.
+            // Closed with care, so that the answer arrives; until then the client keeps its slot.
             linger(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }
 }
 
-/// A trace for a client that has none of its own.
-pub fn new_trace() -> String {
+/// A random trace: 8 hex digits.
+pub(super) fn new_trace() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 
-/// Completes if the head is not there in time.
+/// Completes [`HEAD_TIME`] after the start, unless `asked` is dropped first.
 async fn too_slow(asked: oneshot::Receiver<()>) {
     if timeout(HEAD_TIME, asked).await.is_ok() {
         std::future::pending().await
     }
 }
 
-/// How long a client may take to send its head: time enough for the worst line, too short to hold sockets with nothing.
+/// How long a client may take to send its head.
 pub const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Connections to one front end that have not yet asked for anything they may have, at most.
+/// Connections to one front end at most that have not sent a head or not passed the checks.
 const HEADS: usize = 4096;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Shares of what all sources want at once: places before a door, sessions, checks of passwords.
+//! Shares of what all sources want at once: slots before a door, sessions, checks of passwords.
 //!
 //! A share binds only while another source waits. Alone, one source may have everything, for thousands of honest
-//! peers behind one NAT or balancer are one address. When all places are taken, the source that holds most of them
+//! peers behind one NAT or balancer are one address. When all slots are taken, the source that holds most of them
 //! gives way to one that holds fewer, and of its own the one goes first that has been silent for longest.
 //!
 //! [`Shares`] decides, and reads no clock; [`Door`] carries it out. Whoever serves a listening socket uses neither, but
@@ -31,7 +31,7 @@ pub use shares::{Effects, Full, Limits, Shares};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
-/// [`Shares`] that tasks hold places of. Cheap to clone; clones are one door.
+/// [`Shares`] that tasks hold slots of. Cheap to clone; clones are one door.
 #[derive(Debug)]
 pub struct Door<K: Clone + Ord + Hash = Source>(Arc<Mutex<Inside<K>>>);
 
@@ -41,7 +41,7 @@ struct Inside<K> {
     told: HashMap<u64, Told>,
 }
 
-/// How a guest learns what becomes of it.
+/// How an entrant learns what becomes of it.
 #[derive(Debug)]
 struct Told {
     /// Dropped unsent if it is lost while it waits.
@@ -49,10 +49,10 @@ struct Told {
     lost: CancellationToken,
 }
 
-/// A place, held until dropped, unless it is lost before.
+/// A slot, held until dropped, unless it is lost before.
 #[derive(Debug)]
 #[must_use = "dropping it gives it back"]
-pub struct Place<K: Clone + Ord + Hash = Source> {
+pub struct Slot<K: Clone + Ord + Hash = Source> {
     door: Door<K>,
     id: u64,
     lost: CancellationToken,
@@ -69,37 +69,37 @@ impl Source {
 }
 
 impl<K: Clone + Ord + Hash> Door<K> {
-    /// A door with so many places.
+    /// A door with so many slots.
     pub fn new(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(Inside { shares: Shares::new(limits), told: HashMap::new() })))
     }
 
-    /// A place now.
+    /// A slot now.
     ///
     /// # Errors
     ///
     /// If there is none, and nobody has to give way.
-    pub fn try_enter(&self, who: &K) -> Result<Place<K>, Full> {
-        let (place, mut granted) = self.join(who)?;
-        granted.try_recv().map(|()| place).map_err(|_| Full::ForAll)
+    pub fn try_enter(&self, who: &K) -> Result<Slot<K>, Full> {
+        let (slot, mut granted) = self.join(who)?;
+        granted.try_recv().map(|()| slot).map_err(|_| Full::ForAll)
     }
 
-    /// A place as soon as it is this source's turn. Cancel safe: who no longer waits has no turn.
+    /// A slot as soon as it is this source's turn. Cancel safe: who no longer waits has no turn.
     ///
     /// # Errors
     ///
     /// If too many wait, most of them of this source.
-    pub async fn enter(&self, who: &K) -> Result<Place<K>, Full> {
-        let (place, mut granted) = self.join(who)?;
+    pub async fn enter(&self, who: &K) -> Result<Slot<K>, Full> {
+        let (slot, mut granted) = self.join(who)?;
         loop {
             match timeout(SETTLE_EVERY, &mut granted).await {
-                Ok(granted) => return granted.map(|()| place).map_err(|_| Full::ForAll),
+                Ok(granted) => return granted.map(|()| slot).map_err(|_| Full::ForAll),
                 Err(_) => self.apply(|shares| shares.settle(Instant::now())),
             }
         }
     }
 
-    fn join(&self, who: &K) -> Result<(Place<K>, oneshot::Receiver<()>), Full> {
+    fn join(&self, who: &K) -> Result<(Slot<K>, oneshot::Receiver<()>), Full> {
         let (granted, receiver) = oneshot::channel();
         let lost = CancellationToken::new();
         let (id, told) = {
@@ -109,7 +109,7 @@ impl<K: Clone + Ord + Hash> Door<K> {
             (id, inside.told(effects))
         };
         told.tell();
-        Ok((Place { door: self.clone(), id, lost }, receiver))
+        Ok((Slot { door: self.clone(), id, lost }, receiver))
     }
 
     fn apply(&self, change: impl FnOnce(&mut Shares<K>) -> Effects) {
@@ -147,7 +147,7 @@ impl Telling {
     fn tell(self) {
         let Self(granted, lost) = self;
         if let Some(granted) = granted {
-            // Fails only if nobody waits any more, and then the place comes back.
+            // Fails only if nobody waits any more, and then the slot comes back.
             let _ = granted.send(());
         }
         if let Some(lost) = lost {
@@ -156,7 +156,7 @@ impl Telling {
     }
 }
 
-impl<K: Clone + Ord + Hash> Place<K> {
+impl<K: Clone + Ord + Hash> Slot<K> {
     /// Its holder has spoken: until [`Self::waits`] it is we who are slow.
     pub fn busy(&self) {
         self.door.inside().shares.heard(self.id, true, Instant::now());
@@ -167,18 +167,18 @@ impl<K: Clone + Ord + Hash> Place<K> {
         self.door.inside().shares.heard(self.id, false, Instant::now());
     }
 
-    /// The connection of its holder, which tells for itself who is waited for while the place is held.
+    /// The connection of its holder, which tells for itself who is waited for while the slot is held.
     pub fn attend<T>(&self, io: T) -> Attended<T, K> {
-        Attended { io, place: Some((self.door.clone(), self.id)), silent: true }
+        Attended { io, slot: Some((self.door.clone(), self.id)), silent: true }
     }
 
-    /// Cancelled once the place is lost: its holder is to go at once.
+    /// Cancelled once the slot is lost: its holder is to go at once.
     pub fn lost(&self) -> CancellationToken {
         self.lost.clone()
     }
 }
 
-impl<K: Clone + Ord + Hash> Drop for Place<K> {
+impl<K: Clone + Ord + Hash> Drop for Slot<K> {
     fn drop(&mut self) {
         let (told, gone) = {
             let mut inside = self.door.inside();
@@ -191,12 +191,12 @@ impl<K: Clone + Ord + Hash> Drop for Place<K> {
     }
 }
 
-/// A connection that stands for its holder's place: reading nothing means that the holder is silent, reading something
-/// that it is not. Once the place is given back it is as good as the connection itself.
+/// A connection that stands for its holder's slot: reading nothing means that the holder is silent, reading something
+/// that it is not. Once the slot is given back it is as good as the connection itself.
 #[derive(Debug)]
 pub struct Attended<T, K: Clone + Ord + Hash = Source> {
     io: T,
-    place: Option<(Door<K>, u64)>,
+    slot: Option<(Door<K>, u64)>,
     silent: bool,
 }
 
@@ -208,11 +208,11 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash + Unpin> AsyncRead for Attended
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(cx, out);
         let silent = read.is_pending();
-        if let Some((door, id)) = self.place.as_ref().filter(|_| silent != self.silent) {
+        if let Some((door, id)) = self.slot.as_ref().filter(|_| silent != self.silent) {
             let held = door.inside().shares.heard(*id, !silent, Instant::now());
             self.silent = silent;
             if !held {
-                self.place = None;
+                self.slot = None;
             }
         }
         read

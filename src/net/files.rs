@@ -36,9 +36,9 @@ pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// So many places, but never more than the given part of all files: `1/part`.
-pub fn at_most(places: usize, part: u64) -> usize {
-    usize::try_from(limit() / part).map_or(places, |files| files.clamp(1, places.max(1)))
+/// So many slots, but never more than the given part of all files: `1/part`.
+pub fn at_most(slots: usize, part: u64) -> usize {
+    usize::try_from(limit() / part).map_or(slots, |files| files.clamp(1, slots.max(1)))
 }
 
 /// Whether a file that was just opened is one of the last that `limit` leaves, which are kept for what runs already.
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn places_never_take_more_than_their_part() {
+    fn slots_never_take_more_than_their_part() {
         assert_eq!(at_most(1, 4), 1);
         assert!(u64::try_from(at_most(usize::MAX, 4)).unwrap() <= limit() / 4);
     }

@@ -12,11 +12,11 @@ use super::{PolicyError, network, plain};
 ///
 /// A given list stands alone: what it does not hold is forbidden, loopback and own addresses included.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Targets(Vec<Entry>);
+pub struct Targets(Vec<TargetEntry>);
 
 /// One entry of the list: `127.0.0.0/8:*`, `10.1.2.3:443`, `[fd00::/8]:22`, or `own:22` for the edge's own addresses.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct TargetEntry {
     place: AllowedNet,
     /// `None`: any port.
     port: Option<u16>,
@@ -76,17 +76,17 @@ impl Default for Targets {
     fn default() -> Self {
         let places =
             [AllowedNet::Net(IpNet::V4(LOOPBACK4)), AllowedNet::Net(IpNet::V6(LOOPBACK6)), AllowedNet::Own];
-        places.into_iter().map(|place| Entry { place, port: None }).collect()
+        places.into_iter().map(|place| TargetEntry { place, port: None }).collect()
     }
 }
 
-impl FromIterator<Entry> for Targets {
-    fn from_iter<I: IntoIterator<Item = Entry>>(entries: I) -> Self {
+impl FromIterator<TargetEntry> for Targets {
+    fn from_iter<I: IntoIterator<Item = TargetEntry>>(entries: I) -> Self {
         Self(entries.into_iter().collect())
     }
 }
 
-impl FromStr for Entry {
+impl FromStr for TargetEntry {
     type Err = PolicyError;
 
     fn from_str(text: &str) -> Result<Self, PolicyError> {
@@ -113,7 +113,7 @@ impl FromStr for Entry {
     }
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for TargetEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.place {
             AllowedNet::Own => f.write_str(OWN)?,
@@ -127,7 +127,7 @@ impl fmt::Display for Entry {
     }
 }
 
-impl fmt::Debug for Entry {
+impl fmt::Debug for TargetEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     fn targets(texts: &[&str]) -> Targets {
-        texts.iter().map(|text| text.parse::<Entry>().unwrap()).collect()
+        texts.iter().map(|text| text.parse::<TargetEntry>().unwrap()).collect()
     }
 
     fn allows(targets: &Targets, at: &str, own: &[IpAddr]) -> bool {
@@ -225,7 +225,7 @@ mod tests {
             "[own]:22",
             "[::ffff:0:0/96]:22",
         ] {
-            assert!(text.parse::<Entry>().is_err(), "{text}");
+            assert!(text.parse::<TargetEntry>().is_err(), "{text}");
         }
     }
 
@@ -233,9 +233,9 @@ mod tests {
         #[test]
         fn an_entry_survives_its_text(bits: u128, length in 0_u8..=128, port: Option<u16>) {
             let net = Ipv6Net::new(bits.into(), length).unwrap().trunc();
-            let entry = Entry { place: AllowedNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
+            let entry = TargetEntry { place: AllowedNet::Net(IpNet::V6(net)), port: port.filter(|p| *p > 0) };
             prop_assume!(length == 0 || plain(IpAddr::V6(net.addr())) == IpAddr::V6(net.addr()));
-            prop_assert_eq!(entry.to_string().parse::<Entry>(), Ok(entry));
+            prop_assert_eq!(entry.to_string().parse::<TargetEntry>(), Ok(entry));
         }
 
         #[test]

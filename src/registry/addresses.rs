@@ -1,262 +1,180 @@
-//! Which pods there are: the endpoints of a Service of Kubernetes.
+//! Whose an address is: from what a client names (a node, its address, a pod's, a Service) to a node and the target as
+//! that node's edge knows it.
+//!
+//! A fixed table of networks counts first, then what Kubernetes says. Whether the node has an edge is no question here: a
+//! [`Location`] says what is dialled where it has none.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
+mod facts;
+mod table;
 
-use futures_util::StreamExt as _;
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
-use kube::Api;
-use kube::runtime::watcher::{self, Event, watcher};
-use tokio::sync::watch;
-use tokio::time::sleep;
-use tracing::{debug, info, warn};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::cluster::{Cluster, ClusterError};
-use crate::drain::Drain;
-use crate::net::backoff::Backoff;
+use ipnet::IpNet;
 
-/// The pods of a Service; `None` until they are known.
-pub type Known = Option<Endpoints>;
+use crate::names::{Host, NodeName, Target};
+use crate::policy::plain;
 
-/// Addresses of the pods of a Service, each in one of the two.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Endpoints {
-    /// Clients are led there.
-    pub ready: BTreeSet<IpAddr>,
-    /// Starting, stopping, in trouble, or on a machine that is lost.
-    pub unready: BTreeSet<IpAddr>,
-}
+use facts::Backing;
+pub use facts::{Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
+pub use table::{Claims, FactTable};
 
-/// Follows the endpoints of a Service. While kube-apiserver does not answer, the last ones stand.
-#[derive(Debug)]
-pub struct Addresses {
-    cluster: Cluster,
-    service: String,
-    /// This pod, and the port on which all pods take links.
-    own: SocketAddr,
-    endpoints: watch::Sender<Known>,
-    siblings: watch::Sender<Vec<SocketAddr>>,
-}
-
-/// The slices of a Service: each holds some of its endpoints.
+/// Which networks are behind which node, and what Kubernetes says of nodes, pods and Services.
+///
+/// One lock holds the facts; it is taken for one look or one change, and no other one under it.
 #[derive(Debug, Default)]
-struct Slices {
-    known: BTreeMap<String, Endpoints>,
-    /// Those that a list that has begun has named so far.
-    listed: Option<BTreeMap<String, Endpoints>>,
+pub struct AddressBook {
+    /// The longest prefix first.
+    fixed: Vec<(IpNet, NodeName)>,
+    facts: Mutex<Facts>,
 }
 
-impl Addresses {
-    /// Nothing is asked yet. `own` is this pod's address, and the port on which all pods take links.
-    pub fn new(cluster: Cluster, service: String, own: SocketAddr) -> Self {
-        let (endpoints, siblings) = (watch::Sender::new(None), watch::Sender::new(Vec::new()));
-        Self { cluster, service, own, endpoints, siblings }
-    }
-
-    /// All pods, this one among them.
-    pub fn endpoints(&self) -> watch::Receiver<Known> {
-        self.endpoints.subscribe()
-    }
-
-    /// Where the other pods take links, in order; empty until they are known. Those that are not ready, too: they may
-    /// well have nodes and sessions.
-    pub fn siblings(&self) -> watch::Receiver<Vec<SocketAddr>> {
-        self.siblings.subscribe()
-    }
-
-    /// Follows them until draining begins.
-    pub async fn follow(self, drain: Drain) {
-        tokio::select! {
-            () = self.follow_on() => {}
-            () = drain.draining() => {}
-        }
-    }
-
-    async fn follow_on(&self) {
-        let mut backoff = Backoff::new();
-        let mut told = false;
-        loop {
-            let cause = match self.list_and_watch(&mut backoff, &mut told).await {
-                Ok(never) => match never {},
-                Err(cause) => cause,
-            };
-            if told {
-                debug!(service = self.service, "{cause}");
-            } else {
-                warn!(service = self.service, "the pods' endpoints cannot be followed, trying on: {cause}");
-                told = true;
-            }
-            sleep(backoff.pause(rand::random())).await;
-        }
-    }
-
-    /// Goes on until something fails; says so when all are known.
-    async fn list_and_watch(
-        &self,
-        backoff: &mut Backoff,
-        told: &mut bool,
-    ) -> Result<Infallible, ClusterError> {
-        let (client, namespace) = self.cluster.connect().await?;
-        let slices: Api<EndpointSlice> = Api::namespaced(client, &namespace);
-        let of = format!("{SERVICE_LABEL}={}", self.service);
-        let config = watcher::Config::default().labels(&of).timeout(WATCH_SECONDS);
-        let mut events = pin!(watcher(slices, config));
-        let mut slices = Slices::default();
-        while let Some(event) = events.next().await {
-            let Some(endpoints) = slices.take(event.map_err(failed)?) else { continue };
-            *backoff = Backoff::new();
-            if std::mem::take(told) {
-                info!(service = self.service, "the pods' endpoints are followed again");
-            }
-            self.tell(endpoints);
-        }
-        Err(ClusterError::Silent)
-    }
-
-    fn tell(&self, endpoints: Endpoints) {
-        let own = self.own.ip();
-        let all: BTreeSet<_> = endpoints.ready.union(&endpoints.unready).collect();
-        let others = all.into_iter().filter(|ip| **ip != own).map(|ip| SocketAddr::new(*ip, self.own.port()));
-        let others: Vec<_> = others.collect();
-        self.siblings.send_if_modified(|old| {
-            let news = *old != others;
-            if news {
-                debug!(service = self.service, ?others, "other pods");
-                *old = others;
-            }
-            news
-        });
-        self.endpoints.send_if_modified(|old| {
-            let news = old.as_ref() != Some(&endpoints);
-            *old = Some(endpoints);
-            news
-        });
-    }
+/// Where a target is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// At a node, if an edge runs there.
+    Node {
+        /// The node.
+        node: NodeName,
+        /// The target as its edge knows it.
+        target: Target,
+        /// What is dialled where it has no edge, by whoever may; `None`: it is an edge's for certain.
+        direct: Option<Target>,
+    },
+    /// At no node that is known.
+    Nobody(Target),
 }
 
-impl Slices {
-    /// All endpoints, whenever all slices are known.
-    fn take(&mut self, event: Event<EndpointSlice>) -> Option<Endpoints> {
-        match event {
-            Event::Init => self.listed = Some(BTreeMap::new()),
-            Event::InitApply(slice) => {
-                let (name, endpoints) = endpoints(slice);
-                self.listed.get_or_insert_default().insert(name, endpoints);
-            }
-            Event::InitDone => self.known = self.listed.take().unwrap_or_default(),
-            Event::Apply(slice) => {
-                let (name, endpoints) = endpoints(slice);
-                self.known.insert(name, endpoints);
-            }
-            Event::Delete(slice) => {
-                self.known.remove(&endpoints(slice).0);
+/// Why a target is nowhere, although it is known what is meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotLocated {
+    /// Two sites use the same private network. Cure: ask for the node by its name.
+    #[error("{ip} is an address at both {one} and {other}, and perhaps at more nodes")]
+    Ambiguous {
+        /// The address.
+        ip: IpAddr,
+        /// One of the nodes.
+        one: NodeName,
+        /// Another one.
+        other: NodeName,
+    },
+    /// A name of a Service's form, and there is none. Usual cause: a slip of the pen.
+    #[error("there is no Service {0}")]
+    NoService(String),
+    /// The Service has other ports.
+    #[error("Service {service} has no TCP port {port}")]
+    NoPort {
+        /// As `namespace/name`.
+        service: String,
+        /// The port that was asked for.
+        port: u16,
+    },
+    /// Usual cause: its pods are not ready, or its selector matches none.
+    #[error("Service {0} has no ready endpoint{at_edges}", at_edges = if *.1 { " at an edge" } else { "" })]
+    NoEndpoint(
+        /// As `namespace/name`.
+        String,
+        /// Those at no node do not count, as `user_services` says.
+        bool,
+    ),
+}
+
+impl AddressBook {
+    /// What is in one of these networks is behind that node, whatever Kubernetes says; of several networks that hold an
+    /// address the narrowest counts.
+    pub fn new(mut fixed: Vec<(IpNet, NodeName)>) -> Self {
+        fixed.sort_by_key(|(net, _)| std::cmp::Reverse(net.prefix_len()));
+        Self { fixed, facts: Mutex::default() }
+    }
+
+    /// Where a target is. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
+    ///
+    /// A name that is no Service's is taken for a node's, known or not.
+    ///
+    /// # Errors
+    ///
+    /// It is known what is meant, and that it is nowhere, or in two places.
+    pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, NotLocated> {
+        let (facts, port) = (self.facts(), target.port);
+        let target = match &target.host {
+            Host::Ip(ip) => Target { host: Host::Ip(plain(*ip)), port },
+            Host::Name(_) => target.clone(),
+        };
+        if let Some(location) = self.fixed(&target) {
+            return Ok(location);
+        }
+        match facts.backing(&target, chance, |ip| self.fixed_node(ip).is_some())? {
+            None => {}
+            Some(Backing::Outside(target)) => return Ok(Location::Nobody(target)),
+            Some(Backing::Endpoint { at, node: Some(node) }) => return Ok(Location::known(node, at.into())),
+            Some(Backing::Endpoint { at, node: None }) => {
+                let target = Target::from(at);
+                return self.fixed(&target).map_or_else(|| at_address(&facts, at.ip(), target), Ok);
             }
         }
-        if self.listed.is_some() {
-            return None;
+        match &target.host {
+            Host::Ip(ip) => at_address(&facts, *ip, target.clone()),
+            Host::Name(name) => Ok(at_name(&facts, name, &target)),
         }
-        let mut all = Endpoints::default();
-        for slice in self.known.values() {
-            all.ready.extend(&slice.ready);
-            all.unready.extend(&slice.unready);
-        }
-        // While it moves from one slice to another it may be in both.
-        all.unready.retain(|pod| !all.ready.contains(pod));
-        Some(all)
+    }
+
+    /// The node of a pod, also of one that has finished, whose logs its kubelet may still have.
+    pub fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
+        self.facts().node_of_pod(namespace, name)
+    }
+
+    /// Takes in what has changed.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
+        change(&mut self.facts())
+    }
+
+    fn fixed(&self, target: &Target) -> Option<Location> {
+        let Host::Ip(ip) = target.host else { return None };
+        let node = self.fixed_node(ip)?.clone();
+        Some(Location::Node { node, target: target.clone(), direct: None })
+    }
+
+    fn fixed_node(&self, ip: IpAddr) -> Option<&NodeName> {
+        self.fixed.iter().find(|(net, _)| net.contains(&ip)).map(|(_, node)| node)
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A slice's name, and the pods in it. Unknown counts as ready, as Kubernetes wants it.
-fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
-    let ready = |endpoint: &Endpoint| {
-        endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
-    };
-    let mut all = Endpoints::default();
-    for endpoint in slice.endpoints {
-        let set = if ready(&endpoint) { &mut all.ready } else { &mut all.unready };
-        set.extend(endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok()));
-    }
-    (slice.metadata.name.unwrap_or_default(), all)
-}
-
-fn failed(cause: watcher::Error) -> ClusterError {
-    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
-    match cause {
-        InitialListFailed(cause) | WatchStartFailed(cause) | WatchFailed(cause) => cause.into(),
-        WatchError(status) => kube::Error::Api(status).into(),
-        cause @ NoResourceVersion => ClusterError::Failed(cause.to_string()),
+impl Location {
+    /// At a node that Kubernetes names, where the target is dialled as it stands.
+    fn known(node: NodeName, target: Target) -> Self {
+        Self::Node { node, target: target.clone(), direct: Some(target) }
     }
 }
 
-/// The label by which a slice tells whose it is.
-const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+fn at_address(facts: &Facts, ip: IpAddr, target: Target) -> Result<Location, NotLocated> {
+    Ok(facts.node_at(ip)?.map_or(Location::Nobody(target.clone()), |node| Location::known(node, target)))
+}
 
-/// How long one watch lasts: an apiserver that has vanished without a word is noticed not much later.
-const WATCH_SECONDS: u32 = 60;
+/// A node's own target has the node's name, so that its edge dials the machine itself, loopback first.
+fn at_name(facts: &Facts, name: &str, target: &Target) -> Location {
+    let direct = facts.address_of(name).map(|ip| Target { host: Host::Ip(ip), port: target.port });
+    match name.parse() {
+        Ok(node) => {
+            let direct = Some(direct.unwrap_or_else(|| target.clone()));
+            Location::Node { node, target: target.clone(), direct }
+        }
+        Err(_) => Location::Nobody(target.clone()),
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node { node, target, .. } => write!(f, "{target} at {node}"),
+            Self::Nobody(target) => write!(f, "{target}"),
+        }
+    }
+}
 
 #[cfg(test)]
-mod tests {
-    use k8s_openapi::api::discovery::v1::EndpointConditions;
-
-    use super::*;
-
-    fn slice(name: &str, endpoints: &[(&str, Option<bool>)]) -> EndpointSlice {
-        let endpoint = |(address, ready): &(&str, Option<bool>)| Endpoint {
-            addresses: vec![(*address).to_owned()],
-            conditions: Some(EndpointConditions { ready: *ready, ..EndpointConditions::default() }),
-            ..Endpoint::default()
-        };
-        let mut slice =
-            EndpointSlice { endpoints: endpoints.iter().map(endpoint).collect(), ..EndpointSlice::default() };
-        slice.metadata.name = Some(name.to_owned());
-        slice
-    }
-
-    fn pods(ready: &[&str], unready: &[&str]) -> Endpoints {
-        let set = |all: &[&str]| all.iter().map(|address| address.parse().unwrap()).collect();
-        Endpoints { ready: set(ready), unready: set(unready) }
-    }
-
-    #[test]
-    fn all_slices_count_and_a_list_counts_when_it_is_whole() {
-        let mut slices = Slices::default();
-        assert_eq!(slices.take(Event::Init), None);
-        let one = slice("one", &[("10.0.0.1", Some(true)), ("10.0.0.2", Some(false)), ("10.0.0.3", None)]);
-        assert_eq!(slices.take(Event::InitApply(one)), None);
-        let two = slice("two", &[("fd00::1", Some(true)), ("pod.example.org", Some(true))]);
-        assert_eq!(slices.take(Event::InitApply(two)), None);
-        assert_eq!(
-            slices.take(Event::InitDone),
-            Some(pods(&["10.0.0.1", "10.0.0.3", "fd00::1"], &["10.0.0.2"]))
-        );
-        let moving = slice("two", &[("fd00::1", Some(true)), ("10.0.0.2", Some(true))]);
-        assert_eq!(
-            slices.take(Event::Apply(moving)),
-            Some(pods(&["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1"], &[])),
-            "it is in two slices for a moment"
-        );
-        let two = slice("two", &[("fd00::1", Some(true))]);
-        assert!(slices.take(Event::Apply(two)).is_some());
-        let less = slice("one", &[("10.0.0.3", Some(true))]);
-        assert_eq!(slices.take(Event::Apply(less)), Some(pods(&["10.0.0.3", "fd00::1"], &[])));
-        assert_eq!(slices.take(Event::Delete(slice("two", &[]))), Some(pods(&["10.0.0.3"], &[])));
-        assert_eq!(slices.take(Event::Init), None, "what was known stands until all is listed anew");
-        assert_eq!(slices.take(Event::InitDone), Some(pods(&[], &[])));
-    }
-
-    #[test]
-    fn siblings_are_the_others_on_our_own_port() {
-        let cluster = Cluster { kubeconfig: None, namespace: None };
-        let addresses = Addresses::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
-        let (mut siblings, endpoints) = (addresses.siblings(), addresses.endpoints());
-        addresses.tell(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
-        let others: Vec<SocketAddr> =
-            vec!["10.0.0.1:9000".parse().unwrap(), "[fd00::1]:9000".parse().unwrap()];
-        assert_eq!(*siblings.borrow_and_update(), others);
-        assert_eq!(*endpoints.borrow(), Some(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"])));
-        addresses.tell(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
-        assert!(!siblings.has_changed().unwrap(), "who is not ready may have nodes all the same");
-    }
-}
+mod tests;

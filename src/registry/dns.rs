@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::names::NodeName;
 use crate::net::resolver::{LookupError, Resolver};
-use crate::policy::zone::Zone;
+use crate::policy::Zone;
 
 /// Asks DNS for nodes, and knows whether that was of use lately.
 #[derive(Debug)]

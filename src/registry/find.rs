@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Found, LinkSender, Parked, SessionTable};
-use crate::registry::dns::Dns;
+use crate::registry::Dns;
 use crate::registry::siblings::{NodeFound, Siblings};
 use crate::registry::{NodeLocation, Registry};
 
@@ -89,8 +89,8 @@ impl Finder {
         not: Option<&LinkSender>,
     ) -> Result<Path, NotFound> {
         let wanted = NodeQuery::new(node, instance, not);
-        if let Ok(way) = self.at_hand(&wanted) {
-            return Ok(way);
+        if let Ok(path) = self.at_hand(&wanted) {
+            return Ok(path);
         }
         let mut searching = pin!(self.search(wanted.clone()));
         let mut came = false;
@@ -99,7 +99,7 @@ impl Finder {
             // search itself would not notice it, as it asks other pods only.
             let arrival = self.registry.arrival(node);
             let missing = match self.at_hand(&wanted) {
-                Ok(way) => return Ok(way),
+                Ok(path) => return Ok(path),
                 // The node has come, but as another process than the one that is sought. The caller decides how long it
                 // still waits for that one.
                 Err(missing) if came && missing.another => return Err(missing),
@@ -194,9 +194,9 @@ impl Finder {
     }
 
     /// Forgets that the node is at the pod behind this path, because the node was not there.
-    pub fn is_wrong(&self, node: &NodeName, way: &Path) {
+    pub fn is_wrong(&self, node: &NodeName, path: &Path) {
         if let Some(others) = &self.others {
-            others.known.forget(node, &others.siblings.behind(&way.sender));
+            others.known.forget(node, &others.siblings.behind(&path.sender));
         }
     }
 

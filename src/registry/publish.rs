@@ -1,9 +1,9 @@
 //! Keeps "node is at this pod" where DNS reads it, for as long as it is true.
 
 #[cfg(feature = "kubernetes")]
-pub mod configmap;
-pub mod etcd;
-pub mod hosts;
+mod configmap;
+mod etcd;
+mod hosts;
 mod lines;
 mod vet;
 
@@ -20,12 +20,12 @@ use tracing::{info, warn};
 use super::Registry;
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
-use crate::policy::zone::Zone;
+use crate::policy::Zone;
 use crate::telemetry::Metrics;
 #[cfg(feature = "kubernetes")]
-use configmap::{ConfigMap, ConfigMapError};
-use etcd::{Etcd, EtcdError};
-use hosts::{Hosts, HostsError};
+pub use configmap::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
+pub use etcd::{Etcd, EtcdError, EtcdParams};
+pub use hosts::{Hosts, HostsError};
 pub use vet::Vet;
 
 /// The task that publishes which nodes are linked here. It never touches a link or a session.

@@ -4,7 +4,7 @@
 //! at once. So each operation copies the list (`pods`) and looks at the copy without the lock; a pod that is added or
 //! removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
 
-pub mod addresses;
+mod addresses;
 mod list;
 mod news;
 mod pod;
@@ -30,6 +30,7 @@ use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Found, Link, LinkId, LinkSender};
 use crate::registry::Registry;
 
+pub use addresses::PodAddresses;
 use news::{Announcements, UNASKED};
 use pod::Which;
 pub use pod::{Answer, NodeFound, Pod};

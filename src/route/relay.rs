@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::search::Search;
 use super::{MOVING, Route};
 use crate::protocol::{Code, LinkSender, Peer, Refusal, RelayRequest};
-use crate::registry::find::NotFound;
+use crate::registry::NotFound;
 
 /// How many searches may run at once: for one link, and for all together. A node that is linked here, or remembered,
 /// needs no search.
@@ -36,10 +36,11 @@ impl Route {
         let (node, instance) = (asked.node().clone(), asked.instance());
         // An edge serves its own node itself, so by that name it means the cloud.
         let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);
-        let ways = if own { self.ways.of_pods() } else { self.ways.clone() };
+        let paths = if own { self.paths.of_pods() } else { self.paths.clone() };
         let resumes = asked.target().is_none();
         let patience = if resumes { LOOKED_FOR } else { self.patience };
-        let mut search = Search::new((&ways, self.chance), &node, instance, Instant::now() + patience);
+        let until = Instant::now() + patience;
+        let mut search = Search::new(&paths, &node, instance, until, self.chance);
         if !resumes {
             search = search.at_most(MOVING);
         }
@@ -66,7 +67,7 @@ impl Route {
             if let Some(plain) = search.plain() {
                 return Some((asked, plain));
             }
-            if !search.ask(|way| asked.try_way(&way.sender), asked.tried()).await {
+            if !search.ask(|path| asked.try_path(&path.sender), asked.tried()).await {
                 return None;
             }
             first = false;
@@ -78,7 +79,7 @@ impl Route {
     ///
     /// Returns the request as [`Self::relay`] does.
     pub fn pass(&self, asked: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let Some(linked) = self.ways.here(asked.node()).filter(|linked| !linked.sender.is_closed()) else {
+        let Some(linked) = self.paths.here(asked.node()).filter(|linked| !linked.sender.is_closed()) else {
             let why = format!("node {} is not linked to this pod", asked.node());
             asked.refuse(Refusal::new(Code::NotHere, why));
             return None;

@@ -9,10 +9,10 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use crate::names::{Instance, NodeName};
 use crate::net::backoff::Backoff;
 use crate::protocol::{LinkSender, Peer};
-use crate::registry::find::{NotFound, Path};
+use crate::registry::{NotFound, Path};
 
 use super::Chance;
-use super::ways::PathSource;
+use super::paths::PathSource;
 
 /// What one session knows of its paths. It asks over one at a time.
 ///
@@ -20,7 +20,7 @@ use super::ways::PathSource;
 /// waiter that is always made before the look it belongs to.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
-    ways: &'a PathSource,
+    paths: &'a PathSource,
     chance: Chance,
     node: &'a NodeName,
     /// The process of the node that is sought; none if any will do.
@@ -30,7 +30,7 @@ pub(super) struct Search<'a> {
     /// How long it goes on looking for a node that no pod has; to the end if none.
     patience: Option<Duration>,
     /// The path over which it asks next, or has asked.
-    way: Option<Path>,
+    path: Option<Path>,
     /// Whether it has asked over that path; then the next look is for another one.
     asked: bool,
     /// How long it waits for an answer before it looks for another path.
@@ -41,21 +41,22 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// A search among `ways` for a path to `node`, and to its process `instance` if one is given.
+    /// A search among `paths` for a path to `node`, and to its process `instance` if one is given.
     pub(super) fn new(
-        (ways, chance): (&'a PathSource, Chance),
+        paths: &'a PathSource,
         node: &'a NodeName,
         instance: Option<Instance>,
         until: Instant,
+        chance: Chance,
     ) -> Self {
         Self {
-            ways,
+            paths,
             chance,
             node,
             instance,
             until,
             patience: None,
-            way: None,
+            path: None,
             asked: false,
             wait: ANSWER_TIMEOUT,
             backoff: Backoff::new(),
@@ -87,7 +88,7 @@ impl<'a> Search<'a> {
 
     /// The link over which it asks next, if that is a plain one.
     pub(super) fn plain(&self) -> Option<Arc<LinkSender>> {
-        self.way.as_ref().map(|way| way.sender.clone()).filter(|link| !link.resumes)
+        self.path.as_ref().map(|path| path.sender.clone()).filter(|link| !link.resumes)
     }
 
     /// Looks for the first path. A new session waits for a node that is moving from pod to pod, as a running session does;
@@ -97,9 +98,9 @@ impl<'a> Search<'a> {
     ///
     /// No pod has the node, or the time is over.
     pub(super) async fn first(&mut self) -> Result<(), NotFound> {
-        match timeout_at(self.until, self.ways.find(self.node, self.instance, None)).await {
-            Ok(Ok(way)) => {
-                (self.way, self.asked) = (Some(way), false);
+        match timeout_at(self.until, self.paths.find(self.node, self.instance, None)).await {
+            Ok(Ok(path)) => {
+                (self.path, self.asked) = (Some(path), false);
                 Ok(())
             }
             Ok(Err(missing)) if !missing.moving && self.instance.is_none() => Err(missing),
@@ -115,9 +116,9 @@ impl<'a> Search<'a> {
     /// The time is over, or the process that is sought is gone.
     pub(super) async fn next(&mut self) -> Result<(), NotFound> {
         let until = self.patience.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
-        let before = self.way.take().filter(|_| self.asked);
+        let before = self.path.take().filter(|_| self.asked);
         if let Some(before) = &before {
-            self.ways.is_wrong(self.node, before);
+            self.paths.is_wrong(self.node, before);
         }
         let mut paused = before.is_none();
         // The pod that was asked may still answer that it has the node, and sooner than the pod that does. So the first
@@ -127,22 +128,22 @@ impl<'a> Search<'a> {
         let mut missing = NotFound::default();
         loop {
             // The waiter is made before the look: a link that comes between the two ends the wait below.
-            let arrival = self.ways.arrival(self.node);
+            let arrival = self.paths.arrival(self.node);
             let (others, not) = (not.is_some(), not.take());
-            if self.ways.is_another(self.node, self.instance) {
+            if self.paths.is_another(self.node, self.instance) {
                 self.another.get_or_insert_with(Instant::now);
             }
-            let looking = self.ways.find(self.node, self.instance, not.as_deref());
+            let looking = self.paths.find(self.node, self.instance, not.as_deref());
             let late = || Err(NotFound { another: self.another.is_some(), ..missing.clone() });
             let found = tokio::select! {
                 looked = timeout_at(self.limit(until), looking) => looked.unwrap_or_else(|_| late()),
                 () = arrival.come(), if others => late(),
             };
             match found {
-                Ok(way) => {
-                    let again = before.as_ref().is_some_and(|before| before.sender.id == way.sender.id);
+                Ok(path) => {
+                    let again = before.as_ref().is_some_and(|before| before.sender.id == path.sender.id);
                     if paused || !again {
-                        (self.way, self.asked, self.another) = (Some(way), false, None);
+                        (self.path, self.asked, self.another) = (Some(path), false, None);
                         return Ok(());
                     }
                 }
@@ -165,8 +166,8 @@ impl<'a> Search<'a> {
     pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Path), answer: impl Future<Output = A>) -> A {
         let mut answer = pin!(answer);
         loop {
-            if let Some(way) = self.way.as_ref().filter(|_| !self.asked) {
-                ask(way);
+            if let Some(path) = self.path.as_ref().filter(|_| !self.asked) {
+                ask(path);
                 self.asked = true;
             }
             let other = tokio::select! {
@@ -175,7 +176,7 @@ impl<'a> Search<'a> {
                 other = self.other() => other,
             };
             tracing::debug!(node = %self.node, wait = ?self.wait, "no answer: asking on another path");
-            (self.way, self.asked) = (Some(other), false);
+            (self.path, self.asked) = (Some(other), false);
             self.wait = (self.wait * 2).min(MAX_ANSWER_TIMEOUT);
         }
     }
@@ -185,10 +186,10 @@ impl<'a> Search<'a> {
         sleep(self.wait).await;
         let mut backoff = Backoff::new();
         loop {
-            let not = self.way.as_ref().map(|way| way.sender.as_ref());
-            let arrival = self.ways.arrival(self.node);
-            if let Ok(way) = self.ways.find(self.node, self.instance, not).await {
-                return way;
+            let not = self.path.as_ref().map(|path| path.sender.as_ref());
+            let arrival = self.paths.arrival(self.node);
+            if let Ok(path) = self.paths.find(self.node, self.instance, not).await {
+                return path;
             }
             // There is only this path: its answer may be late because the target is dialled slowly.
             let pause = backoff.pause((self.chance)()) + RETRY_INTERVAL;
@@ -205,7 +206,7 @@ impl<'a> Search<'a> {
         let now = Instant::now();
         if !missing.another {
             self.another = None;
-        } else if self.ways.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_AFTER {
+        } else if self.paths.is_alone() || now - *self.another.get_or_insert(now) >= REPLACED_AFTER {
             return Err(missing.clone());
         }
         if now >= until { Err(NotFound { another: false, ..missing.clone() }) } else { Ok(()) }

@@ -20,7 +20,7 @@ use files::Files;
 
 /// Where log lines go, and how they look.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
+pub struct LogSettings {
     /// One JSON object a line instead of text.
     pub json: bool,
     /// Daily files in this directory, 7 days and 100 MiB of them kept; it is made if need be. None: stderr only.
@@ -29,21 +29,21 @@ pub struct Settings {
     pub name: &'static str,
     /// To stderr as well when there is a directory. Without one, lines go to stderr anyway.
     pub also_stderr: bool,
-    /// As `--v`; see [`Level::set`].
+    /// As `--v`; see [`LogLevel::set`].
     pub verbosity: i32,
 }
 
 /// Running logs. Keep it until the very end of the process: dropping it writes what still waits.
 #[must_use = "dropping it stops the writers"]
 pub struct Logs {
-    level: Level,
+    level: LogLevel,
     in_files_only: bool,
     _writers: Vec<WorkerGuard>,
 }
 
 /// The knob for how much is logged, turned while the program runs. Cheap to clone.
 #[derive(Clone)]
-pub struct Level(reload::Handle<Targets, Registry>);
+pub struct LogLevel(reload::Handle<Targets, Registry>);
 
 /// Why logs could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +65,7 @@ pub enum LogError {
 /// Nobody listens to log lines any more, so their level cannot be set.
 #[derive(Debug, thiserror::Error)]
 #[error("logs have ended")]
-pub struct Ended;
+pub struct LogEnded;
 
 impl Logs {
     /// Starts logging for the whole process.
@@ -73,7 +73,7 @@ impl Logs {
     /// # Errors
     ///
     /// If the directory cannot be used, or if logging was started before.
-    pub fn start(settings: Settings) -> Result<Self, LogError> {
+    pub fn start(settings: LogSettings) -> Result<Self, LogError> {
         let mut writers = Vec::new();
         let mut outputs = Vec::new();
         let in_files_only = settings.dir.is_some() && !settings.also_stderr;
@@ -89,14 +89,14 @@ impl Logs {
             writers.push(guard);
             outputs.push(output(writer, settings.json));
         }
-        let (filter, level) = Level::new(settings.verbosity);
+        let (filter, level) = LogLevel::new(settings.verbosity);
         let all = tracing_subscriber::registry().with(filter).with(outputs);
         all.try_init().map_err(|_| LogError::Twice)?;
         Ok(Self { level, in_files_only, _writers: writers })
     }
 
     /// The knob for the level.
-    pub fn level(&self) -> Level {
+    pub fn level(&self) -> LogLevel {
         self.level.clone()
     }
 
@@ -104,9 +104,16 @@ impl Logs {
     pub fn are_in_files_only(&self) -> bool {
         self.in_files_only
     }
+
+    /// What `work` logs goes to stderr, at once and nowhere else.
+    pub fn on_stderr(json: bool, work: impl FnOnce()) {
+        let (filter, _level) = LogLevel::new(0);
+        let lines = tracing_subscriber::registry().with(filter).with(output(io::stderr, json));
+        tracing::subscriber::with_default(lines, work);
+    }
 }
 
-impl Level {
+impl LogLevel {
     /// A filter layer to be put directly on the registry, and its knob.
     pub fn new(verbosity: i32) -> (reload::Layer<Targets, Registry>, Self) {
         let (layer, handle) = reload::Layer::new(targets(verbosity));
@@ -126,8 +133,8 @@ impl Level {
     /// # Errors
     ///
     /// If logging has ended.
-    pub fn set(&self, verbosity: i32) -> Result<(), Ended> {
-        self.0.reload(targets(verbosity)).map_err(|_| Ended)
+    pub fn set(&self, verbosity: i32) -> Result<(), LogEnded> {
+        self.0.reload(targets(verbosity)).map_err(|_| LogEnded)
     }
 }
 
@@ -137,9 +144,9 @@ impl fmt::Debug for Logs {
     }
 }
 
-impl fmt::Debug for Level {
+impl fmt::Debug for LogLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Level")
+        f.write_str("LogLevel")
     }
 }
 
@@ -155,13 +162,6 @@ fn targets(verbosity: i32) -> Targets {
     let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
     targets.with_target("tunnel", ours).with_target(ACCESS, ours)
-}
-
-/// What `work` logs goes to stderr, at once and nowhere else.
-pub fn on_stderr(json: bool, work: impl FnOnce()) {
-    let (filter, _level) = Level::new(0);
-    let lines = tracing_subscriber::registry().with(filter).with(output(io::stderr, json));
-    tracing::subscriber::with_default(lines, work);
 }
 
 /// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
@@ -185,7 +185,7 @@ where
 }
 
 /// The target of the one line that every session ends with.
-pub const ACCESS: &str = "access";
+pub(super) const ACCESS: &str = "access";
 
 /// Lines that may wait for a slow disk before new ones are lost; the room for them is taken at the start.
 const WAITING_LINES: usize = 2048;
@@ -213,7 +213,7 @@ pub(super) mod tests {
     pub(in crate::telemetry) fn lines_of(json: bool, work: impl FnOnce()) -> String {
         let lines = Lines::default();
         let to = lines.clone();
-        let (filter, _level) = Level::new(0);
+        let (filter, _level) = LogLevel::new(0);
         let log = tracing_subscriber::registry().with(filter).with(output(move || to.clone(), json));
         tracing::subscriber::with_default(log, work);
         String::from_utf8(lines.0.lock().unwrap().clone()).unwrap()
@@ -274,7 +274,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_level_changes_while_the_program_runs() {
-        let (filter, level) = Level::new(0);
+        let (filter, level) = LogLevel::new(0);
         tracing::subscriber::with_default(tracing_subscriber::registry().with(filter), || {
             assert!(!tracing::enabled!(target: "tunnel::x", At::DEBUG));
             level.set(2).unwrap();

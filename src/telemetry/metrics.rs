@@ -102,6 +102,9 @@ pub struct Alive {
 pub struct Timing(Histogram);
 
 impl Metrics {
+    /// The type of [`Self::encode`]'s text.
+    pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
     /// The metrics of a pod, whose namespace and name (empty when not known) become the labels of `tunnel_cloud_nodes`.
     pub fn cloud(namespace: &str, pod: &str) -> Self {
         let mut registry = Registry::default();
@@ -116,7 +119,7 @@ impl Metrics {
         Self::with(Registry::default(), Gauge::default())
     }
 
-    /// All numbers as OpenMetrics text, to be served as [`CONTENT_TYPE`].
+    /// All numbers as OpenMetrics text, to be served as [`Self::CONTENT_TYPE`].
     pub fn encode(&self) -> String {
         let mut text = String::with_capacity(TEXT_BYTES);
         // Writing to a String fails only if a metric's own encoding does; what stands before it is still of use.
@@ -229,9 +232,6 @@ impl Timing {
         Self(Histogram::new(buckets.iter().copied()))
     }
 }
-
-/// The type of [`Metrics::encode`]'s text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Room for the text of a process at work, in bytes, so that it does not grow step by step.
 const TEXT_BYTES: usize = 8 * 1024;

@@ -24,7 +24,7 @@ pub(super) fn is_printable(c: char) -> bool {
 }
 
 /// Longest text of another, in bytes: a sentence, not a flood.
-pub const MOST: usize = 200;
+pub(super) const MOST: usize = 200;
 
 #[cfg(test)]
 mod tests {

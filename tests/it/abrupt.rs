@@ -15,12 +15,12 @@ use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, sta
 use crate::support::{beside, clients, pods, soon, targets, wait_until};
 
 /// Ways to a target.
-enum Way<'a> {
+enum Path<'a> {
     Direct,
     Through(&'a TestPod),
 }
 
-impl Way<'_> {
+impl Path<'_> {
     async fn open(&self, to: SocketAddr) -> TcpStream {
         match self {
             Self::Direct => TcpStream::connect(to).await.unwrap(),
@@ -29,7 +29,7 @@ impl Way<'_> {
     }
 }
 
-/// Two pods, of which the second has the node: the way through it, and the way through the other one.
+/// Two pods, of which the second has the node: the path through it, and the path through the other one.
 async fn two(place: &TestDir) -> (Vec<TestPod>, Edge) {
     let pods = pods::start(place, 2);
     let edge = edge(place, &pods[1], "node1").await;
@@ -51,11 +51,11 @@ async fn refuser(bytes: usize) -> SocketAddr {
 }
 
 /// Of so many answers of a target that refuses uploads, those that come whole, and those that then break off.
-async fn answers(way: &Way<'_>, bytes: usize) -> (usize, usize) {
+async fn answers(path: &Path<'_>, bytes: usize) -> (usize, usize) {
     let (target, wanted) = (refuser(bytes).await, targets::pattern(bytes));
     let (mut whole, mut broken) = (0, 0);
     for _ in 0..TIMES {
-        let (mut from, mut to) = way.open(target).await.into_split();
+        let (mut from, mut to) = path.open(target).await.into_split();
         let upload = beside(async move {
             let _ = to.write_all(&vec![1; UPLOAD]).await;
             to
@@ -73,12 +73,15 @@ async fn answers(way: &Way<'_>, bytes: usize) -> (usize, usize) {
 async fn the_answer_of_a_target_that_closes_with_an_upload_unread_comes_whole() {
     let place = TestDir::new();
     let (pods, edge) = two(&place).await;
-    let ways =
-        [("direct", Way::Direct), ("one pod", Way::Through(&pods[1])), ("two pods", Way::Through(&pods[0]))];
+    let paths = [
+        ("direct", Path::Direct),
+        ("one pod", Path::Through(&pods[1])),
+        ("two pods", Path::Through(&pods[0])),
+    ];
     let mut table = Vec::new();
     for bytes in [300, 20_000, 100_000] {
-        for (name, way) in &ways {
-            let (whole, _) = answers(way, bytes).await;
+        for (name, path) in &paths {
+            let (whole, _) = answers(path, bytes).await;
             table.push((bytes, *name, whole));
         }
     }
@@ -109,14 +112,17 @@ async fn counter() -> (SocketAddr, mpsc::Receiver<usize>) {
 async fn what_a_client_sent_before_it_closed_with_unread_bytes_reaches_the_target() {
     let place = TestDir::new();
     let (pods, edge) = two(&place).await;
-    let ways =
-        [("direct", Way::Direct), ("one pod", Way::Through(&pods[1])), ("two pods", Way::Through(&pods[0]))];
+    let paths = [
+        ("direct", Path::Direct),
+        ("one pod", Path::Through(&pods[1])),
+        ("two pods", Path::Through(&pods[0])),
+    ];
     let mut table = Vec::new();
-    for (name, way) in &ways {
+    for (name, path) in &paths {
         let (target, mut told) = counter().await;
         let mut whole = 0;
         for _ in 0..TIMES {
-            let mut client = way.open(target).await;
+            let mut client = path.open(target).await;
             client.readable().await.unwrap();
             client.write_all(&targets::pattern(50_000)).await.unwrap();
             // With the greeting unread, the kernel breaks the connection off.

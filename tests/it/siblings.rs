@@ -15,8 +15,7 @@ use tunnel::protocol::wire::codec::StreamMsg;
 use tunnel::protocol::wire::extension::{from_message, to_message};
 use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 use tunnel::protocol::{Code, Found, Limits, Peer, Refusal, SessionTable, Windows};
-use tunnel::registry::Registry;
-use tunnel::registry::siblings::Siblings;
+use tunnel::registry::{Registry, Siblings};
 use tunnel::telemetry::Metrics;
 
 use crate::support::clients::{echoed, is_reset};

@@ -8,9 +8,7 @@ use k8s_openapi::api::core::v1::ConfigMap as Object;
 use serde_json::json;
 
 use tunnel::drain::Drain;
-use tunnel::registry::addresses::Addresses;
-use tunnel::registry::cluster::Cluster;
-use tunnel::registry::publish::configmap::{ConfigMap, Lives, Settings};
+use tunnel::registry::{Cluster, ConfigMap, ConfigMapParams, EndpointWatch, Lives};
 
 use crate::kubernetes::{Kubernetes, NAMESPACE, SERVICE};
 use crate::process::{PATIENCE, ask};
@@ -118,10 +116,10 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
     let Some(mut kubernetes) = Kubernetes::start() else { return };
     kubernetes.endpoints("one", &[("10.0.0.1", true), ("10.0.0.2", true), ("10.0.0.3", false)]);
     let own = "10.0.0.1:9000".parse().unwrap();
-    let addresses = Addresses::new(cluster(&kubernetes), SERVICE.to_owned(), own);
-    let (siblings, endpoints) = (addresses.siblings(), addresses.endpoints());
+    let watch = EndpointWatch::new(cluster(&kubernetes), SERVICE.to_owned(), own);
+    let (siblings, endpoints) = (watch.siblings(), watch.endpoints());
     let drain = Drain::new();
-    kubernetes.run(async { drain.spawn(tracing::Span::none(), addresses.follow(drain.clone())) });
+    kubernetes.run(async { drain.spawn(tracing::Span::none(), watch.follow(drain.clone())) });
     let are = |others: &[&str]| {
         let others: Vec<SocketAddr> = others.iter().map(|at| at.parse().unwrap()).collect();
         wait_until(&format!("siblings are {others:?}"), PATIENCE, || *siblings.borrow() == others);
@@ -144,7 +142,7 @@ fn other_pods_are_known_by_the_endpoints_of_their_service() {
 
 fn pod_at(kubernetes: &Kubernetes, pod: IpAddr, name: &str) -> ConfigMap {
     let (cluster, lives) = (cluster(kubernetes), Lives::new(|_| Box::pin(std::future::ready(false))));
-    ConfigMap::new(Settings { cluster, name: name.to_owned(), pod, endpoints: None, lives })
+    ConfigMap::new(ConfigMapParams { cluster, name: name.to_owned(), pod, endpoints: None, lives })
 }
 
 fn cluster(kubernetes: &Kubernetes) -> Cluster {

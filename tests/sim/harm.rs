@@ -23,7 +23,7 @@ impl World {
         });
         self.ledger.note(|| format!("link {} is made between {at:?}", self.links));
         for side in [0, 1] {
-            self.ways.add(at[side], at[1 - side], &outboxes[side]);
+            self.paths.add(at[side], at[1 - side], &outboxes[side]);
         }
         let (pod, sender) = (&self.processes[at[0]], outboxes[0].clone());
         let instance = sender.instance;
@@ -141,7 +141,7 @@ impl World {
         }
         // Paths that have ended stay known for a while, as in a registry that was not told yet.
         if self.steps.is_multiple_of(50) {
-            self.ways.tidy();
+            self.paths.tidy();
             self.lines.retain(|line| line.ends.iter().any(|end| !end.over));
         }
     }

@@ -15,10 +15,10 @@ mod ledger;
 mod line;
 mod middle;
 mod owner;
+mod paths;
 mod plan;
 mod process;
 mod turns;
-mod ways;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

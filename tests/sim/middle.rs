@@ -29,9 +29,9 @@ impl Place {
             return self.misguide(asked);
         }
         let far = matches!(asked.from().peer, Peer::Edge(_));
-        match self.ways.next(self.at, &node, asked.instance(), far, dice) {
-            Some(way) if far && dice.one_in(2) => self.relay(asked, &way.sender).await,
-            Some(way) => asked.pass(&way.sender),
+        match self.paths.next(self.at, &node, asked.instance(), far, dice) {
+            Some(path) if far && dice.one_in(2) => self.relay(asked, &path.sender).await,
+            Some(path) => asked.pass(&path.sender),
             None if asked.instance().is_some_and(|there| self.ledger.is_dead(there)) && dice.one_in(2) => {
                 asked.refuse(Refusal::new(Code::Unknown, "the node is another process now"));
             }
@@ -39,10 +39,10 @@ impl Place {
         }
     }
 
-    /// Tries one way after the other while the acceptor is not there, or while it says nothing for too long.
+    /// Tries one path after the other while the acceptor is not there, or while it says nothing for too long.
     async fn relay(&self, asked: RelayRequest, first: &Arc<LinkSender>) {
         let (dice, node) = (&self.dice, asked.node().clone());
-        asked.try_way(first);
+        asked.try_path(first);
         loop {
             let sought = match timeout(dice.time(Duration::from_secs(6)), asked.tried()).await {
                 Ok(false) => return,
@@ -52,8 +52,8 @@ impl Place {
                 Ok(true) => true,
                 Err(_) => false,
             };
-            match self.ways.next(self.at, &node, asked.instance(), true, dice) {
-                Some(way) => asked.try_way(&way.sender),
+            match self.paths.next(self.at, &node, asked.instance(), true, dice) {
+                Some(path) => asked.try_path(&path.sender),
                 None if sought => return asked.refuse(Refusal::new(Code::NotHere, "it is nowhere else")),
                 None => {}
             }
@@ -63,15 +63,15 @@ impl Place {
     /// A stale answer, one that goes in circles, or none at all.
     fn misguide(&self, asked: RelayRequest) {
         let node = asked.node().clone();
-        let way = if self.dice.one_in(3) {
-            self.ways.any(self.at, &self.dice).filter(|way| way.node.is_none())
+        let path = if self.dice.one_in(3) {
+            self.paths.any(self.at, &self.dice).filter(|path| path.node.is_none())
         } else {
-            self.ways.to_node(self.at, &node, &self.dice)
+            self.paths.to_node(self.at, &node, &self.dice)
         };
         // Whoever resumes must not meet another process: that one knows nothing of it, and says so.
         let other = |instance| asked.instance().is_some_and(|meant| Some(meant) != instance);
-        match way {
-            Some(way) if way.node.is_none() || !other(way.sender.instance) => asked.pass(&way.sender),
+        match path {
+            Some(path) if path.node.is_none() || !other(path.sender.instance) => asked.pass(&path.sender),
             _ => asked.refuse(Refusal::new(Code::NotHere, "wrong")),
         }
     }

@@ -13,9 +13,9 @@ use tunnel::route::{Request, Route, RouteError};
 use super::chance::Dice;
 use super::crowd::Cradle;
 use super::ledger::{Ledger, OPENER, Who, acceptor};
+use super::paths::Paths;
 use super::plan::{About, Plan};
 use super::process::Shared;
-use super::ways::Ways;
 
 /// What every task of a process needs.
 #[derive(Clone)]
@@ -26,12 +26,12 @@ pub(crate) struct Place {
     pub(crate) plan: Shared<Plan>,
     pub(crate) ledger: Ledger,
     pub(crate) cradle: Cradle,
-    /// The program's way of opening and seeking; ours, which is worse, if there is none.
+    /// The program's manner of opening and seeking; ours, which is worse, if there is none.
     pub(crate) route: Option<Route>,
     /// The node that it is, if it is an edge.
     pub(crate) node: Option<NodeName>,
     pub(crate) table: Arc<SessionTable>,
-    pub(crate) ways: Ways,
+    pub(crate) paths: Paths,
 }
 
 impl Place {
@@ -75,7 +75,7 @@ impl Place {
                 self.ledger.kill(number);
                 return Err(RouteError::Busy("thought better of it"));
             }
-            let Some(link) = self.way(&node, None) else {
+            let Some(link) = self.path(&node, None) else {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
@@ -145,7 +145,7 @@ impl Place {
             if vain || Instant::now() >= until {
                 return parked.give_up(Refusal::new(Code::GivenUp, "no path"));
             }
-            let Some(link) = self.way(parked.node(), parked.instance()) else {
+            let Some(link) = self.path(parked.node(), parked.instance()) else {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
@@ -156,8 +156,8 @@ impl Place {
         }
     }
 
-    /// Any time at first, but a way that is slower must be waited for in the end; and when there is no more harm, each
-    /// way leads to an answer, be it that it is lost. Only an edge's own name may lead round to itself.
+    /// Any time at first, but a path that is slower must be waited for in the end; and when there is no more harm, each
+    /// path leads to an answer, be it that it is lost. Only an edge's own name may lead round to itself.
     fn patience(&self, attempts: u64, node: &NodeName) -> Duration {
         if self.plan.borrow().healed && self.node.as_ref() != Some(node) {
             return Duration::from_secs(3600);
@@ -166,17 +166,17 @@ impl Place {
     }
 
     /// Where to ask: in one pod's world any link; else as the registry says, which may lie.
-    fn way(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
+    fn path(&self, node: &NodeName, instance: Option<Instance>) -> Option<Arc<LinkSender>> {
         let plan = self.plan.borrow();
         let anywhere = plan.about != About::Pods || self.node.is_some() || self.dice.one_in(plan.lies);
-        let way = if anywhere {
-            self.ways.any(self.at, &self.dice)?
+        let path = if anywhere {
+            self.paths.any(self.at, &self.dice)?
         } else {
-            self.ways.next(self.at, node, instance, true, &self.dice)?
+            self.paths.next(self.at, node, instance, true, &self.dice)?
         };
         // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its own.
-        let wrong = way.node.as_ref().is_some_and(|there| there != node);
-        let other = instance.is_some() && way.node.is_some() && way.sender.instance != instance;
-        (!wrong && !other).then_some(way.sender)
+        let wrong = path.node.as_ref().is_some_and(|there| there != node);
+        let other = instance.is_some() && path.node.is_some() && path.sender.instance != instance;
+        (!wrong && !other).then_some(path.sender)
     }
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName};
 use tunnel::protocol::{Limits, Peer, SessionTable};
-use tunnel::registry::Registry;
-use tunnel::registry::find::Finder;
+use tunnel::registry::{Finder, Registry};
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
 
@@ -69,7 +68,7 @@ impl World {
             route,
             node: node.clone(),
             table: table.clone(),
-            ways: self.ways.clone(),
+            paths: self.paths.clone(),
         };
         self.ledger.note(|| format!("process {at} starts: {node:?}"));
         self.processes.push(Process { node, table, metrics: counted, registry, place, alive: true });
@@ -87,7 +86,7 @@ impl World {
             }
             line.ends.iter_mut().filter(|end| end.at == at).for_each(|end| end.over = true);
         }
-        self.ways.leave(at);
+        self.paths.leave(at);
         self.ledger.died(at);
         self.crowd.kill(at);
     }

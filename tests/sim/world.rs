@@ -12,9 +12,9 @@ use super::crowd::Crowd;
 use super::ledger::{Ledger, OPENER};
 use super::line::Line;
 use super::middle::CLOUD;
+use super::paths::Paths;
 use super::plan::{About, Plan};
 use super::process::{Process, Shared};
-use super::ways::Ways;
 
 pub(crate) struct World {
     pub(crate) seed: u64,
@@ -24,7 +24,7 @@ pub(crate) struct World {
     pub(crate) ledger: Ledger,
     pub(crate) crowd: Crowd,
     pub(crate) processes: Vec<Process>,
-    pub(crate) ways: Ways,
+    pub(crate) paths: Paths,
     pub(crate) hops: Hops,
     pub(crate) lines: Vec<Line>,
     pub(crate) links: u64,
@@ -57,7 +57,7 @@ impl World {
             ledger,
             crowd: Crowd::default(),
             processes: Vec::new(),
-            ways: Ways::default(),
+            paths: Paths::default(),
             hops: Hops::default(),
             lines: Vec::new(),
             links: 0,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::policy::targets::Listening;
+use crate::policy::Listening;
 use tokio::net::TcpListener;
 
 fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDialer {

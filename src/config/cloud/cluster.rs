@@ -12,7 +12,7 @@ use crate::names::NodeName;
 
 /// The cluster of Kubernetes that this pod asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cluster {
+pub struct ClusterSettings {
     /// File that tells how to reach it (`--k`); `None`: the service account that Kubernetes gives to each pod.
     pub kubeconfig: Option<PathBuf>,
     /// `POD_NAMESPACE`; `None`: what the service account or the file says.
@@ -56,7 +56,7 @@ pub(super) fn read(
     publish: Option<bool>,
     env: &Environment,
     report: &mut Report,
-) -> (Option<String>, Option<Cluster>, Option<Named>) {
+) -> (Option<String>, Option<ClusterSettings>, Option<Named>) {
     let configmap = table.read("configmap", name, report).flatten();
     let service = table.read("service", name, report).flatten();
     let mut superedge = superedge;
@@ -94,7 +94,7 @@ pub(super) fn read(
     let service = service.or(superedge.service.map(|(_, name)| name));
     let asked = map.is_some() || service.is_some();
     let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
-    let cluster = asked.then(|| Cluster { kubeconfig: env.kubeconfig.clone(), namespace, service });
+    let cluster = asked.then(|| ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service });
     (map, cluster, named)
 }
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::cluster::{self, Cluster, SuperEdge};
-use super::siblings::{self, Siblings};
+use super::cluster::{self, ClusterSettings, SuperEdge};
+use super::siblings::{self, SiblingSettings};
 use crate::config::Environment;
 use crate::config::fold::{Report, Table};
 use crate::config::value::{self, Wrong};
@@ -12,7 +12,7 @@ use crate::policy::Glob;
 
 /// `[mode.cloud.registry]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Registry {
+pub struct RegistrySettings {
     /// Appended to node names where they are published, without dots at its ends; may be empty.
     pub zone: String,
     /// Without a zone: which names of several labels are published and asked of DNS, beside those that are known.
@@ -20,9 +20,9 @@ pub struct Registry {
     /// Where they are published.
     pub publish: Publish,
     /// Where the other pods are.
-    pub siblings: Siblings,
+    pub siblings: SiblingSettings,
     /// The cluster of Kubernetes that is asked for something; there if records are published in a ConfigMap.
-    pub cluster: Option<Cluster>,
+    pub cluster: Option<ClusterSettings>,
 }
 
 /// Where "node is at this pod" is published.
@@ -33,16 +33,16 @@ pub enum Publish {
     /// In a hosts file.
     Hosts(PathBuf),
     /// In etcd.
-    Etcd(Etcd),
+    Etcd(EtcdSettings),
     /// In the ConfigMap of this name.
     ConfigMap(String),
 }
 
 /// An etcd, and how to be let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Etcd {
+pub struct EtcdSettings {
     /// Its members, tried in turn; at least one.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Vec<EtcdEndpoint>,
     /// Above all keys; begins with `/` and does not end with it.
     pub prefix: String,
     /// PEM file of the authority that signs the members' certificates; there if a member speaks TLS.
@@ -55,7 +55,7 @@ pub struct Etcd {
 
 /// One member of an etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct EtcdEndpoint {
     /// Whether it speaks TLS.
     pub tls: bool,
     /// Where it listens.
@@ -76,7 +76,7 @@ pub(super) fn read(
     superedge: SuperEdge,
     env: &Environment,
     report: &mut Report,
-) -> Registry {
+) -> RegistrySettings {
     let mut table = cloud.table("registry", report);
     let zone = table.read("zone", zone, report).unwrap_or_default();
     let publish_names = table.list("publish_names", value::parsed::<Glob>, report).unwrap_or_default();
@@ -109,10 +109,10 @@ pub(super) fn read(
     // Whoever publishes, or shares a zone, does not do so for one pod alone.
     siblings.named = siblings.named.or(named);
     siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
-    Registry { zone, publish_names, publish, siblings, cluster }
+    RegistrySettings { zone, publish_names, publish, siblings, cluster }
 }
 
-fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> Etcd {
+fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> EtcdSettings {
     let before = report.fault_count();
     let endpoints = table.list("etcd", endpoint, report).unwrap_or_default();
     if used && endpoints.is_empty() && report.fault_count() == before {
@@ -138,7 +138,7 @@ fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> Etcd {
             table.complain(other, None, format!("{one} is of no use without it"), report);
         }
     }
-    Etcd { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
+    EtcdSettings { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
 }
 
 fn kind(value: &toml::de::DeValue<'_>) -> Result<Kind, Wrong> {
@@ -171,7 +171,7 @@ fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
     Err(value::wrong(value, "want the path of CoreDNS's etcd plugin, for example \"/skydns\""))
 }
 
-fn endpoint(value: &toml::de::DeValue<'_>) -> Result<Endpoint, Wrong> {
+fn endpoint(value: &toml::de::DeValue<'_>) -> Result<EtcdEndpoint, Wrong> {
     let text = value::text(value)?;
     let parts = text.strip_suffix('/').unwrap_or(&text).split_once("://");
     let tls = match parts {
@@ -181,7 +181,7 @@ fn endpoint(value: &toml::de::DeValue<'_>) -> Result<Endpoint, Wrong> {
     };
     let at = parts.and_then(|(_, at)| at.parse().or_else(|_| format!("{at}:{ETCD_PORT}").parse()).ok());
     match (tls, at) {
-        (Some(tls), Some(at)) => Ok(Endpoint { tls, at }),
+        (Some(tls), Some(at)) => Ok(EtcdEndpoint { tls, at }),
         _ => Err(value::wrong(value, "want http://host:port or https://host:port")),
     }
 }

@@ -8,7 +8,7 @@ use crate::names::{Host, NodeName, Target};
 
 /// Where other pods are, and how a node at one of them is found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Siblings {
+pub struct SiblingSettings {
     /// Whether anything says that there are other pods. If not, neither DNS nor siblings are asked.
     pub several: bool,
     /// What names other pods, if anything does.
@@ -32,7 +32,7 @@ pub struct Named {
     pub must_link: bool,
 }
 
-pub(super) fn read(table: &mut Table<'_>, report: &mut Report) -> Siblings {
+pub(super) fn read(table: &mut Table<'_>, report: &mut Report) -> SiblingSettings {
     let dns = table.list("dns", at, report).unwrap_or_default();
     let list = table.list("siblings", at, report).unwrap_or_default();
     let service = table.read("siblings_service", service, report);
@@ -43,7 +43,7 @@ pub(super) fn read(table: &mut Table<'_>, report: &mut Report) -> Siblings {
         (true, None) => None,
     };
     let named = key.map(|key| Named { key, must_link: true });
-    Siblings { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
+    SiblingSettings { several: table.has("dns") || named.is_some(), named, dns, list, service, name }
 }
 
 /// The address of a port elsewhere.

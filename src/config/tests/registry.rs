@@ -2,11 +2,11 @@
 
 use super::*;
 #[cfg(feature = "kubernetes")]
-use crate::config::cloud::cluster::Cluster;
-use crate::config::cloud::registry::{Endpoint, Etcd, Publish, Registry};
-use crate::config::cloud::siblings::{Named, Siblings};
+use crate::config::cloud::{
+    ClusterSettings, EtcdEndpoint, EtcdSettings, Named, Publish, RegistrySettings, SiblingSettings,
+};
 
-fn read(lines: &str) -> Result<(Registry, Vec<Warning>), Faults> {
+fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), Faults> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
     let text = format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.registry]\n{lines}");
     Cloud::read(&text, &env).map(|(cloud, warnings)| (cloud.registry, warnings))
@@ -17,11 +17,11 @@ fn nothing_is_published_unless_asked_for() {
     let (absent, _) = cloud("");
     assert_eq!(
         absent.registry,
-        Registry {
+        RegistrySettings {
             zone: String::new(),
             publish_names: Vec::new(),
             publish: Publish::None,
-            siblings: Siblings::default(),
+            siblings: SiblingSettings::default(),
             cluster: None
         }
     );
@@ -31,10 +31,10 @@ fn nothing_is_published_unless_asked_for() {
 #[test]
 fn a_publisher_is_read_with_its_defaults() {
     let (registry, warnings) = read("publish = \"hosts\"\nhosts = \"h\"\nzone = \".Nodes.Test.\"").unwrap();
-    let siblings = Siblings { several: true, ..Siblings::default() };
+    let siblings = SiblingSettings { several: true, ..SiblingSettings::default() };
     assert_eq!(
         registry,
-        Registry {
+        RegistrySettings {
             zone: "nodes.test".into(),
             publish_names: Vec::new(),
             publish: Publish::Hosts("h".into()),
@@ -44,8 +44,8 @@ fn a_publisher_is_read_with_its_defaults() {
     );
     assert_eq!(warnings, []);
     let (registry, _) = read("publish = \"etcd\"\netcd = [\"http://a\", \"http://[fd00::1]:1/\"]").unwrap();
-    let member = |at: &str| Endpoint { tls: false, at: at.parse().unwrap() };
-    let etcd = Etcd {
+    let member = |at: &str| EtcdEndpoint { tls: false, at: at.parse().unwrap() };
+    let etcd = EtcdSettings {
         endpoints: vec![member("a:2379"), member("[fd00::1]:1")],
         prefix: "/skydns".into(),
         ca: None,
@@ -62,7 +62,7 @@ fn other_pods_are_named_in_several_ways_and_asked_only_if_something_says_that_th
         "dns = [\"10.96.0.10:53\"]\nsiblings = [\"10.0.0.7:9000\", \"[fd00::1]:9000\"]\n\
          siblings_service = \"Pods.Test:9000\"\nname = \"Cloud.Test\"",
     );
-    let expected = Siblings {
+    let expected = SiblingSettings {
         several: true,
         named: Some(Named { key: "mode.cloud.registry.siblings", must_link: true }),
         dns: vec!["10.96.0.10:53".parse().unwrap()],
@@ -138,7 +138,7 @@ const NODES: &str =
 #[test]
 fn superedges_tables_publish_in_its_configmap_unless_we_say_otherwise() {
     let cluster = |service: Option<&str>| {
-        Some(Cluster {
+        Some(ClusterSettings {
             kubeconfig: None,
             namespace: Some("edge-system".into()),
             service: service.map(str::to_owned),

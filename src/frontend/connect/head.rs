@@ -1,4 +1,4 @@
-//! The HTTP part of a CONNECT: from a bare socket to a bare socket, with the answer said on the way.
+//! The HTTP part of a CONNECT: takes a bare socket, reads the head, answers, and gives the bare socket back.
 
 use std::future::Future;
 use std::io;
@@ -19,41 +19,41 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::frontend::serve::Head;
+use crate::frontend::serve::Handshake;
 
-/// Reads the head, asks `open` what to make of it, and says so: 200 if it gives something, else its answer.
+/// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
 ///
-/// A client that finishes its direction early is still served, as `nc` and its like do so; one that resets the
-/// connection makes `open` be dropped where it stands. Not cancel safe.
-pub(super) async fn converse<S, F, O>(socket: TcpStream, open: F) -> Head<TcpStream, S>
+/// A client that finishes its direction early is still served, as `nc` and its like do so; `open` is dropped when the
+/// client resets the connection. Not cancel safe.
+pub(super) async fn handshake<S, F, O>(socket: TcpStream, open: F) -> Handshake<TcpStream, S>
 where
     F: FnOnce(Parts) -> O,
     O: Future<Output = Result<S, Response<Full<Bytes>>>>,
 {
     let socket = Arc::new(socket);
-    let asked = Asked { open: Mutex::new(Some(open)), outcome: Mutex::new(None) };
+    let exchange = Exchange { open: Mutex::new(Some(open)), outcome: Mutex::new(None) };
     let said = {
-        let answer = |request: Request<Incoming>| asked.answer(request, &socket);
+        let answer = |request: Request<Incoming>| exchange.answer(request, &socket);
         let io = TokioIo::new(Shared(Arc::clone(&socket)));
         server().serve_connection(io, service_fn(answer)).without_shutdown().await.map(|p| p.read_buf)
     };
     let socket = Arc::into_inner(socket);
-    let outcome = asked.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let outcome = exchange.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
     match (said, outcome, socket) {
-        (Ok(early), Some(Some(session)), Some(socket)) => Head::Opened { session, socket, early },
-        (Ok(_), Some(None), Some(socket)) => Head::Denied(socket),
-        (Ok(_), _, socket) => Head::Failed { cause: "no_head", socket },
-        (Err(error), _, socket) => Head::Failed { cause: cause(&error), socket },
+        (Ok(early), Some(Some(session)), Some(socket)) => Handshake::Opened { session, socket, early },
+        (Ok(_), Some(None), Some(socket)) => Handshake::Denied(socket),
+        (Ok(_), _, socket) => Handshake::Failed { cause: "no_head", socket },
+        (Err(error), _, socket) => Handshake::Failed { cause: cause(&error), socket },
     }
 }
 
-struct Asked<F, S> {
+struct Exchange<F, S> {
     open: Mutex<Option<F>>,
     /// None until answered; then what was opened, if anything.
     outcome: Mutex<Option<Option<S>>>,
 }
 
-impl<S, F, O> Asked<F, S>
+impl<S, F, O> Exchange<F, S>
 where
     F: FnOnce(Parts) -> O,
     O: Future<Output = Result<S, Response<Full<Bytes>>>>,
@@ -62,14 +62,14 @@ where
         &self,
         request: Request<Incoming>,
         socket: &TcpStream,
-    ) -> Result<Response<Full<Bytes>>, Gone> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(Gone)?;
+    ) -> Result<Response<Full<Bytes>>, ClientGone> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(ClientGone)?;
         let (parts, _body) = request.into_parts();
         let opened = tokio::select! {
             biased;
             opened = open(parts) => opened,
             // hyper does not look at the socket while it waits for us, so the reset is watched for here.
-            _ = socket.ready(Interest::ERROR) => return Err(Gone),
+            _ = socket.ready(Interest::ERROR) => return Err(ClientGone),
         };
         let (outcome, answer) = match opened {
             Ok(session) => (Some(session), established()),
@@ -80,12 +80,12 @@ where
     }
 }
 
-/// The client has gone away: there is nobody to answer.
+/// The client reset the connection before it was answered.
 #[derive(Debug, thiserror::Error)]
 #[error("the client went away")]
-struct Gone;
+struct ClientGone;
 
-/// A socket that is lent to hyper while we keep an eye on it.
+/// The socket, shared with hyper so that this module can watch it for a reset.
 struct Shared(Arc<TcpStream>);
 
 impl AsyncRead for Shared {
@@ -120,14 +120,14 @@ impl AsyncWrite for Shared {
     }
 }
 
-/// Connections are not reused: every answer but the 200 says so itself, and the 200 is kept short.
+/// Connections are not reused: every answer but the 200 carries `connection: close`.
 fn server() -> http1::Builder {
     let mut server = http1::Builder::new();
     server.max_buf_size(HEAD_BYTES).half_close(true).auto_date_header(false);
     server
 }
 
-/// The 200 as SuperEdge says it. hyper writes its head in one piece, and the session's bytes are read only later.
+/// The 200 with SuperEdge's reason phrase. hyper writes its head in one piece, before the session's bytes.
 fn established() -> Response<Full<Bytes>> {
     let mut answer = Response::new(Full::default());
     answer.extensions_mut().insert(ReasonPhrase::from_static(b"Connection established"));
@@ -146,7 +146,7 @@ fn cause(error: &hyper::Error) -> &'static str {
     }
 }
 
-/// Longest head in bytes; hyper answers 431 beyond it. Ours are a line or two, credentials included.
+/// Longest head in bytes; hyper answers 431 beyond it. Usual heads are a line or two, credentials included.
 const HEAD_BYTES: usize = 16 * 1024;
 
 #[cfg(test)]

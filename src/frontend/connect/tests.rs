@@ -2,7 +2,7 @@ use super::*;
 
 use http::{HeaderMap, Request};
 
-use super::request::{ask, trace};
+use super::request::{parse, trace};
 use crate::frontend::TRACE;
 
 fn head(method: &str, uri: &str) -> Parts {
@@ -13,7 +13,7 @@ fn head(method: &str, uri: &str) -> Parts {
 fn the_target_comes_from_the_request_line() {
     let mut head = head("CONNECT", "Node1.:22");
     head.headers.insert("host", "elsewhere:80".parse().unwrap());
-    assert_eq!(ask(head).unwrap().target.to_string(), "node1:22");
+    assert_eq!(parse(head).unwrap().target.to_string(), "node1:22");
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn what_is_no_connect_to_a_port_is_denied_with_its_cause() {
         ("CONNECT", "http://node1:22/", 400),
         ("CONNECT", "me@node1:22", 400),
     ] {
-        assert_eq!(ask(head(method, uri)).unwrap_err().status(), status, "{method} {uri}");
+        assert_eq!(parse(head(method, uri)).unwrap_err().status(), status, "{method} {uri}");
     }
 }
 
@@ -41,7 +41,7 @@ fn a_connect_with_a_body_is_denied() {
     ] {
         let mut head = head("CONNECT", "node1:22");
         head.headers.append(name, value.parse().unwrap());
-        assert_eq!(ask(head).err().map(|denial| denial.status().as_u16()), status, "{name}: {value}");
+        assert_eq!(parse(head).err().map(|denial| denial.status().as_u16()), status, "{name}: {value}");
     }
 }
 

@@ -14,7 +14,7 @@ use crate::net::ByteStream;
 use crate::net::reload::Reload;
 use crate::policy::{Rule, Rules};
 use crate::protocol::{LinkSender, Offer, SessionTable};
-use crate::registry::uplinks::Uplinks;
+use crate::registry::Uplinks;
 use line::Line;
 
 /// A pod's front end of lines, and what is asked of the one link behind it.
@@ -31,7 +31,7 @@ impl Served {
         let context = context(gate, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(Line, (listener, Networks::default()), context.clone());
+        let serving = serve(Line, listener, Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }
@@ -123,17 +123,17 @@ async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
 async fn check(
     context: &FrontContext,
     user: Option<&str>,
-    ask: Result<Ask, Denial>,
+    request: Result<OpenRequest, Denial>,
 ) -> (Result<(NodeName, Target), Denial>, Access) {
-    let place = Door::new(Limits::places(1)).try_enter(&crate::net::door::Source::of(STRANGER.ip())).unwrap();
-    let mut visit = Visit::new::<_, Line>(context, STRANGER, place, oneshot::channel().0);
+    let slot = Door::new(Limits::slots(1)).try_enter(&crate::net::door::Source::of(STRANGER.ip())).unwrap();
+    let mut visit = Visit::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
     visit.user = user.map(str::to_owned);
     let mut access = Access::begin("line", "test".into());
-    (visit.check(ask, &mut access).await, access)
+    (visit.check(request, &mut access).await, access)
 }
 
-fn asks(target: &str) -> Result<Ask, Denial> {
-    Ok(Ask { target: target.parse()?, credentials: HeaderMap::new() })
+fn asks(target: &str) -> Result<OpenRequest, Denial> {
+    Ok(OpenRequest { target: target.parse()?, credentials: HeaderMap::new() })
 }
 
 fn unlinked(gate: Gate) -> FrontContext {
@@ -161,8 +161,8 @@ async fn of_an_address_the_node_cannot_be_told() {
 #[tokio::test]
 async fn one_who_may_not_come_in_learns_nothing_else() {
     let context = unlinked(Gate { allow_from: Some(Networks::default()), ..Gate::default() });
-    for ask in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
-        assert_eq!(check(&context, None, ask).await.0.unwrap_err().status(), 403);
+    for request in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
+        assert_eq!(check(&context, None, request).await.0.unwrap_err().status(), 403);
     }
 }
 
@@ -170,18 +170,17 @@ async fn one_who_may_not_come_in_learns_nothing_else() {
 async fn a_pod_that_stops_takes_nobody_in() {
     let context = unlinked(Gate::default());
     context.drain.begin();
-    for ask in [Err(Denial::Method), asks("node1:22")] {
-        assert_eq!(check(&context, None, ask).await.0.unwrap_err().status(), 503);
+    for request in [Err(Denial::Method), asks("node1:22")] {
+        assert_eq!(check(&context, None, request).await.0.unwrap_err().status(), 503);
     }
 }
 
 #[tokio::test]
 async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_rules() {
-    let users = crate::frontend::auth::Users::parse(
-        "ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy",
-    );
+    let users =
+        crate::frontend::Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
     let gate = Gate {
-        logins: Some(crate::frontend::auth::Logins::new(Reload::fixed(users.unwrap()))),
+        logins: Some(crate::frontend::Logins::new(Reload::fixed(users.unwrap()))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         ..Gate::default()
     };

@@ -1,4 +1,4 @@
-//! One client at a front end: what it asks for, judged and opened.
+//! One client at a front end: checks its request and opens the session.
 
 use std::net::SocketAddr;
 
@@ -10,19 +10,19 @@ use tracing::{Span, field};
 use super::{FrontContext, FrontEnd, Granted};
 use crate::carry::Opened;
 use crate::frontend::auth::Gate;
-use crate::frontend::{Client, Denial};
+use crate::frontend::{ClientKey, Denial};
 use crate::names::{Host, NodeName, Target};
-use crate::net::door::Place;
+use crate::net::door::Slot;
 use crate::protocol::{Category, Session};
 use crate::route::Request;
 use crate::telemetry::Access;
 
-/// What a client asks for, as its front end has read it.
+/// A client's request, as its front end has read it.
 #[derive(Debug)]
-pub struct Ask {
+pub struct OpenRequest {
     /// The node and its port.
     pub target: Target,
-    /// Where a password stands (`Proxy-Authorization`), if there is one.
+    /// The headers, of which `Proxy-Authorization` may hold a password.
     pub credentials: HeaderMap,
 }
 
@@ -31,34 +31,34 @@ pub struct Ask {
 pub struct Denied {
     /// Why.
     pub denial: Denial,
-    /// Whether it may hear addresses and times.
+    /// Whether the answer may show addresses and times.
     pub trusted: bool,
-    /// By what the log's line is found.
+    /// The trace, by which the operator finds the line in the log.
     pub trace: String,
 }
 
-/// One client, and what it holds of what all share until it has gone: a place at the door, or that of the session it
-/// did not get.
+/// One client from its connection to its session. Until it has gone it holds a slot: the one of the door, or after a
+/// denied request the one among the sessions.
 #[derive(Debug)]
 pub struct Visit<'a> {
     context: &'a FrontContext,
     front: &'static str,
     category: Category,
     from: SocketAddr,
-    /// Who its connection proves it to be (by a certificate, as a local user): set before [`Self::open`], if so. No
-    /// password is asked for then.
+    /// The user that the connection itself proves (by a certificate, as a local user). The front end sets it before it
+    /// calls [`Self::open`]; no password is asked for then.
     pub user: Option<String>,
-    /// Dropped once the head is there.
+    /// Dropped once the head is read.
     asked: Option<oneshot::Sender<()>>,
-    door: Option<Place>,
-    session: Option<Place<Client>>,
+    door: Option<Slot>,
+    session: Option<Slot<ClientKey>>,
 }
 
 impl<'a> Visit<'a> {
     pub(super) fn new<S, F: FrontEnd<S>>(
         context: &'a FrontContext,
         from: SocketAddr,
-        door: Place,
+        door: Slot,
         asked: oneshot::Sender<()>,
     ) -> Self {
         let (front, category) = (F::NAME, F::CATEGORY);
@@ -74,24 +74,28 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// Opens what the client asks for, if it may have that; counts and logs it. What its front end found wrong with the
-    /// head is told to those only who may come in. Cancel safe: a dropped call leaves nothing behind.
+    /// Checks the request and opens the session; counts and logs it. An error in `request` is shown only to clients
+    /// whose address is allowed. Cancel safe: a dropped call leaves nothing behind.
     ///
     /// # Errors
     ///
-    /// Why not: to be told to the client.
-    pub async fn open(&mut self, ask: Result<Ask, Denial>, trace: String) -> Result<Granted, Denied> {
+    /// The denial, which the front end sends to the client.
+    pub async fn open(
+        &mut self,
+        request: Result<OpenRequest, Denial>,
+        trace: String,
+    ) -> Result<Granted, Denied> {
         self.asked = None;
         let mut access = Access::begin(self.front, self.from.to_string());
         access.trace = trace;
         Span::current().record("trace", access.trace.as_str());
         let metrics = &self.context.metrics;
-        match self.try_open(ask, &mut access).await {
-            Ok((session, place)) => {
+        match self.try_open(request, &mut access).await {
+            Ok((session, slot)) => {
                 access.id = Some(session.id());
                 access.status = Some(StatusCode::OK.as_u16());
                 Span::current().record("session", field::display(session.id()));
-                Ok(Opened { session, access, alive: metrics.sessions.begin(self.front), place })
+                Ok(Opened { session, access, alive: metrics.sessions.begin(self.front), slot })
             }
             Err(denial) => {
                 metrics.sessions.refused(self.front, denial.name());
@@ -106,16 +110,16 @@ impl<'a> Visit<'a> {
 
     async fn try_open(
         &mut self,
-        ask: Result<Ask, Denial>,
+        request: Result<OpenRequest, Denial>,
         access: &mut Access,
-    ) -> Result<(Session, Place<Client>), Denial> {
-        if let Some(place) = &self.door {
-            place.busy();
+    ) -> Result<(Session, Slot<ClientKey>), Denial> {
+        if let Some(slot) = &self.door {
+            slot.busy();
         }
-        let (node, target) = self.check(ask, access).await?;
-        let sharing = Client::of(access.user.as_deref(), self.from.ip());
-        let place = self.context.sessions.try_enter(&sharing)?;
-        // Opening may take long, and whoever may open a session does not keep others from the door.
+        let (node, target) = self.check(request, access).await?;
+        let key = ClientKey::of(access.user.as_deref(), self.from.ip());
+        let slot = self.context.sessions.try_enter(&key)?;
+        // Opening may take long; a client that has passed the checks must not keep others from the door meanwhile.
         self.door = None;
         let client = match &access.user {
             Some(user) => format!("{user}@{}", self.from),
@@ -126,27 +130,27 @@ impl<'a> Visit<'a> {
         let opened = self.context.route.open(request).await;
         self.context.metrics.opening.observe(begun.elapsed());
         match opened {
-            Ok(session) => Ok((session, place)),
+            Ok(session) => Ok((session, slot)),
             Err(error) => {
-                self.session = Some(place);
+                self.session = Some(slot);
                 Err(error.into())
             }
         }
     }
 
-    /// All checks that need no far end, in the order in which they tell a stranger least.
+    /// All checks that need no far end, in the order that shows a stranger least.
     pub(super) async fn check(
         &self,
-        ask: Result<Ask, Denial>,
+        request: Result<OpenRequest, Denial>,
         access: &mut Access,
     ) -> Result<(NodeName, Target), Denial> {
         let (gate, from) = (self.context.gate.load_full(), self.from.ip());
-        // Asked again: who came in when that was still allowed is judged by what the config says now.
+        // Checked again, as the config may have changed since the connection was accepted.
         gate.admit(from)?;
         if self.context.drain.is_draining() {
             return Err(Denial::Busy("this pod is stopping"));
         }
-        let Ask { target, credentials } = ask?;
+        let OpenRequest { target, credentials } = request?;
         access.target = Some(target.clone());
         access.user = match &self.user {
             Some(user) => Some(user.clone()),

@@ -1,4 +1,4 @@
-//! Who gets a place, and who gives it up.
+//! Who gets a slot, and who gives it up.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -9,41 +9,41 @@ use tokio::time::Instant;
 /// What a door has to give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Places that may be held at once.
-    pub places: usize,
-    /// Places that one source may hold or wait for, even while no other does.
+    /// Slots that may be held at once.
+    pub slots: usize,
+    /// Slots that one source may hold or wait for, even while no other does.
     pub for_one: usize,
-    /// Guests that may wait for a place; beyond that, the source with most of them loses the one that waited longest.
+    /// Entrants that may wait for a slot; beyond that, the source with most of them loses the one that waited longest.
     pub waiting: usize,
-    /// How long a guest may be silent before another one of a source that holds as much may have its place.
-    /// None: whoever holds a place keeps it.
+    /// How long an entrant may be silent before another one of a source that holds as much may have its slot.
+    /// None: whoever holds a slot keeps it.
     pub patience: Option<Duration>,
 }
 
-/// Why there is no place.
+/// Why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
-    /// This source holds [`Limits::for_one`] places.
+    /// This source holds [`Limits::for_one`] slots.
     #[error("one client has all it may have")]
     ForOne,
     /// Nobody has to give way, and no more may wait.
-    #[error("all places are taken")]
+    #[error("all slots are taken")]
     ForAll,
 }
 
-/// Places and who holds them, as a pure data structure: each call costs a few steps in ordered sets, whatever their
-/// size, and holds memory for those only who hold a place or wait.
+/// Slots and who holds them, as a pure data structure: each call costs a few steps in ordered sets, whatever their
+/// size, and holds memory for those only who hold a slot or wait.
 #[derive(Debug)]
 pub struct Shares<K> {
     limits: Limits,
     next: u64,
-    /// Counts places given.
+    /// Counts slots given.
     turn: u64,
-    guests: HashMap<u64, (K, State)>,
+    entrants: HashMap<u64, (K, State)>,
     own: HashMap<K, SourceShare>,
     /// Sources that hold something, with how much.
     by_held: BTreeSet<(usize, K)>,
-    /// Sources of which somebody waits: how much they hold, when they last got a place, and who.
+    /// Sources of which somebody waits: how much they hold, when they last got a slot, and who.
     by_need: BTreeSet<(usize, u64, K)>,
     /// Sources of which somebody waits, with how many do.
     by_waiting: BTreeSet<(usize, K)>,
@@ -51,19 +51,19 @@ pub struct Shares<K> {
     waiting: usize,
 }
 
-/// What a call to [`Shares`] did to guests, by their numbers.
+/// What a call to [`Shares`] did to entrants, by their numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Has a place now.
+    /// Has a slot now.
     pub granted: Option<u64>,
-    /// Holds its place no longer, or waits no longer, and is forgotten.
+    /// Holds its slot no longer, or waits no longer, and is forgotten.
     pub lost: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Waits,
-    /// Holds a place. Ordered as places are given up: who is silent first, then by time.
+    /// Holds a slot. Ordered as slots are given up: who is silent first, then by time.
     Holds {
         busy: bool,
         since: Instant,
@@ -79,9 +79,9 @@ struct SourceShare {
 }
 
 impl Limits {
-    /// Places that nobody waits for: a newcomer takes that of a silent one, or goes.
-    pub fn places(places: usize) -> Self {
-        Self { places, for_one: usize::MAX, waiting: 0, patience: Some(Duration::ZERO) }
+    /// Slots that nobody waits for: a newcomer takes that of a silent one, or goes.
+    pub fn slots(slots: usize) -> Self {
+        Self { slots, for_one: usize::MAX, waiting: 0, patience: Some(Duration::ZERO) }
     }
 }
 
@@ -92,7 +92,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
             limits,
             next: 0,
             turn: 0,
-            guests: HashMap::new(),
+            entrants: HashMap::new(),
             own: HashMap::new(),
             by_held: BTreeSet::new(),
             by_need: BTreeSet::new(),
@@ -102,21 +102,21 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         }
     }
 
-    /// A newcomer, as a number. It waits unless it was granted a place, or was itself lost.
+    /// A newcomer, as a number. It waits unless it was granted a slot, or was itself lost.
     ///
     /// # Errors
     ///
     /// If its source may have no more.
     pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), Full> {
-        let Limits { places, for_one, .. } = self.limits;
-        if for_one < places
+        let Limits { slots, for_one, .. } = self.limits;
+        if for_one < slots
             && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
         {
             return Err(Full::ForOne);
         }
         self.next += 1;
         let id = self.next;
-        self.guests.insert(id, (who.clone(), State::Waits));
+        self.entrants.insert(id, (who.clone(), State::Waits));
         self.waiting += 1;
         self.change(who, |own| own.waiting.insert(id));
         let mut effects = self.settle(now);
@@ -126,9 +126,9 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         Ok((id, effects))
     }
 
-    /// A guest has spoken and it is our turn (`busy`), or we wait for it from now on. False if it holds no place.
+    /// An entrant has spoken and it is our turn (`busy`), or we wait for it from now on. False if it holds no slot.
     pub fn heard(&mut self, id: u64, busy: bool, now: Instant) -> bool {
-        let Some((who, state @ State::Holds { .. })) = self.guests.get_mut(&id) else { return false };
+        let Some((who, state @ State::Holds { .. })) = self.entrants.get_mut(&id) else { return false };
         let State::Holds { busy: was, since } = *state else { return false };
         *state = State::Holds { busy, since: now };
         if let Some(own) = self.own.get_mut(who) {
@@ -138,17 +138,17 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         true
     }
 
-    /// A guest goes, whether it held a place or waited. Nothing happens if it was lost before.
+    /// An entrant goes, whether it held a slot or waited. Nothing happens if it was lost before.
     pub fn leave(&mut self, id: u64, now: Instant) -> Effects {
         self.forget(id);
         self.settle(now)
     }
 
-    /// Gives a place to one who waits, if one can be had by now. To be called again while somebody waits.
+    /// Gives a slot to one who waits, if one can be had by now. To be called again while somebody waits.
     pub fn settle(&mut self, now: Instant) -> Effects {
         let Some((_, _, neediest)) = self.by_need.first().cloned() else { return Effects::default() };
         let mut effects = Effects::default();
-        if self.held >= self.limits.places {
+        if self.held >= self.limits.slots {
             effects.lost = self.gives_way(&neediest, now);
             let Some(lost) = effects.lost else { return effects };
             self.forget(lost);
@@ -158,7 +158,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
             self.waiting -= 1;
             self.held += 1;
             let order = (false, now, id);
-            self.guests.insert(id, (neediest.clone(), State::Holds { busy: false, since: now }));
+            self.entrants.insert(id, (neediest.clone(), State::Holds { busy: false, since: now }));
             self.turn += 1;
             let served = self.turn;
             self.change(&neediest, |own| {
@@ -169,12 +169,12 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         effects
     }
 
-    /// Nobody holds a place or waits.
+    /// Nobody holds a slot or waits.
     pub fn is_empty(&self) -> bool {
-        self.guests.is_empty()
+        self.entrants.is_empty()
     }
 
-    /// Who gives its place to `newcomer`: one of the source that holds most, at once if that keeps more than the newcomer
+    /// Who gives its slot to `newcomer`: one of the source that holds most, at once if that keeps more than the newcomer
     /// has then, and otherwise if it has been silent for long enough.
     fn gives_way(&self, newcomer: &K, now: Instant) -> Option<u64> {
         let patience = self.limits.patience?;
@@ -191,7 +191,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     }
 
     fn forget(&mut self, id: u64) {
-        let Some((who, state)) = self.guests.remove(&id) else { return };
+        let Some((who, state)) = self.entrants.remove(&id) else { return };
         match state {
             State::Waits => {
                 self.waiting -= 1;
@@ -204,7 +204,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         }
     }
 
-    /// Changes what a source has, and its place in every order. A source that has nothing is forgotten.
+    /// Changes what a source has, and its position in every order. A source that has nothing is forgotten.
     fn change(&mut self, who: &K, change: impl FnOnce(&mut SourceShare) -> bool) {
         let turn = self.turn;
         let own = self

@@ -21,7 +21,7 @@ use crate::protocol::wire::peer::Peer;
 
 /// What an Open asks for, as it came over a link.
 #[derive(Debug)]
-pub(super) struct OpenRequest {
+pub(super) struct ReceivedOpen {
     pub(super) key: SessionKey,
     /// What is to be dialled.
     pub(super) target: Target,
@@ -37,8 +37,8 @@ pub(super) struct OpenRequest {
 
 impl SessionTable {
     /// Somebody asks for a session that ends here. None if it was refused; the opener is told.
-    pub(super) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: OpenRequest) -> Option<Offer> {
-        let OpenRequest { key, target, client, opener, limit, epoch } = open;
+    pub(super) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: ReceivedOpen) -> Option<Offer> {
+        let ReceivedOpen { key, target, client, opener, limit, epoch } = open;
         let source = source(&client);
         let ended = lock(&self.ended).refusal(key.id);
         let halves = if let Some(refusal) = ended {

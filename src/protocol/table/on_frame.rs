@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::protocol::link::sender::{LinkSender, UNKNOWN, unknown};
 use crate::protocol::relay::table::{Attempt, Claim};
-use crate::protocol::table::offers::OpenRequest;
+use crate::protocol::table::offers::ReceivedOpen;
 use crate::protocol::table::request::{RelayRequest, refused};
 use crate::protocol::table::{Event, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame, SessionKey};
@@ -83,7 +83,7 @@ impl SessionTable {
             }
             SessionFrame::Open { .. } => {
                 let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
-                let open = OpenRequest { key, target, client, opener, limit, epoch };
+                let open = ReceivedOpen { key, target, client, opener, limit, epoch };
                 self.offered(sender, open).map(Event::Offer)
             }
             SessionFrame::Resume { epoch, .. } => {

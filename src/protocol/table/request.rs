@@ -7,7 +7,7 @@ use crate::protocol::link::sender::{LinkSender, unknown};
 use crate::protocol::relay::table::{Attempt, Stand};
 use crate::protocol::session::Offer;
 use crate::protocol::table::SessionTable;
-use crate::protocol::table::offers::OpenRequest;
+use crate::protocol::table::offers::ReceivedOpen;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::peer::Peer;
 
@@ -62,7 +62,7 @@ impl RelayRequest {
     /// Tries a path: passes it on, and takes it back if the acceptor is not there. Tried while another path has not
     /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends are told that
     /// the path is lost.
-    pub fn try_way(&self, to: &Arc<LinkSender>) {
+    pub fn try_path(&self, to: &Arc<LinkSender>) {
         match (self.table.relays.stand(&self.attempt), &self.frame) {
             (Stand::Sought, Some(frame)) if self.leads(to) => {
                 self.table.relays.pass(&self.attempt, to, frame.clone(), true);
@@ -125,7 +125,7 @@ impl RelayRequest {
             return None;
         };
         self.table.relays.end(&self.attempt, None);
-        self.table.offered(&from, OpenRequest { key, target, client, opener, limit, epoch })
+        self.table.offered(&from, ReceivedOpen { key, target, client, opener, limit, epoch })
     }
 
     fn answer(&mut self, refusal: Refusal) {

@@ -1,6 +1,6 @@
 //! StreamMsg on the wire: gRPC's framing, protobuf, and no copy of the data in either direction.
 
-pub mod inbound;
+pub(in crate::protocol) mod inbound;
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use prost::Message as _;
 
 /// The messages of `proto/`, compiled.
 #[expect(missing_docs, unreachable_pub, reason = "generated; proto/*.proto documents them")]
-pub(crate) mod proto {
+pub(in crate::protocol) mod proto {
     include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 }
 

@@ -14,13 +14,13 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info};
 
 use super::lines;
-use crate::registry::addresses::Known;
 use crate::registry::cluster::{Cluster, ClusterError, REQUEST_TIMEOUT};
+use crate::registry::endpoints::KnownEndpoints;
 
 /// Our lines in the key `hosts` of a ConfigMap: `<address>    <name>`. Of the rest, only lines of dead pods go.
 #[derive(Debug)]
 pub struct ConfigMap {
-    settings: Settings,
+    settings: ConfigMapParams,
     api: Option<Api<Object>>,
     /// Pods that have lines and are not ready, and when they are to be judged.
     gone: HashMap<IpAddr, Instant>,
@@ -30,7 +30,7 @@ pub struct ConfigMap {
 
 /// A ConfigMap, and what to write there.
 #[derive(Debug)]
-pub struct Settings {
+pub struct ConfigMapParams {
     /// Where it is; it stands in our own namespace.
     pub cluster: Cluster,
     /// Its name. It is made if there is none.
@@ -38,7 +38,7 @@ pub struct Settings {
     /// The published address.
     pub pod: IpAddr,
     /// The pods that there are; `None`: they are not known, and lines of dead pods stay.
-    pub endpoints: Option<watch::Receiver<Known>>,
+    pub endpoints: Option<watch::Receiver<KnownEndpoints>>,
     /// Asked whether a pod that is not ready is alive all the same.
     pub lives: Lives,
 }
@@ -93,7 +93,7 @@ impl fmt::Debug for Lives {
 
 impl ConfigMap {
     /// Nothing is asked yet.
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: ConfigMapParams) -> Self {
         Self { settings, api: None, gone: HashMap::new(), pods: BTreeSet::new() }
     }
 

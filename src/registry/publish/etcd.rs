@@ -21,7 +21,7 @@ use crate::net::tls::{Client, Identity, Trust};
 /// Our records in an etcd.
 #[derive(Debug)]
 pub struct Etcd {
-    settings: Settings,
+    settings: EtcdParams,
     resolver: Resolver,
     /// Part of our keys, so that pods do not overwrite one another.
     pod: String,
@@ -33,7 +33,7 @@ pub struct Etcd {
 
 /// An etcd, and what to write there.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct EtcdParams {
     /// Its members, tried in turn: whether they speak TLS, and where; at least one.
     pub members: Vec<(bool, Target)>,
     /// Above all keys; without `/` at its end.
@@ -62,7 +62,7 @@ struct Lease {
 
 impl Etcd {
     /// Nothing is asked yet.
-    pub fn new(settings: Settings, resolver: Resolver) -> Self {
+    pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
         let pod = format!("{:016x}", rand::random::<u64>());
         Self { settings, resolver, pod, turn: 0, connection: None, lease: None }
     }
@@ -203,7 +203,7 @@ impl Etcd {
 
     async fn connected(&mut self) -> Result<&Connection, EtcdError> {
         if self.connection.is_none() {
-            let Settings { members, ca, identity, login, .. } = &self.settings;
+            let EtcdParams { members, ca, identity, login, .. } = &self.settings;
             let Some((tls, at)) = members.get(self.turn % members.len().max(1)) else {
                 return Err(EtcdError::NoMember);
             };

@@ -11,7 +11,7 @@ use tracing::warn;
 
 use crate::names::NodeName;
 use crate::net::resolver::{LookupError, Resolver};
-use crate::policy::zone::{Nameless, Zone};
+use crate::policy::{Nameless, Zone};
 
 /// Who is asked.
 pub struct Vet {

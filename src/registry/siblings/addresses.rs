@@ -12,7 +12,7 @@ use crate::net::resolver::Resolver;
 
 /// How pods are named; all ways together.
 #[derive(Debug, Clone, Default)]
-pub struct Named {
+pub struct PodAddresses {
     /// Once and for all.
     pub list: Vec<SocketAddr>,
     /// By a name whose addresses they are, and their port.
@@ -21,17 +21,16 @@ pub struct Named {
     pub cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
-/// The addresses of all that are `named`, followed until draining begins. A name that DNS does not answer for keeps its
-/// addresses.
-pub fn follow(named: Named, resolver: Resolver, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
-    let (tell, told) = watch::channel(named.all(&[]));
-    if named.service.is_some() || named.cluster.is_some() {
-        drain.spawn(info_span!("addresses"), look(named, resolver, tell, drain.clone()));
+impl PodAddresses {
+    /// All of them, followed until draining begins. A name that DNS does not answer for keeps its addresses.
+    pub fn follow(self, resolver: Resolver, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
+        let (tell, told) = watch::channel(self.all(&[]));
+        if self.service.is_some() || self.cluster.is_some() {
+            drain.spawn(info_span!("addresses"), look(self, resolver, tell, drain.clone()));
+        }
+        told
     }
-    told
-}
 
-impl Named {
     /// All of them, each once, with the addresses that the name has now.
     fn all(&self, found: &[IpAddr]) -> Vec<SocketAddr> {
         let mut all = self.list.clone();
@@ -61,7 +60,12 @@ impl Named {
     }
 }
 
-async fn look(mut named: Named, resolver: Resolver, tell: watch::Sender<Vec<SocketAddr>>, drain: Drain) {
+async fn look(
+    mut named: PodAddresses,
+    resolver: Resolver,
+    tell: watch::Sender<Vec<SocketAddr>>,
+    drain: Drain,
+) {
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut found, mut said) = (Vec::new(), None);
@@ -103,12 +107,12 @@ mod tests {
         let drain = Drain::new();
         let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
         let (tell, cluster) = watch::channel(Vec::new());
-        let named = Named {
+        let named = PodAddresses {
             list: vec!["192.0.2.1:9000".parse().unwrap()],
             service: Some(("localhost".into(), 9001)),
             cluster: Some(cluster),
         };
-        let mut told = follow(named, resolver, &drain);
+        let mut told = named.follow(resolver, &drain);
         let all = told.wait_for(|all| all.len() > 1).await.unwrap().clone();
         let expected = ["127.0.0.1:9001", "192.0.2.1:9000", "[::1]:9001"].map(|at| at.parse().unwrap());
         assert_eq!(all, expected);

@@ -21,7 +21,7 @@ use tunnel::net::socket::Socket;
 use tunnel::net::splice::{How, Side, linger, splice};
 use tunnel::protocol::Category;
 use tunnel::route::{Request, Route};
-use tunnel::telemetry::log::{Logs, Settings as Lines};
+use tunnel::telemetry::{LogSettings, Logs};
 
 use crate::soak::target::line;
 
@@ -37,7 +37,7 @@ pub(crate) struct Opener {
 impl Opener {
     /// The process's own part, until SIGTERM.
     pub(crate) fn run(&self) -> Result<()> {
-        let _lines = Logs::start(Lines::default())?;
+        let _lines = Logs::start(LogSettings::default())?;
         let text = fs::read_to_string(&self.config)?;
         let (settings, _) = Settings::read(&text, &Environment::default())?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -15,11 +15,14 @@ async fn pair() -> (TcpStream, TcpStream) {
 }
 
 /// Serves one head with `open` and gives what the client got until the head's part was over.
-async fn serve(head: &[u8], open: Result<u8, Denial>) -> (Head<TcpStream, u8>, TcpStream, Option<String>) {
+async fn serve(
+    head: &[u8],
+    open: Result<u8, Denial>,
+) -> (Handshake<TcpStream, u8>, TcpStream, Option<String>) {
     let (mut client, server) = pair().await;
     client.write_all(head).await.unwrap();
     let mut target = None;
-    let done = converse(server, async |parts: Parts| {
+    let done = handshake(server, async |parts: Parts| {
         target = parts.uri.authority().map(ToString::to_string);
         open.map_err(|denial| denial.answer(true, "t"))
     })
@@ -42,7 +45,7 @@ async fn every_clients_head_opens_a_session_and_the_200_is_bare() {
         "CONNECT node1:22 HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: keep-alive\r\n\r\n",
     ] {
         let (done, mut client, target) = serve(head.as_bytes(), Ok(7)).await;
-        let Head::Opened { session: 7, socket, early } = done else { panic!("{head}: {done:?}") };
+        let Handshake::Opened { session: 7, socket, early } = done else { panic!("{head}: {done:?}") };
         assert_eq!((target.as_deref(), early.len()), (Some("node1:22"), 0), "{head}");
         let mut one_read = [0; 4096];
         let n = client.read(&mut one_read).await.unwrap();
@@ -67,14 +70,14 @@ async fn an_ipv6_target_stands_in_brackets() {
 #[tokio::test]
 async fn bytes_sent_early_are_kept() {
     let (done, _client, _) = serve(b"CONNECT node1:22 HTTP/1.1\r\n\r\nSSH-2.0-early\r\n", Ok(0)).await;
-    let Head::Opened { early, .. } = done else { panic!("{done:?}") };
+    let Handshake::Opened { early, .. } = done else { panic!("{done:?}") };
     assert_eq!(early, "SSH-2.0-early\r\n");
 }
 
 #[tokio::test]
 async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
     let (done, client, _) = serve(b"CONNECT node1:22 HTTP/1.0\r\n\r\n", Err(Denial::Busy("draining"))).await;
-    let Head::Denied(socket) = done else { panic!("{done:?}") };
+    let Handshake::Denied(socket) = done else { panic!("{done:?}") };
     drop(socket);
     let text = all(client).await;
     assert!(text.starts_with("HTTP/1.0 503 draining\r\n"), "{text}");
@@ -89,7 +92,7 @@ async fn an_error_reaches_the_client_whole_and_the_connection_ends() {
 async fn another_method_is_denied_even_with_a_body_on_its_way() {
     let head = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\nsome";
     let (done, _client, _) = serve(head, Err(Denial::Method)).await;
-    assert!(matches!(done, Head::Denied(_)), "{done:?}");
+    assert!(matches!(done, Handshake::Denied(_)), "{done:?}");
 }
 
 #[tokio::test]
@@ -101,7 +104,7 @@ async fn no_session_is_made_of_what_is_not_http() {
         (long.as_str(), "long_head", "431"),
     ] {
         let (done, mut client, _) = serve(head.as_bytes(), Ok(0)).await;
-        let Head::Failed { cause, socket: Some(_socket) } = done else { panic!("{head}: {done:?}") };
+        let Handshake::Failed { cause, socket: Some(_socket) } = done else { panic!("{head}: {done:?}") };
         assert_eq!(cause, word);
         let mut text = [0; 12];
         client.read_exact(&mut text).await.unwrap();
@@ -113,8 +116,8 @@ async fn no_session_is_made_of_what_is_not_http() {
 async fn a_connection_without_a_head_is_no_error_to_anybody() {
     let (client, server) = pair().await;
     drop(client);
-    let done = converse(server, async |_| -> Result<(), _> { panic!("no head") }).await;
-    assert!(matches!(done, Head::Failed { cause: "no_head", .. }), "{done:?}");
+    let done = handshake(server, async |_| -> Result<(), _> { panic!("no head") }).await;
+    assert!(matches!(done, Handshake::Failed { cause: "no_head", .. }), "{done:?}");
 }
 
 #[tokio::test]
@@ -131,9 +134,9 @@ async fn a_client_that_has_finished_its_direction_is_still_served() {
         finish.send(()).unwrap();
         Ok(1)
     };
-    let done = converse(server, open).await;
+    let done = handshake(server, open).await;
     wait.await.unwrap();
-    assert!(matches!(done, Head::Opened { session: 1, .. }), "{done:?}");
+    assert!(matches!(done, Handshake::Opened { session: 1, .. }), "{done:?}");
 }
 
 #[tokio::test]
@@ -152,8 +155,8 @@ async fn a_reset_while_opening_cancels_it() {
         pending::<()>().await;
     };
     let done = tokio::select! {
-        done = converse(server, open) => done,
+        done = handshake(server, open) => done,
         () = reset => unreachable!(),
     };
-    assert!(matches!(done, Head::Failed { cause: "reset_while_opening", .. }), "{done:?}");
+    assert!(matches!(done, Handshake::Failed { cause: "reset_while_opening", .. }), "{done:?}");
 }

@@ -14,28 +14,28 @@ impl FrontEnd<UnixStream> for Line {
         Span::none()
     }
 
-    fn farewell(&self, denial: &Denial, _trace: &str) -> Bytes {
+    fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         format!("no: {}\n", denial.sentence(false)).into()
     }
 
-    async fn converse(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Head<UnixStream> {
+    async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
         let mut line = String::new();
         while !line.ends_with('\n') {
             match socket.read_u8().await {
                 Ok(byte) => line.push(char::from(byte)),
-                Err(_) => return Head::Failed { cause: "no_head", socket: Some(socket) },
+                Err(_) => return Handshake::Failed { cause: "no_head", socket: Some(socket) },
             }
         }
         visit.user = socket.peer_cred().ok().map(|user| format!("uid {}", user.uid()));
-        let ask = line.trim().parse().map(|target| Ask { target, credentials: HeaderMap::new() });
-        let (answer, session) = match visit.open(ask.map_err(Denial::from), new_trace()).await {
+        let request = line.trim().parse().map(|target| OpenRequest { target, credentials: HeaderMap::new() });
+        let (answer, session) = match visit.open(request.map_err(Denial::from), new_trace()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
         match (socket.write_all(answer.as_bytes()).await, session) {
-            (Ok(()), Some(session)) => Head::Opened { session, socket, early: Bytes::new() },
-            (Ok(()), None) => Head::Denied(socket),
-            (Err(_), _) => Head::Failed { cause: "reset", socket: None },
+            (Ok(()), Some(session)) => Handshake::Opened { session, socket, early: Bytes::new() },
+            (Ok(()), None) => Handshake::Denied(socket),
+            (Err(_), _) => Handshake::Failed { cause: "reset", socket: None },
         }
     }
 }

@@ -8,7 +8,7 @@ use super::*;
 #[derive(Debug, Clone)]
 enum Step {
     Enter(u8),
-    /// The guest that came as so manieth, of those there are.
+    /// The entrant that came as so manieth, of those there are.
     Leave(usize),
     Busy(usize),
     Waits(usize),
@@ -25,13 +25,13 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The same told simply: every guest with its source and state, in the order in which they came.
+/// The same told simply: every entrant with its source and state, in the order in which they came.
 #[derive(Debug, Default)]
 struct Model(Vec<(u64, u8, State)>);
 
 impl Model {
     fn state(&self, id: u64) -> Option<State> {
-        self.0.iter().find(|guest| guest.0 == id).map(|guest| guest.2)
+        self.0.iter().find(|entrant| entrant.0 == id).map(|entrant| entrant.2)
     }
 
     fn held(&self, who: u8) -> usize {
@@ -47,13 +47,13 @@ impl Model {
     }
 
     fn set(&mut self, id: u64, state: State) {
-        self.0.iter_mut().filter(|guest| guest.0 == id).for_each(|guest| guest.2 = state);
+        self.0.iter_mut().filter(|entrant| entrant.0 == id).for_each(|entrant| entrant.2 = state);
     }
 
     /// Checks what happened against what should, and follows it.
     fn follow(&mut self, effects: Effects, limits: Limits, now: Instant) {
         if let Some(lost) = effects.lost {
-            let (_, of, state) = *self.0.iter().find(|guest| guest.0 == lost).unwrap();
+            let (_, of, state) = *self.0.iter().find(|entrant| entrant.0 == lost).unwrap();
             match state {
                 State::Waits => {
                     let most = (0..5).map(|who| self.waiting(who)).max().unwrap();
@@ -66,21 +66,21 @@ impl Model {
                         State::Holds { busy, since } => Some((*busy, *since, *id)),
                         State::Waits => None,
                     };
-                    let first = self.0.iter().filter(|guest| guest.1 == of).filter_map(order).min();
+                    let first = self.0.iter().filter(|entrant| entrant.1 == of).filter_map(order).min();
                     assert_eq!(first.unwrap().2, lost, "another one of it has been silent for longer");
                     let granted = effects.granted.expect("only for somebody else");
-                    let gets = self.0.iter().find(|guest| guest.0 == granted).unwrap().1;
+                    let gets = self.0.iter().find(|entrant| entrant.0 == granted).unwrap().1;
                     let silent = !busy && now - since >= limits.patience.expect("somebody may give way");
                     assert!(self.held(gets) + 1 < most || silent, "it was no more than the newcomer's share");
                 }
             }
-            self.0.retain(|guest| guest.0 != lost);
+            self.0.retain(|entrant| entrant.0 != lost);
         }
         if let Some(granted) = effects.granted {
-            let (_, who, state) = *self.0.iter().find(|guest| guest.0 == granted).unwrap();
+            let (_, who, state) = *self.0.iter().find(|entrant| entrant.0 == granted).unwrap();
             assert_eq!(state, State::Waits);
             let least = self.0.iter().filter(|g| g.2 == State::Waits).map(|g| self.held(g.1)).min().unwrap();
-            // Who lost a place just now may be the neediest from now on, not before.
+            // Who lost a slot just now may be the neediest from now on, not before.
             assert!(effects.lost.is_some() || self.held(who) == least, "another source holds less");
             self.set(granted, State::Holds { busy: false, since: now });
         }
@@ -90,7 +90,7 @@ impl Model {
 fn live(limits: Limits, steps: &[Step]) {
     let (mut shares, mut model, mut now) = (Shares::new(limits), Model::default(), Instant::now());
     for step in steps {
-        let nth = |n: usize| model.0.get(n % model.0.len().max(1)).map(|guest| guest.0);
+        let nth = |n: usize| model.0.get(n % model.0.len().max(1)).map(|entrant| entrant.0);
         match *step {
             Step::Enter(who) => {
                 let (held, most) = (model.held(who), (0..5).map(|who| model.held(who)).max().unwrap());
@@ -98,12 +98,12 @@ fn live(limits: Limits, steps: &[Step]) {
                 match shares.enter(&who, now) {
                     Err(why) => {
                         assert_eq!((why, held + model.waiting(who)), (Full::ForOne, limits.for_one));
-                        assert!(limits.for_one < limits.places);
+                        assert!(limits.for_one < limits.slots);
                         continue;
                     }
                     Ok((id, effects)) => {
                         let alone = (0..5).all(|of| of == who || model.held(of) + model.waiting(of) == 0);
-                        let free = model.all_held() < limits.places;
+                        let free = model.all_held() < limits.slots;
                         model.0.push((id, who, State::Waits));
                         model.follow(effects, limits, now);
                         let got = effects.granted == Some(id);
@@ -116,7 +116,7 @@ fn live(limits: Limits, steps: &[Step]) {
             }
             Step::Leave(n) => {
                 let Some(id) = nth(n) else { continue };
-                model.0.retain(|guest| guest.0 != id);
+                model.0.retain(|entrant| entrant.0 != id);
                 let effects = shares.leave(id, now);
                 model.follow(effects, limits, now);
             }
@@ -135,10 +135,10 @@ fn live(limits: Limits, steps: &[Step]) {
             }
         }
         let waiting: usize = (0..5).map(|who| model.waiting(who)).sum();
-        assert!(model.all_held() <= limits.places && waiting <= limits.waiting);
-        assert!(waiting == 0 || model.all_held() == limits.places, "a place is free and somebody waits");
+        assert!(model.all_held() <= limits.slots && waiting <= limits.waiting);
+        assert!(waiting == 0 || model.all_held() == limits.slots, "a slot is free and somebody waits");
         assert_eq!(
-            (shares.held, shares.waiting, shares.guests.len()),
+            (shares.held, shares.waiting, shares.entrants.len()),
             (model.all_held(), waiting, model.0.len())
         );
     }
@@ -154,20 +154,20 @@ proptest! {
 
     #[test]
     fn every_life_keeps_the_rules(
-        places in 1_usize..8,
+        slots in 1_usize..8,
         for_one in 1_usize..9,
         waiting in 0_usize..5,
         patience in proptest::option::of(0_u64..2000),
         steps in proptest::collection::vec(step(), 1..120),
     ) {
         let patience = patience.map(Duration::from_millis);
-        live(Limits { places, for_one, waiting, patience }, &steps);
+        live(Limits { slots, for_one, waiting, patience }, &steps);
     }
 }
 
 #[test]
 fn one_source_has_everything_until_another_comes() {
-    let (mut shares, now) = (Shares::new(Limits::places(100)), Instant::now());
+    let (mut shares, now) = (Shares::new(Limits::slots(100)), Instant::now());
     let first: Vec<u64> = (0..100).map(|_| shares.enter(&"many", now).unwrap().0).collect();
     for lost in first.into_iter().take(50) {
         let (id, effects) = shares.enter(&"few", now).unwrap();
@@ -181,7 +181,7 @@ fn one_source_has_everything_until_another_comes() {
 
 #[test]
 fn of_one_source_the_silent_go_and_those_who_speak_stay() {
-    let (mut shares, now) = (Shares::new(Limits::places(2)), Instant::now());
+    let (mut shares, now) = (Shares::new(Limits::slots(2)), Instant::now());
     let ids: Vec<u64> = (0..2).map(|_| shares.enter(&"one", now).unwrap().0).collect();
     shares.heard(ids[0], true, now);
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
@@ -195,7 +195,7 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
 
 #[test]
 fn turns_go_round_among_those_who_wait() {
-    let limits = Limits { places: 1, for_one: usize::MAX, waiting: 100, patience: None };
+    let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 100, patience: None };
     let (mut shares, now) = (Shares::new(limits), Instant::now());
     let mut of = HashMap::new();
     let mut at_work = 0;
@@ -215,7 +215,7 @@ fn turns_go_round_among_those_who_wait() {
 
 #[test]
 fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
-    let limits = Limits { places: 1, for_one: usize::MAX, waiting: 100, patience: None };
+    let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 100, patience: None };
     let (mut shares, now) = (Shares::new(limits), Instant::now());
     let mut at_work = shares.enter(&"flood", now).unwrap().0;
     for _ in 0..50 {
@@ -231,7 +231,7 @@ fn who_comes_last_has_its_turn_before_the_second_one_of_a_crowd() {
 
 #[test]
 fn who_floods_a_queue_loses_its_own() {
-    let limits = Limits { places: 1, for_one: usize::MAX, waiting: 10, patience: None };
+    let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 10, patience: None };
     let (mut shares, now) = (Shares::new(limits), Instant::now());
     let honest: Vec<u64> = (0..3).map(|_| shares.enter(&"honest", now).unwrap().0).collect();
     for _ in 0..1000 {

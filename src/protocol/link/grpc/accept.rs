@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::drain::Drain;
-use crate::net::door::Place;
+use crate::net::door::Slot;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
@@ -49,9 +49,9 @@ pub struct Waiting {
     pub certified: bool,
     /// When it is closed if it still has no accepted call.
     pub until: Instant,
-    /// Its places among those that wait, and that have their turn; given back once it is let in. The connection is
+    /// Its slots among those that wait, and that have their turn; given back once it is let in. The connection is
     /// closed if the second is lost; the first is its entrance's to look after.
-    pub places: (Place, Place),
+    pub slots: (Slot, Slot),
 }
 
 /// Why a caller is sent away; shown to it.
@@ -86,7 +86,7 @@ where
     let accepted = CancellationToken::new();
     let ahead = ReadAhead::default();
     let service = {
-        let host = Host {
+        let handler = CallHandler {
             from,
             certified: waiting.certified,
             calls,
@@ -97,7 +97,7 @@ where
         };
         hyper::service::service_fn(move |request: Request<Incoming>| {
             // Boxed, because hyper keeps its room as long as the call lasts.
-            Box::pin(host.clone().answer(request)).map(Ok::<_, Infallible>)
+            Box::pin(handler.clone().answer(request)).map(Ok::<_, Infallible>)
         })
     };
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
@@ -105,12 +105,12 @@ where
     let io = TokioIo::new(Bounded { io, ahead });
     let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(io, service));
     async move {
-        let lost = waiting.places.1.lost();
+        let lost = waiting.slots.1.lost();
         let let_in = async {
             let why = tokio::select! {
                 biased;
                 () = accepted.cancelled() => {
-                    drop(waiting.places);
+                    drop(waiting.slots);
                     std::future::pending().await
                 }
                 () = lost.cancelled() => "gave_way",
@@ -192,7 +192,7 @@ impl From<Dismissal> for Status {
 
 /// What the calls of one connection share.
 #[derive(Debug, Clone)]
-struct Host {
+struct CallHandler {
     from: SocketAddr,
     certified: bool,
     calls: mpsc::Sender<Call>,
@@ -202,7 +202,7 @@ struct Host {
     accepted: CancellationToken,
 }
 
-impl Host {
+impl CallHandler {
     async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
         if request.uri().path() != PATH {
             let status = Status::unimplemented("this port serves only tunnel links");

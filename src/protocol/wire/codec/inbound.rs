@@ -21,7 +21,7 @@ pub enum Ended {
 }
 
 /// The next bytes, or how the stream ended. Cancel safe.
-pub async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, Ended> {
+pub(in crate::protocol) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, Ended> {
     match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
         None => Err(Ended::Closed(END.into())),
         Some(Err(e)) => Err(Ended::Closed(cause(&e))),
@@ -39,7 +39,7 @@ pub async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, Ended
 }
 
 /// An error with all its causes, for people. It may hold a peer's words.
-pub fn cause(error: &dyn std::error::Error) -> String {
+pub(in crate::protocol) fn cause(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut at = error.source();
     while let Some(source) = at {

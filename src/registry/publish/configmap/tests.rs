@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::registry::addresses::Endpoints;
+use crate::registry::endpoints::Endpoints;
 
 /// An apiserver that holds one ConfigMap.
 #[derive(Default)]
@@ -84,7 +84,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-fn pods(ready: &[u8], unready: &[u8]) -> Known {
+fn pods(ready: &[u8], unready: &[u8]) -> KnownEndpoints {
     let set = |all: &[u8]| all.iter().map(|last| ip(*last)).collect();
     Some(Endpoints { ready: set(ready), unready: set(unready) })
 }
@@ -94,7 +94,10 @@ fn nobody_lives() -> Lives {
 }
 
 /// The pod 10.0.0.1 at an apiserver that holds this.
-fn pod(object: Option<Value>, endpoints: Option<watch::Receiver<Known>>) -> (ConfigMap, Arc<Mutex<Server>>) {
+fn pod(
+    object: Option<Value>,
+    endpoints: Option<watch::Receiver<KnownEndpoints>>,
+) -> (ConfigMap, Arc<Mutex<Server>>) {
     let mut server = Server { object, ..Server::default() };
     server.stamp();
     let server = Arc::new(Mutex::new(server));
@@ -110,8 +113,13 @@ fn pod(object: Option<Value>, endpoints: Option<watch::Receiver<Known>>) -> (Con
         }
     });
     let cluster = Cluster { kubeconfig: None, namespace: None };
-    let settings =
-        Settings { cluster, name: "tunnel-nodes".to_owned(), pod: ip(1), endpoints, lives: nobody_lives() };
+    let settings = ConfigMapParams {
+        cluster,
+        name: "tunnel-nodes".to_owned(),
+        pod: ip(1),
+        endpoints,
+        lives: nobody_lives(),
+    };
     let mut map = ConfigMap::new(settings);
     map.api = Some(Api::namespaced(Client::new(service, "edge-system"), "edge-system"));
     (map, server)
@@ -184,7 +192,7 @@ async fn a_role_that_lacks_a_verb_is_told_with_what_it_needs() {
 #[tokio::test(start_paused = true)]
 async fn an_apiserver_that_says_nothing_is_given_up() {
     let cluster = Cluster { kubeconfig: None, namespace: None };
-    let settings = Settings {
+    let settings = ConfigMapParams {
         cluster,
         name: "tunnel-nodes".to_owned(),
         pod: ip(1),

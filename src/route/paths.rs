@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::LinkSender;
-use crate::registry::find::{Finder, NotFound, Path};
-use crate::registry::uplinks::Uplinks;
-use crate::registry::{Arrival, Linked};
+use crate::registry::{Arrival, Finder, Linked, NotFound, Path, Uplinks};
 
 /// Where this process gets its paths from.
 #[derive(Debug, Clone)]
@@ -72,9 +70,9 @@ impl PathSource {
     }
 
     /// Forgets that the node is at the end of this path, because the node was not there.
-    pub(super) fn is_wrong(&self, node: &NodeName, way: &Path) {
+    pub(super) fn is_wrong(&self, node: &NodeName, path: &Path) {
         if let Self::Pod(finder) = self {
-            finder.is_wrong(node, way);
+            finder.is_wrong(node, path);
         }
     }
 
