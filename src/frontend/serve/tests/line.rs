@@ -1,7 +1,7 @@
 //! A whole front end: a line `node:port` over a unix socket, answered by `ok` or by why not.
 use super::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 
 pub(super) struct Line;
 
@@ -37,12 +37,6 @@ impl FrontEnd<UnixStream> for Line {
             (Ok(()), None) => Handshake::Denied(socket),
             (Err(_), _) => Handshake::Failed { cause: "reset", socket: None },
         }
-    }
-}
-
-impl Connection for UnixStream {
-    fn tcp(&self) -> Option<&TcpStream> {
-        None
     }
 }
 
