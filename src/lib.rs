@@ -21,7 +21,7 @@
 //! | place | [`registry`] | which node is where; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
-//! | ground | [`names`], [`drain`], [`telemetry`] | nothing but themselves |
+//! | ground | [`names`], [`drain`], [`pki`], [`telemetry`] | nothing but themselves |
 //!
 //! # A byte's way
 //!
@@ -67,6 +67,7 @@ pub mod edge;
 pub mod frontend;
 pub mod names;
 pub mod net;
+pub mod pki;
 pub mod policy;
 pub mod protocol;
 pub mod registry;

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// The rows, lowest first. `main` and `lib` stand outside.
 const ROWS: [&[&str]; 11] = [
     &["names"],
-    &["drain", "telemetry"],
+    &["drain", "pki", "telemetry"],
     &["policy"],
     &["config", "net"],
     &["protocol"],

@@ -1,4 +1,4 @@
-//! What comes in on the gRPC port, until it has made its call.
+//! Connections to the gRPC port: first byte, TLS handshake, then the gRPC layer, each with its own time limit.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::protocol::grpc::{Call, Waiting, serve};
 
-/// What comes in on the gRPC port: each does its TLS handshake and is handed to the gRPC layer.
+/// The handler of connections to the gRPC port.
 #[derive(Debug)]
 pub(super) struct Callers {
     pub(super) tls: Reload<ServerConfig>,
     pub(super) calls: mpsc::Sender<Call>,
-    /// Who does a handshake, or is let in. Thousands of edges that come back at once have spoken and wait here for their
-    /// turn: sent away, they would only dial again, later.
+    /// Limits how many do their handshake or make their call at once. When thousands of edges come back at once they
+    /// queue here: a rejected edge would only dial again later.
     pub(super) handshakes: Door,
     pub(super) shared: PodContext,
 }
@@ -40,7 +40,7 @@ impl ConnectionHandler for Callers {
         if let Err(e) = tune_link(&socket) {
             return debug!(error = %e, "connection was gone at once");
         }
-        // Looked at, not read: whether it can be read may be said too early.
+        // A peek, because the socket may be reported readable before a byte is there.
         if timeout(FIRST_BYTE, socket.peek(&mut [0])).await.is_err() {
             refused.count("silent");
             return debug!("nothing came within {FIRST_BYTE:?}");
@@ -51,8 +51,8 @@ impl ConnectionHandler for Callers {
         };
         let until = Instant::now() + LET_IN;
         let tls = TlsAcceptor::from(self.tls.load());
-        // Boxed, so that a link does not keep the handshake's room.
-        // An edge that is only slow to be served, as thousands come back at once, is not silent.
+        // The slot counts as silent only while this side waits for the edge: an edge that waits for this pod keeps it.
+        // The handshake is boxed, so that a link does not keep its memory.
         let socket = Buffered::new(turn.attend(socket), self.shared.pool.clone());
         let handshake = Box::pin(tls.accept(socket));
         let lost = turn.lost();
@@ -75,7 +75,7 @@ impl ConnectionHandler for Callers {
                 return debug!("TLS handshake took too long");
             }
         };
-        // Only a pod's passes the check, so whoever has shown one is a pod, if it says so.
+        // Only pods have certificates that pass the check, so a caller with one may claim to be a pod.
         let certified = io.get_ref().1.peer_certificates().is_some();
         let waiting = Waiting { certified, until, slots: (slot, turn) };
         let (calls, ground) = (self.calls.clone(), self.shared.ground.clone());
@@ -84,18 +84,18 @@ impl ConnectionHandler for Callers {
     }
 }
 
-/// Connections that were not let in yet. Most of them cost little: they have not spoken, or wait for their turn.
+/// Connections at once that have no accepted call yet. Most cost little, as they wait for a byte or for their turn.
 pub(super) const CONNECTIONS: usize = 8192;
-/// Connections that do their handshake or make their call, and calls that wait to be looked at.
+/// Connections at once that do their handshake or make their call, and calls that wait to be checked.
 pub(super) const HANDSHAKES: usize = 1000;
-/// Who has its turn may be slow for as long as a far line makes it, if nobody else waits.
+/// A connection that has its turn loses it to a waiting one only after 3 s of silence.
 pub(super) const TURNS: Limits = Limits {
     slots: HANDSHAKES,
     for_one: usize::MAX,
     waiting: CONNECTIONS,
     patience: Some(Duration::from_secs(3)),
 };
-/// From a connection to the first byte of its handshake.
+/// Time from the connection to the first byte of its handshake.
 const FIRST_BYTE: Duration = Duration::from_secs(3);
-/// From its turn to an accepted call.
+/// Time from its turn to an accepted call.
 const LET_IN: Duration = Duration::from_secs(10);

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -20,6 +19,7 @@ use crate::drain::Drain;
 use crate::edge::Edge;
 use crate::names::NodeName;
 use crate::net::listen::Listener;
+use crate::pki::Authority;
 
 /// Runs the demo until `stop` completes, or makes one request and ends if `check`. `say` prints a line for a person.
 ///
@@ -61,20 +61,10 @@ impl Files {
         let dir = std::env::temp_dir().join(format!("tunnel-demo-{:016x}", rand::random::<u64>()));
         std::fs::create_dir(&dir)?;
         let this = Self(TempDir(dir));
-        let ca_key = KeyPair::generate()?;
-        let mut ca = CertificateParams::new(Vec::new())?;
-        ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        ca.distinguished_name.push(DnType::CommonName, "tunnel demo");
-        valid_for_a_while(&mut ca);
-        let ca_pem = ca.self_signed(&ca_key)?.pem();
-        let issuer = Issuer::new(ca, ca_key);
-        let key = KeyPair::generate()?;
-        let mut server = CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()])?;
-        valid_for_a_while(&mut server);
-        let cert = server.signed_by(&key, &issuer)?;
-        this.write("ca.crt", &ca_pem)?;
-        this.write("cloud.crt", &cert.pem())?;
-        this.write("cloud.key", &key.serialize_pem())?;
+        let authority = Authority::new("tunnel demo", VALID)?;
+        let server = authority.server(&["localhost", "127.0.0.1"])?;
+        server.write(&this.path().join("cloud.crt"), &this.path().join("cloud.key"))?;
+        this.write("ca.crt", authority.cert())?;
         this.write("token", &format!("{NODE}:{:032x}\n", rand::random::<u128>()))?;
         Ok(this)
     }
@@ -132,12 +122,6 @@ impl Drop for TempDir {
         // What is left in the temporary directory does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-fn valid_for_a_while(params: &mut CertificateParams) {
-    let now = std::time::SystemTime::now();
-    params.not_before = (now - Duration::from_secs(3600)).into();
-    params.not_after = (now + VALID).into();
 }
 
 async fn wait_for_node(pod: &Pod) -> anyhow::Result<()> {

@@ -5,9 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tunnel::pki::Authority;
 
 /// Two machines, one for clients and pod, one for edge and targets.
 #[derive(Debug)]
@@ -53,18 +54,10 @@ pub(crate) struct Certificates(PathBuf);
 impl Certificates {
     /// Makes them afresh.
     pub(crate) fn make(dir: &Path) -> Result<Self> {
-        let mut params = CertificateParams::new(Vec::new())?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate()?;
-        let ca = params.self_signed(&key)?;
-        let issuer = Issuer::new(params, key);
-        let key = KeyPair::generate()?;
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-        let leaf = CertificateParams::new(names)?.signed_by(&key, &issuer)?;
+        let authority = Authority::new("authority of a benchmark", VALID)?;
         let made = Self(dir.to_owned());
-        fs::write(made.ca(), ca.pem())?;
-        fs::write(made.cert(), leaf.pem())?;
-        fs::write(made.key(), key.serialize_pem())?;
+        fs::write(made.ca(), authority.cert())?;
+        authority.server(&["localhost", "127.0.0.1"])?.write(&made.cert(), &made.key())?;
         Ok(made)
     }
 
@@ -94,6 +87,8 @@ pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N]> {
     ports.try_into().ok().context("no free ports")
 }
 
+/// No benchmark takes longer.
+const VALID: Duration = Duration::from_secs(24 * 3600);
 /// Below the ports that the kernel gives to clients: else an edge that dials a pod which is down may get the pod's
 /// own port, and even connect to itself.
 const FIXED: Range<u16> = 20_000..32_000;

@@ -1,0 +1,221 @@
+//! Makes certificates for a network of one's own: an authority, and what it signs for servers and clients.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+
+/// An authority with a key of its own, which is kept in memory only. Two of them never trust each other's certificates.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    valid: Duration,
+}
+
+/// A certificate and its key, both as PEM.
+pub struct Issued {
+    cert: String,
+    key: String,
+}
+
+/// Why there is no certificate, or no file of it.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// A name that no certificate can carry.
+    #[error("{names:?} cannot all stand in a certificate: {cause}; want DNS names in ASCII, or IP addresses")]
+    Names {
+        /// What was asked for.
+        names: Vec<String>,
+        /// What the library found.
+        cause: rcgen::Error,
+    },
+    /// A key or a signature could not be made.
+    #[error("no certificate can be made here: {0}")]
+    Make(#[from] rcgen::Error),
+    /// A file could not be written.
+    #[error("cannot write {}: {cause}; check that its directory exists and may be written to", .path.display())]
+    Write {
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        cause: io::Error,
+    },
+}
+
+impl Authority {
+    /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ, until
+    /// `valid` from now.
+    pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
+        let key = KeyPair::generate()?;
+        let mut params = params(name, &[], valid)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let pem = params.self_signed(&key)?.pem();
+        Ok(Self { issuer: Issuer::new(params, key), pem, valid })
+    }
+
+    /// Its own certificate, PEM: what those need who are to trust it.
+    #[must_use]
+    pub fn cert(&self) -> &str {
+        &self.pem
+    }
+
+    /// A certificate for a server that clients reach by these DNS names and IP addresses. It does for a client as well,
+    /// because pods show theirs to each other.
+    pub fn server(&self, names: &[&str]) -> Result<Issued, PkiError> {
+        let mut params = params(names.first().unwrap_or(&""), names, self.valid)?;
+        params.extended_key_usages = vec![ServerAuth, ClientAuth];
+        self.sign(params)
+    }
+
+    /// A certificate for a client of this common name, and for no server.
+    pub fn client(&self, name: &str) -> Result<Issued, PkiError> {
+        let mut params = params(name, &[], self.valid)?;
+        params.extended_key_usages = vec![ClientAuth];
+        self.sign(params)
+    }
+
+    fn sign(&self, mut params: CertificateParams) -> Result<Issued, PkiError> {
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate()?;
+        let cert = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Issued { cert, key: key.serialize_pem() })
+    }
+}
+
+impl Issued {
+    /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the disk.
+    pub fn write(&self, cert: &Path, key: &Path) -> Result<(), PkiError> {
+        replace(cert, CERT_MODE, &self.cert).and_then(|()| replace(key, KEY_MODE, &self.key))
+    }
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authority").field("pem", &self.pem).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Issued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Issued").field("cert", &self.cert).finish_non_exhaustive()
+    }
+}
+
+fn params(common: &str, names: &[&str], valid: Duration) -> Result<CertificateParams, PkiError> {
+    let names: Vec<_> = names.iter().map(|name| String::from(*name)).collect();
+    let mut params =
+        CertificateParams::new(names.clone()).map_err(|cause| PkiError::Names { names, cause })?;
+    params.distinguished_name.push(DnType::CommonName, common);
+    let now = SystemTime::now();
+    params.not_before = (now - CLOCKS_DIFFER).into();
+    params.not_after = (now + valid).into();
+    Ok(params)
+}
+
+/// By renaming: nobody sees half a file, and nobody who has opened an older one sees the new key.
+fn replace(path: &Path, mode: u32, text: &str) -> Result<(), PkiError> {
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let write = || {
+        match fs::remove_file(&fresh) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(cause),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&fresh)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(&fresh, path)
+    };
+    write().map_err(|cause| PkiError::Write { path: path.into(), cause })
+}
+
+/// A peer whose clock is behind by less believes a fresh certificate at once.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
+const CERT_MODE: u32 = 0o644;
+const KEY_MODE: u32 = 0o600;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+    use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    fn der(pem: &str) -> Vec<u8> {
+        rustls_pemfile::certs(&mut pem.as_bytes()).next().unwrap().unwrap().to_vec()
+    }
+
+    #[test]
+    fn a_server_has_its_names_and_addresses_and_a_client_its_name_alone() {
+        let authority = Authority::new("ours", DAY).unwrap();
+        let server = der(&authority.server(&["cloud.test", "10.0.0.1", "::1"]).unwrap().cert);
+        let (_, server) = X509Certificate::from_der(&server).unwrap();
+        let names = server.subject_alternative_name().unwrap().unwrap().value;
+        let ip6 = std::net::Ipv6Addr::LOCALHOST.octets();
+        let wanted = [
+            GeneralName::DNSName("cloud.test"),
+            GeneralName::IPAddress(&[10, 0, 0, 1]),
+            GeneralName::IPAddress(&ip6),
+        ];
+        assert_eq!(names.general_names, wanted);
+        let uses = server.extended_key_usage().unwrap().unwrap().value;
+        assert!(uses.server_auth && uses.client_auth);
+
+        let client = der(&authority.client("kube-apiserver").unwrap().cert);
+        let (_, client) = X509Certificate::from_der(&client).unwrap();
+        assert_eq!(client.subject().to_string(), "CN=kube-apiserver");
+        assert!(client.subject_alternative_name().unwrap().is_none());
+        let uses = client.extended_key_usage().unwrap().unwrap().value;
+        assert!(uses.client_auth && !uses.server_auth);
+        assert_eq!(client.issuer().to_string(), "CN=ours");
+        assert!(!client.is_ca());
+    }
+
+    #[test]
+    fn all_is_valid_now_and_as_long_as_was_said() {
+        let authority = Authority::new("ours", DAY).unwrap();
+        let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs())
+            .unwrap();
+        for pem in [authority.cert(), &authority.client("c").unwrap().cert] {
+            let der = der(pem);
+            let (_, cert) = X509Certificate::from_der(&der).unwrap();
+            let (from, to) = (cert.validity().not_before.timestamp(), cert.validity().not_after.timestamp());
+            assert!((now - 3700..now - 3500).contains(&from), "{from}");
+            assert!((now + 86_300..now + 86_500).contains(&to), "{to}");
+        }
+    }
+
+    #[test]
+    fn the_key_is_for_its_owner_alone_whatever_stood_there_and_nothing_is_left_beside_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cert, key) = (dir.path().join("a.crt"), dir.path().join("a.key"));
+        for file in [&key, &dir.path().join("a.key.new")] {
+            fs::write(file, "older").unwrap();
+            fs::set_permissions(file, fs::Permissions::from_mode(0o666)).unwrap();
+        }
+        let issued = Authority::new("ours", DAY).unwrap().server(&["a.b"]).unwrap();
+        issued.write(&cert, &key).unwrap();
+        assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(fs::read_to_string(&key).unwrap().starts_with("-----BEGIN PRIVATE KEY-----"));
+        assert!(fs::read_to_string(&cert).unwrap().starts_with("-----BEGIN CERTIFICATE-----"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert!(!format!("{issued:?}").contains("PRIVATE"));
+    }
+
+    #[test]
+    fn what_does_not_work_is_told_with_its_name() {
+        let authority = Authority::new("ours", DAY).unwrap();
+        let told = authority.server(&["a.b", "wölkchen"]).unwrap_err().to_string();
+        assert!(told.contains("wölkchen") && told.contains("DNS names in ASCII"), "{told}");
+        let missing = Path::new("/nowhere/at/all.crt");
+        let told = authority.client("c").unwrap().write(missing, missing).unwrap_err().to_string();
+        assert!(told.contains("/nowhere/at/all.crt") && told.contains("directory"), "{told}");
+    }
+}
