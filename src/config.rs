@@ -17,6 +17,7 @@ pub mod cloud;
 pub mod edge;
 mod fold;
 mod listen;
+mod report;
 mod unserved;
 mod value;
 
