@@ -29,7 +29,7 @@ use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::Uplinks;
 use crate::route::Route;
-use crate::startup::{Faults, Startup};
+use crate::startup::{StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics, third_of_memory};
 
 /// A running edge, and where its admin port listens.
@@ -59,7 +59,7 @@ impl Edge {
     /// # Errors
     ///
     /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, Faults> {
+    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports) = startup.finish(prepared)?;
@@ -152,6 +152,7 @@ impl Edge {
         links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
+        links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
     }
 
     fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {

@@ -154,7 +154,7 @@ where
         .max_header_list_size(METADATA)
         .keep_alive_interval(Some(PING_POD_AFTER))
         .keep_alive_timeout(PING_TIMEOUT)
-        .handshake::<_, CallBody>(TokioIo::new(Bounded { io, ahead: ahead.clone() }))
+        .handshake::<_, CallBody>(TokioIo::new(Bounded { io, hook: ahead.clone() }))
         .await
         .map_err(broken)?;
     let connection = CancellationToken::new();
