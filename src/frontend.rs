@@ -6,7 +6,10 @@ mod serve;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::Connect;
-pub use serve::{Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Visit, serve};
+pub use serve::{
+    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
+    serve,
+};
 
 use std::net::IpAddr;
 use std::sync::Arc;

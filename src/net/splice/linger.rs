@@ -1,4 +1,4 @@
-//! Closing a stream without destroying what its peer has not read, or not got, yet.
+//! Closes a stream without destroying bytes that its peer has not read, or not received, yet.
 
 use std::future::poll_fn;
 use std::io;
@@ -11,11 +11,11 @@ use crate::net::ByteStream;
 use crate::net::socket::{Connection, Socket};
 use crate::net::unacknowledged::unacknowledged;
 
-/// Closes a stream without destroying what its peer has not read yet. To be called before dropping a socket.
+/// Closes a stream without destroying bytes that its peer has not read yet. Call it before dropping a socket.
 ///
 /// Finishes the sending direction, then reads and throws away until the peer finishes too: closing a socket while
 /// bytes from the peer are unread makes the kernel send RST, and that discards what the peer has not read. Gives up
-/// after [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in all, or [`LINGER_MAX_BYTES`] bytes. Errors are of no interest any more.
+/// after [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in all, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
 pub async fn linger<D: ByteStream>(stream: &mut D) {
     let _ = timeout(LINGER_TIMEOUT, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
@@ -36,9 +36,9 @@ pub async fn linger<D: ByteStream>(stream: &mut D) {
 /// what waits to be sent, and TLS what it has not given to the kernel yet, while what has arrived is still read behind it,
 /// as on a direct connection.
 ///
-/// What comes meanwhile is thrown away, so that a peer that first writes and then reads does not get stuck. Gives up once
-/// the peer has broken off itself, or after [`DELIVERY`]; where the system does not tell, after [`LINGER_SILENCE`]. What is
-/// not TCP arrives as it is written.
+/// Discards what comes meanwhile, so that a peer that first writes and then reads does not get stuck. Gives up when the
+/// peer resets the connection, or after [`DELIVERY`]; where the system does not report acknowledgements, after
+/// [`LINGER_SILENCE`]. A stream that is not TCP needs no wait.
 pub async fn deliver<C: Connection>(socket: &mut Socket<C>) {
     let begun = Instant::now();
     let (mut pause, mut leaving) = (FIRST_LOOK, Leaving { socket, flushed: false, ended: false });
