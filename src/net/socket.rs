@@ -22,13 +22,13 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     /// kind, which always ends in good order.
     fn tcp(&self) -> Option<&TcpStream>;
 
-    /// Completes once the peer has gone away such that nothing can be said to it any more; never, where that cannot be
-    /// told. One that has only finished its direction is not gone. Reads nothing. Cancel safe.
+    /// Completes once the peer has reset the connection; never, where the system does not report that. A peer that has
+    /// only finished its direction is not gone. Reads nothing. Cancel safe.
     fn gone(&self) -> impl Future<Output = ()> + Send {
         let tcp = self.tcp();
         async move {
             match tcp {
-                // It ends with an error as well once the runtime does.
+                // It also ends, with an error, when the runtime shuts down.
                 Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
                 None => std::future::pending().await,
             }
