@@ -55,7 +55,7 @@ impl Stage {
             (Phase::Open, _) => "the session is open",
             (Phase::Parked, _) => "the session has lost its path and is parked",
             (Phase::Resuming, _) => "the far end is asked to resume the session",
-            (Phase::Said, _) => "all bytes of the session are sent and received",
+            (Phase::Delivered, _) => "all bytes of the session are sent and received",
             (Phase::Leaving, _) => "the session sends its last frame",
             (Phase::Gone, _) => "the session is over",
         }

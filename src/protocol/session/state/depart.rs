@@ -22,7 +22,7 @@ impl SessionState {
     /// Unless both directions were ended before: then the rest is delivered without it.
     pub(crate) fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
         match self.phase {
-            Phase::Said | Phase::Leaving | Phase::Gone => return Effects::default(),
+            Phase::Delivered | Phase::Leaving | Phase::Gone => return Effects::default(),
             Phase::Open | Phase::Parked | Phase::Resuming if self.is_complete() => return Effects::default(),
             Phase::Open | Phase::Parked | Phase::Resuming => {
                 self.send.forget();

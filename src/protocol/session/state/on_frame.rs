@@ -22,7 +22,9 @@ impl SessionState {
             SessionFrame::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
             SessionFrame::Lost { .. } => DROPPED,
             SessionFrame::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
-            SessionFrame::Broken { total, refusal } if matches!(self.phase, Phase::Open | Phase::Said) => {
+            SessionFrame::Broken { total, refusal }
+                if matches!(self.phase, Phase::Open | Phase::Delivered) =>
+            {
                 self.broken(total, refusal)
             }
             SessionFrame::Broken { .. } => DROPPED,
@@ -119,7 +121,7 @@ impl SessionState {
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
             (Phase::Open | Phase::Parked, None) if fresh => Some(Answer::Opened),
-            (Phase::Open | Phase::Parked | Phase::Said, Some(_)) => Some(Answer::Resumed),
+            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(Answer::Resumed),
             _ => return DROPPED,
         };
         self.epoch = epoch;
@@ -128,7 +130,7 @@ impl SessionState {
         if let Err(bad) = self.say_again(received.unwrap_or(0), limit) {
             return self.violated(bad);
         }
-        if answer.is_some() && self.phase != Phase::Said {
+        if answer.is_some() && self.phase != Phase::Delivered {
             self.phase = Phase::Open;
         }
         self.resumed += u32::from(answer == Some(Answer::Resumed));
@@ -163,7 +165,7 @@ impl SessionState {
             self.phase = Phase::Leaving;
             self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
-            self.phase = Phase::Said;
+            self.phase = Phase::Delivered;
         }
         effects
     }

@@ -24,7 +24,7 @@ pub(crate) enum Role {
 ///   ask ─▶ Asking ──Refused──────────────▶ Gone         Open ─▶ Dialling ──refuse──▶ Leaving
 ///             │ Opened                                             │ accept
 ///             ▼                                                    ▼
-///   ┌─────▶ Open ──all is acknowledged──▶ Leaving         ┌────▶ Open ──all is sent and received──▶ Said
+///   ┌─────▶ Open ──all is acknowledged──▶ Leaving         ┌────▶ Open ──all is sent and received──▶ Delivered
 ///   │         │ path lost                    │            │        │ path lost                        │
 ///   │         ▼                              │         Resume      ▼                                  │
 ///   │       Parked ◀───────────┐         Reset is         └───── Parked                             Reset,
@@ -36,9 +36,9 @@ pub(crate) enum Role {
 ///
 /// An owner that lets go, a peer that violates the protocol and a Broken that has been answered lead from any phase to
 /// Leaving, or to Gone if there is no path; a Reset from the peer leads to Gone. Resume finds an acceptor in Open and
-/// Said too. The tables of docs/protocol.md#states have each frame in each phase.
+/// Delivered too. The tables of docs/protocol.md#states have each frame in each phase.
 ///
-/// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Said`] too.
+/// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Delivered`] too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// Opener: waits for Opened or Refused.
@@ -52,7 +52,7 @@ pub(crate) enum Phase {
     /// Opener: waits for Resumed.
     Resuming,
     /// Acceptor: everything is sent and received; kept until the opener confirms it by a Reset, or the grace time is over.
-    Said,
+    Delivered,
     /// One last frame is to be sent, then the end is forgotten.
     Leaving,
     /// Over. What has arrived may still be read.
