@@ -5,7 +5,11 @@
 //! [`Location`] says what is dialled where it has none.
 
 mod facts;
+#[cfg(feature = "kubernetes")]
+mod objects;
 mod table;
+#[cfg(feature = "kubernetes")]
+mod watch;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,6 +23,8 @@ use crate::policy::plain;
 use facts::Backing;
 pub use facts::{Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
 pub use table::{Claims, FactTable};
+#[cfg(feature = "kubernetes")]
+pub use watch::AddressWatch;
 
 /// Which networks are behind which node, and what Kubernetes says of nodes, pods and Services.
 ///
