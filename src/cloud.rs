@@ -7,6 +7,7 @@ mod connect;
 mod context;
 mod core;
 mod files;
+mod gates;
 mod kubernetes;
 mod links;
 mod ports;
@@ -18,15 +19,18 @@ mod stop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::net::TcpStream;
 use tracing::info;
 
 use self::core::Core;
 use files::Files;
+use gates::Gates;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
 use crate::admin::{Admin, Readiness, Side};
 use crate::config::cloud::Cloud;
+use crate::frontend::{Connect, FrontEnd};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
@@ -40,6 +44,8 @@ pub struct Pod {
     pub grpc: SocketAddr,
     /// Address of the CONNECT front end; `None` if the default port could not be had.
     pub ssh: Option<SocketAddr>,
+    /// Names and addresses of all front ends on TCP ports, in the order in which their modules are read.
+    pub clients: Vec<(&'static str, SocketAddr)>,
     /// Address of the port for health, log level and metrics.
     pub log: SocketAddr,
     /// Address of the port for metrics alone.
@@ -59,8 +65,18 @@ pub struct Pod {
 struct Prepared {
     files: Files,
     ports: Ports,
-    front_ends: Vec<ClientPort>,
+    gates: Gates,
+    client_ports: Vec<ClientPort>,
 }
+
+/// From the settings of a module to its ports; `None`: something is wrong, and noted.
+type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
+
+/// What the front end is called that speaks CONNECT.
+const CONNECT: &str = <Connect as FrontEnd<TcpStream>>::NAME;
+
+/// The modules that clients come to, a line for each.
+const MODULES: [Prepare; 1] = [connect::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.
@@ -71,17 +87,19 @@ impl Pod {
     pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, Faults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
-        let Prepared { files, ports, front_ends } = startup.finish(prepared)?;
+        let Prepared { files, ports, gates, client_ports } = startup.finish(prepared)?;
         let port = ports.grpc.at().port();
-        let core = Core::new(&settings, &files, port, ports.own(&front_ends));
-        let ssh = front_ends.iter().find(|end| end.name == connect::NAME).and_then(|end| end.at);
-        for front_end in front_ends {
-            (front_end.spawn)(&core);
+        let core = Core::new(&settings, &files, port, ports.own(&client_ports));
+        let clients: Vec<_> = client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect();
+        gates.watch(&core.stopping.links);
+        for port in client_ports {
+            (port.spawn)(&core);
         }
         publish::spawn(&settings, files.dns, &core, port);
         let pod = Self {
             grpc: ports.grpc.at(),
-            ssh,
+            ssh: clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at),
+            clients,
             log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
             metrics_at: ports.metrics.as_ref().map(Listener::at),
             metrics: core.context.ground.metrics.clone(),
@@ -121,9 +139,10 @@ impl Prepared {
     fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let files = Files::read(settings, startup);
         let ports = Ports::bind(settings, startup);
-        // A line for each.
-        let front_ends = [connect::prepare(settings, startup)];
-        let front_ends = front_ends.into_iter().collect::<Option<Vec<_>>>();
-        Some(Self { files: files?, ports: ports?, front_ends: front_ends? })
+        let mut gates = Gates::default();
+        let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
+        let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
+        let client_ports = client_ports?.into_iter().flatten().collect();
+        Some(Self { files: files?, ports: ports?, gates, client_ports })
     }
 }

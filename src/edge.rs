@@ -152,6 +152,7 @@ impl Edge {
         links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
+        links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
     }
 
     fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {

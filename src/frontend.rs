@@ -6,15 +6,17 @@ mod serve;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::Connect;
-pub use serve::{Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Visit, serve};
+pub use serve::{
+    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
+    serve,
+};
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
-use http::{Response, StatusCode};
-use http_body_util::Full;
+use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
@@ -114,9 +116,9 @@ impl Denial {
     }
 
     /// The whole answer. The reason phrase carries the cause, since ssh behind its helpers shows nothing else.
-    pub fn answer(&self, trusted: bool, trace: &str) -> Response<Full<Bytes>> {
+    pub fn answer(&self, trusted: bool, trace: &str) -> Response<Bytes> {
         let sentence = self.sentence(trusted);
-        let mut answer = Response::new(Full::new(Bytes::from(self.body(trusted, trace))));
+        let mut answer = Response::new(Bytes::from(self.body(trusted, trace)));
         *answer.status_mut() = self.status();
         if let Ok(phrase) = ReasonPhrase::try_from(phrase(&sentence)) {
             answer.extensions_mut().insert(phrase);
@@ -136,12 +138,8 @@ impl Denial {
     }
 
     /// The whole answer as text, for a client that is rejected before its head is read.
-    fn text(&self, trace: &str) -> String {
-        let body = self.body(false, trace);
-        let phrase = String::from_utf8_lossy(&phrase(&self.sentence(false))).into_owned();
-        let (status, length) = (self.status().as_u16(), body.len());
-        let head = format!("HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-length: {length}\r\n");
-        format!("{head}traceid: {trace}\r\n\r\n{body}")
+    fn text(&self, trace: &str) -> Bytes {
+        written(Version::HTTP_11, &self.answer(false, trace))
     }
 
     fn body(&self, trusted: bool, trace: &str) -> String {
@@ -226,6 +224,21 @@ fn in_general(code: Code) -> &'static str {
     }
 }
 
+/// An answer as it goes over an HTTP/1 connection.
+fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
+    let (status, body) = (answer.status(), answer.body());
+    let usual = status.canonical_reason().unwrap_or_default().as_bytes();
+    let phrase = answer.extensions().get::<ReasonPhrase>().map_or(usual, ReasonPhrase::as_bytes);
+    let mut text = format!("{version:?} {} ", status.as_str()).into_bytes();
+    text.extend_from_slice(phrase);
+    for (name, value) in answer.headers() {
+        text.extend_from_slice(&[b"\r\n", name.as_str().as_bytes(), b": ", value.as_bytes()].concat());
+    }
+    text.extend_from_slice(format!("\r\ncontent-length: {}\r\n\r\n", body.len()).as_bytes());
+    text.extend_from_slice(body);
+    text.into()
+}
+
 /// A sentence fit for a status line: printable ASCII, cut to its limit.
 fn phrase(sentence: &str) -> Vec<u8> {
     let plain = |c: char| u8::try_from(c).ok().filter(|b| matches!(b, b' '..=b'~')).unwrap_or(b'?');
@@ -245,7 +258,6 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 mod tests {
     use super::*;
     use crate::registry::Unreachable;
-    use http_body_util::BodyExt;
     use std::time::Duration;
 
     fn offline() -> Denial {
@@ -258,7 +270,7 @@ mod tests {
         RouteError::Refused { node: "edge7".parse().unwrap(), refusal }.into()
     }
 
-    fn phrase_of(answer: &Response<Full<Bytes>>) -> String {
+    fn phrase_of(answer: &Response<Bytes>) -> String {
         String::from_utf8(answer.extensions().get::<ReasonPhrase>().unwrap().as_bytes().to_vec()).unwrap()
     }
 
@@ -284,14 +296,13 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn the_reason_phrase_and_the_body_tell_the_cause() {
+    #[test]
+    fn the_reason_phrase_and_the_body_tell_the_cause() {
         let answer = offline().answer(true, "1a2b3c4d");
         assert_eq!(phrase_of(&answer), "node edge7 is not connected, last seen 3m ago");
         assert_eq!(answer.headers()["connection"], "close");
         assert_eq!(answer.headers()["traceid"], "1a2b3c4d");
-        let body = answer.into_body().collect().await.unwrap().to_bytes();
-        let body = std::str::from_utf8(&body).unwrap();
+        let body = std::str::from_utf8(answer.body()).unwrap();
         assert!(
             body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nnext: check "),
             "{body}"

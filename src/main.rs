@@ -116,7 +116,7 @@ enum Either {
 
 impl Either {
     /// The files that hold secrets, each with its key; `config` is where the settings stand.
-    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
+    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
         match self {
             Self::Cloud(settings) => settings.secrets(),
             Self::Edge(settings) => vec![settings.secret(config)],

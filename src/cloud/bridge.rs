@@ -36,7 +36,7 @@ async fn open(
         Ok(opening) => opening,
         Err(Full) => return offer.refuse(Refusal::new(Code::Busy, "too many sessions at once on that pod")),
     };
-    opening.ask(&plain);
+    opening.ask(&plain, None);
     let answer = tokio::select! {
         answer = timeout(offer.patience(), opening.answer()) => answer,
         // Dropping the opening withdraws the request.

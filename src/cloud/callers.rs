@@ -53,7 +53,6 @@ impl ConnectionHandler for Callers {
         let tls = TlsAcceptor::from(self.tls.load());
         // The slot counts as silent only while this side waits for the edge: an edge that waits for this pod keeps it.
         // The handshake is boxed, so that a link does not keep its memory.
-        // The handshake is boxed, so that a link does not keep its memory.
         let socket = Buffered::new(turn.attend(socket), self.shared.pool.clone());
         let handshake = Box::pin(tls.accept(socket));
         let lost = turn.lost();

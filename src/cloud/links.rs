@@ -17,7 +17,7 @@ use crate::net::listen::Listener;
 use crate::net::reload::Reload;
 use crate::policy::Networks;
 use crate::protocol::grpc::{Call, Dismissal};
-use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Parked, Refusal};
+use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Refusal};
 use crate::registry::Linked;
 use crate::route::Room;
 
@@ -151,7 +151,7 @@ async fn run(mut link: Link, shared: &PodContext) {
                 let why = format!("edges may not reach {} through this pod", offer.target());
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
-            Ok(Event::Parked(parked)) => seek(parked, shared),
+            Ok(Event::Parked(parked)) => shared.route.mend(parked, &shared.ground.drain),
             Ok(Event::RelayRequest(asked)) => asked::answer(asked, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
@@ -175,7 +175,7 @@ async fn run(mut link: Link, shared: &PodContext) {
     let parked = link.end(&why);
     info!(link = %link.sender.id, %why, sessions = parked.len(), "link has ended");
     for parked in parked {
-        seek(parked, shared);
+        shared.route.mend(parked, &shared.ground.drain);
     }
 }
 
@@ -197,16 +197,10 @@ fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &
         let table = &shared.ground.table;
         let (parked, ()) = tokio::join!(shared.finder.make_way(&to, &node, table), contest);
         for parked in parked {
-            seek(parked, &shared);
+            shared.route.mend(parked, &shared.ground.drain);
         }
         drop(permit);
     });
-}
-
-fn seek(parked: Parked, shared: &PodContext) {
-    let route = shared.route.clone();
-    let span = info_span!("seek", session = %parked.id());
-    shared.ground.drain.spawn(span, async move { route.seek(parked).await });
 }
 
 /// Nodes whose older links are pinged at once. Bounds what a pod that announces nodes without end can cause.

@@ -2,10 +2,15 @@
 
 use std::net::SocketAddr;
 
+use tokio::net::TcpStream;
+use tracing::{info, info_span};
+
 use super::core::Core;
+use super::gates::Guard;
 use crate::config::Listen;
 use crate::config::cloud::Cloud;
-use crate::net::listen::Listener;
+use crate::frontend::{FrontEnd, serve};
+use crate::net::listen::{Accept, Listener};
 use crate::startup::Startup;
 
 /// The ports for edges and operators.
@@ -21,12 +26,46 @@ pub(super) struct Ports {
 
 /// A port for clients, with what its front end needs of settings and files.
 pub(super) struct ClientPort {
-    /// Its table in `mode.cloud`.
+    /// Its front end's name.
     pub(super) name: &'static str,
-    /// Its address; `None` if the default port could not be had.
+    /// Its address; `None` if it is no TCP port.
     pub(super) at: Option<SocketAddr>,
     /// Spawns its front end.
     pub(super) spawn: Box<dyn FnOnce(&Core) + Send>,
+}
+
+impl ClientPort {
+    /// A TCP port behind which `front_end` serves.
+    pub(super) fn tcp<F>(
+        listener: Listener,
+        guard: Guard,
+        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: FrontEnd<TcpStream>,
+    {
+        let at = listener.at();
+        Self { at: Some(at), ..Self::new(listener, guard, front_end) }
+    }
+
+    /// A port of any kind behind which `front_end` serves.
+    pub(super) fn new<L, F>(
+        listener: L,
+        guard: Guard,
+        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+    ) -> Self
+    where
+        L: Accept + 'static,
+        F: FrontEnd<L::Stream>,
+    {
+        let spawn = move |core: &Core| {
+            info!(module = F::NAME, at = %listener.at(), "clients may come in");
+            let (proxies, front_end) = (guard.proxies(), front_end(core));
+            let serving = serve(front_end, listener, proxies, core.front_context(guard.gate(core)));
+            core.stopping.clients.spawn(info_span!("clients", module = F::NAME), serving);
+        };
+        Self { name: F::NAME, at: None, spawn: Box::new(spawn) }
+    }
 }
 
 impl Ports {

@@ -22,7 +22,7 @@ use tracing::warn;
 use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
-use crate::policy::{Networks, Rules, Zone};
+use crate::policy::{CertificateGlob, Networks, Rules, Zone};
 use failures::{Failures, Who};
 use recent::Recent;
 
@@ -32,7 +32,9 @@ pub struct Gate {
     /// Networks that clients may come from; `None`: any address.
     pub allow_from: Option<Networks>,
     /// Users and their passwords; `None`: no client is asked for one.
-    pub logins: Option<Logins>,
+    pub logins: Option<Arc<Logins>>,
+    /// Names of client certificates that are accepted; `None`: any name.
+    pub names: Option<Vec<CertificateGlob>>,
     /// Which users and networks may reach which nodes and ports.
     pub rules: Rules,
     /// The DNS zone in which nodes have a second name; `None`: only their own names are accepted.
@@ -92,6 +94,20 @@ impl Gate {
             None => Ok(None),
             Some(logins) => logins.check(head, Source::of(from)).await.map(Some),
         }
+    }
+
+    /// The user that a certificate with these names stands for: the first of them that is accepted.
+    ///
+    /// # Errors
+    ///
+    /// [`Denial::Forbidden`] if none is.
+    pub fn recognise(&self, names: &[String]) -> Result<String, Denial> {
+        let accepted =
+            |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
+        let user = names.iter().find(accepted).cloned();
+        user.ok_or_else(|| {
+            Denial::Forbidden("no name (CN or DNS) in your certificate is allowed here".into())
+        })
     }
 
     /// Checks the rules for this client, node and port.

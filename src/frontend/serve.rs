@@ -31,7 +31,7 @@ use crate::protocol::Category;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics};
 
-pub use visit::{Denied, OpenRequest, Visit};
+pub use visit::{Denied, OpenRequest, Permitted, Proof, Visit};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
 pub trait FrontEnd<S>: Send + Sync + 'static {
@@ -51,10 +51,11 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
     /// A few bytes that are sent to a client that is rejected before its head is read; empty for none.
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
 
-    /// Reads the head, passes the request to [`Visit::open`], and answers the client.
+    /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many requests
+    /// over one connection passes each to [`Visit::judge`] instead.
     ///
-    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's
-    /// slot is given to another source, or at the end of draining.
+    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is given to
+    /// another source, or at the end of draining.
     fn handshake(
         &self,
         socket: S,
@@ -94,6 +95,9 @@ pub enum Handshake<C, T = Granted> {
         /// Bytes that came behind the head before the answer was sent.
         early: Bytes,
     },
+    /// The front end has served the client by itself, and no session is left to carry. The connection must be closed with
+    /// care, if it is still there.
+    Served(Option<C>),
     /// The client has been sent the denial. The connection must be closed with care, as it may still be sending.
     Denied(C),
     /// No head came, or the answer could not be sent.
@@ -115,13 +119,13 @@ where
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
     let door = Door::new(Limits::slots(files::at_most(HEADS, 8)));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
-    let drain = context.drain.clone();
+    let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
 }
 
 struct Front<F> {
     front_end: F,
-    context: FrontContext,
+    context: Arc<FrontContext>,
 }
 
 impl<S, F> ConnectionHandler<S> for Front<F>
@@ -176,6 +180,7 @@ where
                 let client = Socket::with_early(socket, self.context.pool.clone(), early);
                 return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
+            Handshake::Served(socket) => socket,
             Handshake::Denied(socket) => Some(socket),
             Handshake::Failed { cause, socket } => {
                 debug!(cause, "no session");

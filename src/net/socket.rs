@@ -8,23 +8,38 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
 
 use super::ByteStream;
+use super::door::Attended;
 use super::pool::{Buffer, Pool};
 
-/// A stream that a client or a target is reached by: TCP, TLS over it, or another kind.
+/// The stream of a client or a target: TCP, TLS over it, or another kind.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
-    /// The TCP socket that carries it, whose options say how its end looks; none if it is of another kind, which always
-    /// ends in good order.
+    /// The TCP socket under it, whose options decide how its end looks to the peer; `None` for a stream of another
+    /// kind, which always ends in good order.
     fn tcp(&self) -> Option<&TcpStream>;
 
-    /// Sets how the peer sees that this is dropped: broken off, or ended in good order.
+    /// Completes once the peer has gone away such that nothing can be said to it any more; never, where that cannot be
+    /// told. One that has only finished its direction is not gone. Reads nothing. Cancel safe.
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        let tcp = self.tcp();
+        async move {
+            match tcp {
+                // It ends with an error as well once the runtime does.
+                Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Sets what the peer sees when this is dropped: a reset (`true`), or an end in good order.
     ///
-    /// What is carried may be cut at any moment, and must not look complete then: nc, and ssh behind it, would even wait
-    /// on for the rest of a connection that was ended in good order. So it is true while bytes are carried, and false
-    /// once all of them have been. A socket that is gone already has no use for either.
+    /// A session may be cut at any moment, and its bytes must not look complete then: nc, and ssh behind it, would even
+    /// wait for the rest after an end in good order. So it is `true` while bytes are copied, and `false` once all of
+    /// them have been. Has no effect on a socket that is closed already.
     fn breaks_off(&self, broken: bool) {
         if let Some(tcp) = self.tcp() {
             let _ = SockRef::from(tcp).set_linger(broken.then_some(Duration::ZERO));
@@ -38,11 +53,46 @@ impl Connection for TcpStream {
     }
 }
 
+/// Ends in good order always, for the system knows nothing else of it: what was carried must say itself that it is
+/// complete, as TLS does.
+impl Connection for UnixStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+
+    async fn gone(&self) {
+        // Whoever has closed his socket can neither be written to; whoever has ended his direction only, can.
+        let ended = self.ready(Interest::PRIORITY).await;
+        if ended.is_ok() && self.ready(Interest::WRITABLE).await.is_ok_and(|ready| !ready.is_write_closed()) {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Closing says so to the peer within TLS; what is broken off does not, and its socket is reset.
+impl<T: Connection> Connection for TlsStream<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.get_ref().0.tcp()
+    }
+}
+
+impl<T: Connection> Connection for Attended<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.io().tcp()
+    }
+}
+
+impl<T: Connection> Connection for Buffered<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.io.tcp()
+    }
+}
+
 /// A socket, or TLS over one, as a [`ByteStream`]. It holds a read buffer only while a read is filling it.
 pub struct Socket<T> {
     io: T,
     pool: Pool,
-    /// Bytes that came with what was read before (behind a CONNECT's head), handed out first.
+    /// Bytes that came behind a head; they are handed out first.
     early: Bytes,
 }
 
@@ -61,7 +111,7 @@ impl<T> Socket<T> {
         Self::with_early(io, pool, Bytes::new())
     }
 
-    /// Wraps a stream of which `early` has already been read.
+    /// Wraps a stream of which the bytes `early` have already been read.
     pub fn with_early(io: T, pool: Pool, early: Bytes) -> Self {
         Self { io, pool, early }
     }

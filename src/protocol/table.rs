@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::protocol::table::clients::Clients;
 use crate::protocol::table::ended::Ended;
 use crate::protocol::table::request::RelayRequest;
@@ -59,6 +61,10 @@ pub struct SessionTable {
     clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
+    /// Of these, those for which nobody seeks a path yet.
+    unsought: Mutex<VecDeque<Parked>>,
+    /// Told when there is one more.
+    came: Notify,
     pub(super) relays: RelayTable,
 }
 
@@ -104,6 +110,8 @@ impl SessionTable {
             ended: Mutex::default(),
             clients: Mutex::default(),
             departed: Mutex::default(),
+            unsought: Mutex::default(),
+            came: Notify::new(),
             relays,
         });
         table.show_memory();

@@ -30,7 +30,9 @@ impl PathSource {
             Self::Pods(finder) => finder.find_pod(instance).await,
             Self::Edge(uplinks) => {
                 let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
-                Ok(Path { sender: newest, instance })
+                // By its own name it means the cloud: the pod that it asks is the one that dials.
+                let own = || newest.instance.filter(|_| uplinks.node() == node);
+                Ok(Path { instance: instance.or_else(own), sender: newest })
             }
         }
     }

@@ -163,15 +163,11 @@ impl<'a> Search<'a> {
 
     /// Asks over the path that was found, and then over others, as long as there is no answer and there are others.
     /// Returns the answer to the last question; `answer` waits for it, and is polled only after something was asked.
-    pub(super) async fn ask<A>(
-        &mut self,
-        ask: impl Fn(&Arc<LinkSender>),
-        answer: impl Future<Output = A>,
-    ) -> A {
+    pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Path), answer: impl Future<Output = A>) -> A {
         let mut answer = pin!(answer);
         loop {
             if let Some(path) = self.path.as_ref().filter(|_| !self.asked) {
-                ask(&path.sender);
+                ask(path);
                 self.asked = true;
             }
             let other = tokio::select! {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tunnel::names::Instance;
-use tunnel::protocol::Code;
 use tunnel::protocol::wire::frame::SessionFrame;
+use tunnel::protocol::{Code, Refusal};
 
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
@@ -162,6 +162,35 @@ async fn a_scripted_edge_resumes_where_it_was() {
     drop(client);
     pod.forgets_all().await;
     assert!(pod.pod.metrics.frames_dropped.counted("out_of_place") >= 1);
+}
+
+/// Whoever has heard an Open may have dialled: it is told that nobody waits for it, over the next path.
+#[tokio::test]
+async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_one() {
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let mut first = peer::link(&place, &pod, "node1", instance).await;
+    let hear = async {
+        let (id, SessionFrame::Open { epoch, .. }) = first.word().await else { panic!("an Open first") };
+        drop(first);
+        (id, epoch)
+    };
+    let (answer, (id, opened)) = tokio::join!(pod.ask("node1:22"), hear);
+    assert_eq!(answer.status, 502, "{answer:?}");
+
+    let mut second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
+    let begun = Instant::now();
+    let (again, resume) = second.word().await;
+    let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
+        panic!("never a second Open: {resume:?}")
+    };
+    assert!(again == id && epoch > opened && named == instance && begun.elapsed().as_secs() < 1);
+    second.say(id, SessionFrame::Resumed { received: 0, limit: 100, epoch }).await;
+    let (_, broken) = second.word().await;
+    let SessionFrame::Broken { total: 0, refusal } = broken else { panic!("{broken:?}") };
+    assert_eq!(refusal.code, Code::GivenUp);
+    second.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Over, "") }).await;
+    pod.forgets_all().await;
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ pub(super) fn parse(head: Parts) -> Result<OpenRequest, Denial> {
     if has_body(&head.headers) {
         return Err(Denial::Body);
     }
-    Ok(OpenRequest { target: target(&head)?, credentials: head.headers })
+    Ok(OpenRequest { node: None, target: target(&head)?, credentials: head.headers })
 }
 
 /// The target of the request line. The Host header is ignored: it may be absent, wrong, or name the proxy.

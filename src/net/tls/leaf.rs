@@ -1,17 +1,17 @@
-//! What is wrong with a server's certificate that its clients would only tell as "bad certificate".
+//! Finds the faults of a server's certificate that clients would only report as "bad certificate".
 
 use std::ops::RangeInclusive;
 
 use tokio_rustls::rustls::pki_types::ServerName;
 use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509Version};
 
-/// Looks at the certificate a server will show. A fault it cannot serve with is an error; what only some clients
-/// mind, or what time cures, is a list of warnings. Each sentence names the remedy.
+/// Checks the certificate that a server will show. A fault with which it cannot serve is an error; a fault that only
+/// some clients refuse, and dates, are warnings. Each sentence names the remedy.
 pub(super) fn check(der: &[u8]) -> Result<Vec<String>, String> {
     check_at(der, ASN1Time::now())
 }
 
-/// The first DNS name it carries that is no wildcard.
+/// The certificate's first DNS name that is not a wildcard.
 pub(super) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     let (_, cert) = X509Certificate::from_der(der).ok()?;
     let names = cert.subject_alternative_name().ok()??;
@@ -21,7 +21,7 @@ pub(super) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     })
 }
 
-/// From when until when it is valid, in seconds since 1970.
+/// The dates between which it is valid, in seconds since 1970.
 pub(super) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
     let (_, cert) =
         X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;

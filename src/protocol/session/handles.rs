@@ -14,7 +14,8 @@ use crate::protocol::session::state::Phase;
 use crate::protocol::session::stream::Session;
 use crate::protocol::wire::frame::{Category, Refusal};
 
-/// A session that is asked for and not open yet. Dropping it takes the request back.
+/// A session that is asked for and not open yet. Dropping it takes the request back; if there is no path just then, that
+/// is said over the next one, see [`SessionTable::given_up`](crate::protocol::SessionTable::given_up).
 #[derive(Debug)]
 #[must_use = "dropping an opening takes the request back"]
 pub struct Opening(ResetOnDrop);
@@ -61,9 +62,9 @@ impl Opening {
         self.0.id()
     }
 
-    /// Asks over a link. May be repeated with another one.
-    pub fn ask(&self, link: &Arc<LinkSender>) {
-        self.0.with(|shared| shared.ask(link, false));
+    /// Asks over a link, behind which `process` has the node, if that is known. May be repeated with another one.
+    pub fn ask(&self, link: &Arc<LinkSender>, process: Option<Instance>) {
+        self.0.with(|shared| shared.ask(link, process, false));
     }
 
     /// Waits until the request over the link it was last sent on is answered. Cancel safe.
@@ -179,7 +180,7 @@ impl Parked {
 
     /// Asks to go on over a link.
     pub fn resume(&self, link: &Arc<LinkSender>) {
-        self.shared.ask(link, true);
+        self.shared.ask(link, None, true);
     }
 
     /// Waits until the last [`Self::resume`] is answered or its path is lost. Cancel safe.

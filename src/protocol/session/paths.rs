@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::LinkId;
 use crate::protocol::session::state::Effects;
@@ -12,13 +13,14 @@ use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
 impl SessionCore {
-    /// Opener: sends Open over the link of `sender`, or Resume if `again`.
+    /// Opener: sends Open over the link of `sender`, or Resume if `again`. An Open is believed to reach `process`, if that
+    /// is known.
     ///
     /// The task that opens a session and the task that finds it a new path are different ones. If the session has become
     /// open and lost its path before the first task asks, an Open would be wrong; so nothing is sent unless `again` fits
     /// the state. The session joins the link's members first: if the link has ended already, the state is told at once,
     /// and if it ends later, its list has the session.
-    pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, again: bool) {
+    pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.join(self.key.id);
         let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
         let mut here = false;
@@ -28,6 +30,9 @@ impl SessionCore {
             let epoch = inner.state.epoch();
             let meant = again == inner.state.needs_path();
             let effects = if meant { inner.state.ask(sender.id) } else { Effects::default() };
+            if meant {
+                inner.state.asks_of(process);
+            }
             match room {
                 _ if !meant => {}
                 Some((in_all, of_link)) => inner.state.recv.lift_limit(in_all, of_link),

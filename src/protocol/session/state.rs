@@ -25,8 +25,10 @@ pub(crate) struct SessionState {
     phase: Phase,
     epoch: u64,
     path: Option<LinkId>,
-    /// Opener: the process that holds the acceptor.
+    /// Opener: the process that holds the acceptor; while it asks, the one that is believed to be asked.
     instance: Option<Instance>,
+    /// Opener: an Open was sent whose answer cannot come any more, so there may be an acceptor.
+    astray: bool,
     /// What must be sent before anything else.
     answer: Option<Answer>,
     /// Why it ended, if it did not end by itself.
@@ -77,6 +79,7 @@ impl SessionState {
             epoch,
             path,
             instance: None,
+            astray: false,
             answer: None,
             ended: None,
             departed: None,
@@ -129,7 +132,14 @@ impl SessionState {
 
     /// Opener: the process that holds the acceptor, once it is known.
     pub(crate) fn instance(&self) -> Option<Instance> {
-        self.instance
+        self.instance.filter(|_| self.phase != Phase::Asking)
+    }
+
+    /// Opener: the process that the next Open is believed to reach.
+    pub(crate) fn asks_of(&mut self, process: Option<Instance>) {
+        if self.phase == Phase::Asking {
+            self.instance = process.or(self.instance);
+        }
     }
 
     /// Whether this end asked for the session.
@@ -144,6 +154,7 @@ impl SessionState {
             Phase::Parked | Phase::Resuming if self.is_opener() => Answer::Resume,
             _ => return Effects::default(),
         };
+        self.note_astray();
         self.phase = if answer == Answer::Open { Phase::Asking } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);

@@ -74,8 +74,9 @@ impl SessionTable {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.asked(attempt, frame)
             }
-            SessionFrame::Resume { epoch, instance: Some(instance), opener, .. }
-                if elsewhere && *instance != self.instance =>
+            // Only an edge that gives up an opening does not know the process.
+            SessionFrame::Resume { epoch, instance, opener, .. }
+                if elsewhere && *instance != Some(self.instance) =>
             {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.asked(attempt, frame)

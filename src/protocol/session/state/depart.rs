@@ -28,6 +28,12 @@ impl SessionState {
                 self.send.forget();
                 return self.depart(why, now, true);
             }
+            // The acceptor is told as that of an open session is. A Resume opens nothing where the Open never came.
+            Phase::Asking if self.astray && (self.path.is_none() || self.answer.is_some()) => {
+                self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
+                self.answer = self.path.map(|_| Answer::Resume);
+                return self.depart(why, now, true);
+            }
             Phase::Dialling => self.answer = Some(Answer::Refused(why.clone())),
             Phase::Asking => self.answer = Some(Answer::Reset(why.clone())),
         }
@@ -54,6 +60,11 @@ impl SessionState {
         Effects { read: true, write: true, state: true, ..Effects::default() }
     }
 
+    /// Opener: the path goes. If an Open has gone over it that was not answered, there may be an acceptor.
+    pub(super) fn note_astray(&mut self) {
+        self.astray |= self.phase == Phase::Asking && self.path.is_some() && self.answer.is_none();
+    }
+
     fn is_complete(&self) -> bool {
         self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0
     }
@@ -75,6 +86,13 @@ impl SessionState {
             _ => Effects::default(),
         };
         (true, effects)
+    }
+
+    /// Its opener has given it up while the target was being dialled: that is answered, and nothing more.
+    pub(super) fn taken_back(&mut self) -> Effects {
+        let why = Refusal::new(Code::GivenUp, "given up by its opener");
+        self.answer = Some(Answer::Reset(why.clone()));
+        self.leave(why)
     }
 
     /// Nobody gave it a path for the grace time: over. An opener whose Resume is not answered yet says so, as the

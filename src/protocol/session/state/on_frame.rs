@@ -51,7 +51,7 @@ impl SessionState {
     }
 
     fn opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Effects {
-        if self.phase != Phase::Asking || epoch != self.epoch {
+        if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
         self.phase = Phase::Open;
@@ -63,14 +63,19 @@ impl SessionState {
     }
 
     fn refused(&mut self, epoch: u64, refusal: Refusal) -> Effects {
-        if self.phase != Phase::Asking || epoch != self.epoch {
+        if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
-        if refusal.code == Code::NotHere {
+        if self.phase == Phase::Asking && refusal.code == Code::NotHere {
             self.path = None;
             return Effects { state: true, ..Effects::default() };
         }
         self.gone(refusal)
+    }
+
+    /// Whether it waits for the answer to an Open. One that was given up asks for it by a Resume.
+    fn asks_to_open(&self) -> bool {
+        self.phase == Phase::Asking || self.phase == Phase::Resuming && self.departed.is_some()
     }
 
     fn put_back(&mut self, received: u64, limit: u64, epoch: u64) -> Effects {
@@ -105,6 +110,11 @@ impl SessionState {
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
+        if self.phase == Phase::Dialling && received.is_some() {
+            // Nobody resumes what was not open, but to take it back.
+            (self.epoch, self.path) = (epoch, Some(from));
+            return self.taken_back();
+        }
         let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
@@ -127,6 +137,7 @@ impl SessionState {
     }
 
     pub(crate) fn lose_path(&mut self, now: Instant) -> Effects {
+        self.note_astray();
         self.path = None;
         self.parked_since = Some(now);
         match self.phase {
