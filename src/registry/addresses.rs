@@ -130,6 +130,12 @@ impl AddressBook {
         self.facts().node_of_pod(namespace, name)
     }
 
+    /// The network of a node's pods that holds this address; the address alone if Kubernetes names none.
+    pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
+        let ip = plain(ip);
+        self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
+    }
+
     /// Takes in what has changed.
     pub fn change<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
         change(&mut self.facts())
