@@ -1,7 +1,5 @@
 //! The end of a session at its target: is that allowed, can it be dialled, then the session's bytes.
 
-mod dial;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -10,13 +8,12 @@ use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::carry::{LocalPeer, Opened, carry};
+use crate::dialer::TargetDialer;
 use crate::drain::Drain;
 use crate::net::pool::Pool;
 use crate::net::socket::Socket;
 use crate::protocol::{Category, Code, Offer, Refusal};
 use crate::telemetry::{Access, Metrics};
-
-pub use dial::{LocalAddresses, TargetDialer};
 
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -43,7 +40,7 @@ impl Backend {
     async fn serve(&self, offer: Offer) {
         let mut access = Access::begin(FRONT, offer.client().to_owned());
         access.id = Some(offer.id());
-        access.node.clone_from(&self.dialer.node);
+        access.node = self.dialer.node().cloned();
         access.target = Some(offer.target().clone());
         let begun = Instant::now();
         let dialled = tokio::select! {

@@ -17,8 +17,9 @@ use super::proven::Proven;
 use super::siblings::{self, Found};
 use super::stop::Stopping;
 use crate::admin::Readiness;
-use crate::backend::{Backend, LocalAddresses, TargetDialer};
+use crate::backend::Backend;
 use crate::config::cloud::{Cloud, MEMORY};
+use crate::dialer::{LocalAddresses, Place, TargetDialer};
 use crate::drain::Drain;
 use crate::frontend::{self, ClientKey, FrontContext, Gate};
 use crate::names::Instance;
@@ -160,7 +161,7 @@ fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
 /// Dials for edges; never one of the addresses in `listening`.
 fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> TargetDialer {
     TargetDialer {
-        node: None,
+        place: Place::ForEdges,
         own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
         listening: listening.into_iter().collect(),

@@ -6,7 +6,7 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDiale
     let own = LocalAddresses::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
     let resolver = Resolver::system().unwrap();
     TargetDialer {
-        node: Some(node.parse().unwrap()),
+        place: Place::Node(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
         listening: Listening::default(),
@@ -65,7 +65,7 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
 
 #[tokio::test]
 async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
-    let pod = |allowed: &[&str]| TargetDialer { node: None, ..place(allowed) };
+    let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };
     let listed = pod(&["10.1.0.0/16:443", "own:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
     assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
@@ -107,7 +107,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
         assert_eq!(refused.code, Code::NotAllowed);
     }
     assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
-    let pod = TargetDialer { node: None, ..edge };
+    let pod = TargetDialer { place: Place::ForEdges, ..edge };
     let refused = found(&pod, "192.0.2.7:7", &own, &[]).await.unwrap_err();
     assert_eq!(refused.reason, "192.0.2.7:7 is a port of the cloud's own pod");
 }
