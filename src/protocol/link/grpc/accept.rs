@@ -102,7 +102,7 @@ where
     };
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
-    let io = TokioIo::new(Bounded { io, ahead });
+    let io = TokioIo::new(Bounded { io, hook: ahead });
     let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(io, service));
     async move {
         let lost = waiting.slots.1.lost();
