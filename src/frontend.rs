@@ -241,6 +241,17 @@ fn in_general(code: Code) -> &'static str {
     }
 }
 
+/// Why hyper has found no head, as a fixed word for metrics.
+fn no_head(error: &hyper::Error) -> &'static str {
+    if error.is_parse_too_large() {
+        "long_head"
+    } else if error.is_parse() {
+        "bad_head"
+    } else {
+        "reset"
+    }
+}
+
 /// An answer as it goes over an HTTP/1 connection.
 fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
     let (status, body) = (answer.status(), answer.body());

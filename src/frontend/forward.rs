@@ -26,11 +26,12 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use super::{Denial, Denied, FrontContext, Granted, Handshake};
+use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head};
+use crate::net::hooked::Hooked;
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
 use body::Answer;
-use clock::{Clock, Deadline, Timed};
+use clock::{Clock, Deadline, Heard};
 use exchange::Exchange;
 
 /// Judges the requests of one client, and opens sessions for them.
@@ -74,7 +75,7 @@ where
     socket.breaks_off(true);
     let clock = Arc::new(Clock::new());
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
-    let io = TokioIo::new(Timed { io: socket, clock: Arc::clone(&clock) });
+    let io = TokioIo::new(Hooked { io: socket, hook: Heard(Arc::clone(&clock)) });
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
     let mut connection = server().serve_connection(io, service_fn(answer));
     let mut draining = pin!(context.drain.draining());
@@ -147,7 +148,7 @@ async fn finish<C: Connection>(
     }
     socket.breaks_off(false);
     match error {
-        Some(error) => Handshake::Failed { cause: cause(&error), socket: Some(socket) },
+        Some(error) => Handshake::Failed { cause: no_head(&error), socket: Some(socket) },
         None => Handshake::Served(Some(socket)),
     }
 }
@@ -168,16 +169,6 @@ fn server() -> http1::Builder {
         .max_buf_size(HEAD_BYTES)
         .auto_date_header(false);
     server
-}
-
-fn cause(error: &hyper::Error) -> &'static str {
-    if error.is_parse_too_large() {
-        "long_head"
-    } else if error.is_parse() {
-        "bad_head"
-    } else {
-        "reset"
-    }
 }
 
 /// Longest head in bytes, of a request and of an answer; also how much of a body waits on its way.

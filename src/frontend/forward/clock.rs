@@ -1,15 +1,16 @@
 //! How long a client may do nothing: between two requests, and within a head.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
 use crate::frontend::HEAD_TIME;
+use crate::net::hooked::ReadHook;
 
 /// What a client is at, and since when.
 #[derive(Debug)]
@@ -41,12 +42,9 @@ pub(super) enum Deadline {
     Head(Instant),
 }
 
-/// A client's connection; what comes over it sets the clock.
+/// Sets the clock by what comes over a client's connection.
 #[derive(Debug)]
-pub(super) struct Timed<C> {
-    pub(super) io: C,
-    pub(super) clock: Arc<Clock>,
-}
+pub(super) struct Heard(pub(super) Arc<Clock>);
 
 impl Clock {
     /// Of a client that has just come, and is expected to ask for something.
@@ -99,44 +97,19 @@ impl Deadline {
     }
 }
 
-impl<C: AsyncRead + Unpin> AsyncRead for Timed<C> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl ReadHook for Heard {
+    fn poll_read<T: AsyncRead + Unpin>(
+        &mut self,
+        io: Pin<&mut T>,
         cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
+        out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.clock.heard();
+        let before = out.filled().len();
+        let read = io.poll_read(cx, out);
+        if out.filled().len() > before {
+            self.0.heard();
         }
         read
-    }
-}
-
-impl<C: AsyncWrite + Unpin> AsyncWrite for Timed<C> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
