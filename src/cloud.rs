@@ -7,6 +7,7 @@ mod connect;
 mod context;
 mod core;
 mod files;
+mod gates;
 mod kubernetes;
 mod links;
 mod ports;
@@ -18,33 +19,43 @@ mod stop;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use tokio::net::TcpStream;
 use tracing::info;
 
 use self::core::Core;
 use files::Files;
+use gates::Gates;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
 use crate::admin::{Admin, Readiness, Side};
 use crate::config::cloud::Cloud;
+use crate::frontend::{Connect, FrontEnd};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
-use crate::startup::{Faults, Startup};
+use crate::startup::{StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics};
 
-/// A running pod, and where it listens.
+/// Where a pod listens.
+#[derive(Debug, Clone)]
+pub struct PodBound {
+    /// Address of the port that edges dial.
+    pub grpc: SocketAddr,
+    /// Names and addresses of all front ends on TCP ports, in the order in which their modules are read.
+    pub clients: Vec<(&'static str, SocketAddr)>,
+    /// Address of the port for health, log level and metrics.
+    pub log: SocketAddr,
+    /// Address of the port for metrics alone.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// A running pod: its addresses, and how to stop it.
 #[derive(Debug)]
 pub struct Pod {
-    /// Where edges link.
-    pub grpc: SocketAddr,
-    /// Where clients come in; none if the implicit port could not be had.
-    pub ssh: Option<SocketAddr>,
-    /// Health, log level, metrics.
-    pub log: SocketAddr,
-    /// Metrics alone.
-    pub metrics_at: Option<SocketAddr>,
-    /// The numbers.
+    /// Where it listens.
+    pub bound: PodBound,
+    /// Its metrics.
     pub metrics: Metrics,
     /// The nodes that are linked here.
     pub registry: Arc<Registry>,
@@ -59,31 +70,44 @@ pub struct Pod {
 struct Prepared {
     files: Files,
     ports: Ports,
-    front_ends: Vec<ClientPort>,
+    gates: Gates,
+    client_ports: Vec<ClientPort>,
 }
+
+/// From the settings of a module to its ports; `None`: something is wrong, and noted.
+type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
+
+/// What the front end is called that speaks CONNECT.
+const CONNECT: &str = <Connect as FrontEnd<TcpStream>>::NAME;
+
+/// The modules that clients come to, a line for each.
+const MODULES: [Prepare; 1] = [connect::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.
     ///
     /// # Errors
     ///
-    /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, Faults> {
+    /// Every file that cannot be used, and every configured port that cannot be bound. Nothing runs then.
+    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
-        let Prepared { files, ports, front_ends } = startup.finish(prepared)?;
+        let Prepared { files, ports, gates, client_ports } = startup.finish(prepared)?;
         let port = ports.grpc.at().port();
-        let core = Core::new(&settings, &files, port, ports.own(&front_ends));
-        let ssh = front_ends.iter().find(|end| end.name == connect::NAME).and_then(|end| end.at);
-        for front_end in front_ends {
-            (front_end.spawn)(&core);
+        let core = Core::new(&settings, &files, port, ports.own(&client_ports));
+        let bound = PodBound {
+            grpc: ports.grpc.at(),
+            clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
+            log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
+            metrics: ports.metrics.as_ref().map(Listener::at),
+        };
+        gates.watch(&core.stopping.links);
+        for port in client_ports {
+            (port.spawn)(&core);
         }
         publish::spawn(&settings, files.dns, &core, port);
         let pod = Self {
-            grpc: ports.grpc.at(),
-            ssh,
-            log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
-            metrics_at: ports.metrics.as_ref().map(Listener::at),
+            bound,
             metrics: core.context.ground.metrics.clone(),
             registry: core.context.registry.clone(),
             table: core.context.ground.table.clone(),
@@ -95,11 +119,12 @@ impl Pod {
         admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
-        info!(grpc = %pod.grpc, ssh = pod.ssh.map(tracing::field::display), log = %pod.log, "pod is up");
+        let PodBound { grpc, log, .. } = &pod.bound;
+        info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");
         Ok(pod)
     }
 
-    /// Looks for all that is in the way of a start, and starts nothing.
+    /// Finds all faults that would prevent a start, and starts nothing.
     pub fn check(settings: &Cloud, startup: &mut Startup) {
         Prepared::new(settings, startup);
     }
@@ -116,14 +141,22 @@ impl Pod {
     }
 }
 
+impl PodBound {
+    /// Address of the CONNECT front end; `None` if the default port could not be had.
+    pub fn connect(&self) -> Option<SocketAddr> {
+        self.clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at)
+    }
+}
+
 impl Prepared {
-    /// `None`: something is wrong, and noted.
+    /// `None`: there are faults, which `startup` has noted.
     fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let files = Files::read(settings, startup);
         let ports = Ports::bind(settings, startup);
-        // A line for each.
-        let front_ends = [connect::prepare(settings, startup)];
-        let front_ends = front_ends.into_iter().collect::<Option<Vec<_>>>();
-        Some(Self { files: files?, ports: ports?, front_ends: front_ends? })
+        let mut gates = Gates::default();
+        let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
+        let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
+        let client_ports = client_ports?.into_iter().flatten().collect();
+        Some(Self { files: files?, ports: ports?, gates, client_ports })
     }
 }

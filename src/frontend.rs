@@ -1,4 +1,4 @@
-//! Serving a client: the one table from what went wrong to what HTTP says.
+//! What the front ends share: why a client gets no session, and the HTTP answer for each cause.
 
 mod auth;
 mod connect;
@@ -6,15 +6,17 @@ mod serve;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::Connect;
-pub use serve::{Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Visit, serve};
+pub use serve::{
+    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
+    serve,
+};
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
-use http::{Response, StatusCode};
-use http_body_util::Full;
+use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
@@ -23,23 +25,23 @@ use crate::protocol::{Code, Refusal};
 use crate::registry::NotFound;
 use crate::route::RouteError;
 
-/// Who shares a pod's sessions with others: a user, or a source where nobody is asked for a name.
+/// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClientKey {
-    /// By the name that was proved.
+    /// A user, by the name that was proved.
     User(Arc<str>),
-    /// By where it comes from.
+    /// An address, or the /64 of an IPv6 address.
     Source(Source),
 }
 
 impl ClientKey {
-    /// Who comes from there, as `user` if that was proved.
+    /// The key of a client at `from`, which has proved to be `user` if that is given.
     pub fn of(user: Option<&str>, from: IpAddr) -> Self {
         user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
     }
 }
 
-/// Sessions that the front ends of a pod may have at once, in all and for one client.
+/// The door to the sessions of all front ends of a pod: at once `most` in all, and `for_one` for one client.
 pub fn sessions(most: usize, for_one: usize) -> Door<ClientKey> {
     Door::new(Limits { slots: most, for_one, waiting: 0, patience: None })
 }
@@ -53,22 +55,22 @@ pub enum Denial {
     /// `allow_from` or `rules` in the config forbid it.
     #[error("{0}")]
     Forbidden(String),
-    /// Not CONNECT; the client takes this port for a web server or a plain proxy.
-    #[error("only CONNECT is served here")]
+    /// The method is not CONNECT: the client takes this port for a web server or a plain proxy.
+    #[error("only CONNECT is served on this port")]
     Method,
-    /// A CONNECT that says that a body follows.
+    /// The CONNECT announces a body.
     #[error("a CONNECT has no body: leave out Content-Length and Transfer-Encoding")]
     Body,
-    /// No user and password, or wrong ones.
-    #[error("user and password needed")]
+    /// User and password are missing or wrong.
+    #[error("this proxy needs a user and a password")]
     Credentials,
-    /// The target is an address, and whose it is cannot be told.
+    /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
-    /// This process can take no more, or is stopping.
+    /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
-    /// There was no way.
+    /// No session could be opened.
     #[error(transparent)]
     Route(#[from] RouteError),
 }
@@ -77,7 +79,7 @@ impl From<door::Full> for Denial {
     fn from(why: door::Full) -> Self {
         Self::Busy(match why {
             door::Full::ForOne => {
-                "you have all the sessions of one client: [mode.cloud.session] max_for_client of tunnel-cloud"
+                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of tunnel-cloud"
             }
             door::Full::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
         })
@@ -95,12 +97,12 @@ impl Denial {
         self.row().1
     }
 
-    /// What the operator or user does next.
+    /// What the operator or the user can do about it: the answer's line `next:`.
     pub fn next_step(&self) -> &'static str {
         self.row().2
     }
 
-    /// What went wrong; without addresses and times of last contact for one who has not proved who he is.
+    /// What went wrong. A client that is not `trusted` is shown neither addresses nor times of last contact.
     pub fn sentence(&self, trusted: bool) -> String {
         match self {
             Self::Route(RouteError::Offline { node, .. }) if !trusted => {
@@ -114,9 +116,9 @@ impl Denial {
     }
 
     /// The whole answer. The reason phrase carries the cause, since ssh behind its helpers shows nothing else.
-    pub fn answer(&self, trusted: bool, trace: &str) -> Response<Full<Bytes>> {
+    pub fn answer(&self, trusted: bool, trace: &str) -> Response<Bytes> {
         let sentence = self.sentence(trusted);
-        let mut answer = Response::new(Full::new(Bytes::from(self.body(trusted, trace))));
+        let mut answer = Response::new(Bytes::from(self.body(trusted, trace)));
         *answer.status_mut() = self.status();
         if let Ok(phrase) = ReasonPhrase::try_from(phrase(&sentence)) {
             answer.extensions_mut().insert(phrase);
@@ -135,27 +137,27 @@ impl Denial {
         answer
     }
 
-    /// The whole answer as text, for one who is sent away before he asks.
-    fn text(&self, trace: &str) -> String {
-        let body = self.body(false, trace);
-        let phrase = String::from_utf8_lossy(&phrase(&self.sentence(false))).into_owned();
-        let (status, length) = (self.status().as_u16(), body.len());
-        let head = format!("HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-length: {length}\r\n");
-        format!("{head}traceid: {trace}\r\n\r\n{body}")
+    /// The whole answer as text, for a client that is rejected before its head is read.
+    fn text(&self, trace: &str) -> Bytes {
+        written(Version::HTTP_11, &self.answer(false, trace))
     }
 
     fn body(&self, trusted: bool, trace: &str) -> String {
         format!("{}\ntrace: {trace}\nnext: {}\n", self.sentence(trusted), self.next_step())
     }
 
-    /// The table.
+    /// Status, fixed word and next step for each cause.
     fn row(&self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
         match self {
             Self::BadTarget(_) => {
                 (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
             }
-            Self::Forbidden(_) => (S::FORBIDDEN, "forbidden", "ask the operator; see allow_from and rules"),
+            Self::Forbidden(_) => (
+                S::FORBIDDEN,
+                "forbidden",
+                "ask the operator of tunnel-cloud to allow it in allow_from or rules",
+            ),
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
                 "method",
@@ -172,40 +174,42 @@ impl Denial {
             Self::Route(RouteError::Offline { .. }) => (
                 S::BAD_GATEWAY,
                 "offline",
-                "see whether tunnel-edge runs on that node, and what it logs about its link",
+                "check that tunnel-edge runs on that node, and read what it logs about its link",
             ),
             Self::Route(RouteError::Timeout { .. }) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "try again; see how busy that node and its line are")
+                (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
             }
             Self::Route(RouteError::Refused { refusal, .. }) => refused(refusal),
         }
     }
 }
 
-/// The table's part for what the far end said, docs/protocol.md#codes.
+/// The same for a refusal by the far end, docs/protocol.md#codes.
 fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
     let (status, next) = match refusal.code {
         Code::TargetRefused => {
-            (StatusCode::BAD_GATEWAY, "see whether the service listens on that port of the node")
+            (StatusCode::BAD_GATEWAY, "check that the service listens on that port of the node")
         }
-        Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "see whether the node can reach the target"),
+        Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
         Code::TargetUnreachable => {
-            (StatusCode::BAD_GATEWAY, "see whether the node can resolve and reach the target")
+            (StatusCode::BAD_GATEWAY, "check that the node can resolve and reach the target")
         }
-        Code::NotAllowed => (StatusCode::FORBIDDEN, "see [mode.edge.allow] in that node's config"),
+        Code::NotAllowed => {
+            (StatusCode::FORBIDDEN, "add the target to [mode.edge.allow] in that node's config")
+        }
         Code::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment; see [mode.edge.session] memory in that node's config",
+            "try again in a moment, or raise [mode.edge.session] memory in that node's config",
         ),
         Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
         Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
-            (StatusCode::BAD_GATEWAY, "look for the trace in the pod's log")
+            (StatusCode::BAD_GATEWAY, "search the pod's log for the trace")
         }
     };
     (status, refusal.code.name(), next)
 }
 
-/// What a code means, without the far end's own words, which may hold addresses.
+/// What a code means, without the far end's own text, which may hold addresses.
 fn in_general(code: Code) -> &'static str {
     match code {
         Code::TargetRefused => "the target refused the connection",
@@ -220,6 +224,21 @@ fn in_general(code: Code) -> &'static str {
     }
 }
 
+/// An answer as it goes over an HTTP/1 connection.
+fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
+    let (status, body) = (answer.status(), answer.body());
+    let usual = status.canonical_reason().unwrap_or_default().as_bytes();
+    let phrase = answer.extensions().get::<ReasonPhrase>().map_or(usual, ReasonPhrase::as_bytes);
+    let mut text = format!("{version:?} {} ", status.as_str()).into_bytes();
+    text.extend_from_slice(phrase);
+    for (name, value) in answer.headers() {
+        text.extend_from_slice(&[b"\r\n", name.as_str().as_bytes(), b": ", value.as_bytes()].concat());
+    }
+    text.extend_from_slice(format!("\r\ncontent-length: {}\r\n\r\n", body.len()).as_bytes());
+    text.extend_from_slice(body);
+    text.into()
+}
+
 /// A sentence fit for a status line: printable ASCII, cut to its limit.
 fn phrase(sentence: &str) -> Vec<u8> {
     let plain = |c: char| u8::try_from(c).ok().filter(|b| matches!(b, b' '..=b'~')).unwrap_or(b'?');
@@ -232,14 +251,13 @@ const PHRASE_BYTES: usize = 120;
 /// The header in which SuperEdge passes its trace, both ways.
 const TRACE: HeaderName = HeaderName::from_static("traceid");
 
-/// What a 407 asks for.
+/// The value of `Proxy-Authenticate` in a 407.
 const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::registry::Unreachable;
-    use http_body_util::BodyExt;
     use std::time::Duration;
 
     fn offline() -> Denial {
@@ -252,7 +270,7 @@ mod tests {
         RouteError::Refused { node: "edge7".parse().unwrap(), refusal }.into()
     }
 
-    fn phrase_of(answer: &Response<Full<Bytes>>) -> String {
+    fn phrase_of(answer: &Response<Bytes>) -> String {
         String::from_utf8(answer.extensions().get::<ReasonPhrase>().unwrap().as_bytes().to_vec()).unwrap()
     }
 
@@ -278,16 +296,15 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn the_reason_phrase_and_the_body_tell_the_cause() {
+    #[test]
+    fn the_reason_phrase_and_the_body_tell_the_cause() {
         let answer = offline().answer(true, "1a2b3c4d");
         assert_eq!(phrase_of(&answer), "node edge7 is not connected, last seen 3m ago");
         assert_eq!(answer.headers()["connection"], "close");
         assert_eq!(answer.headers()["traceid"], "1a2b3c4d");
-        let body = answer.into_body().collect().await.unwrap().to_bytes();
-        let body = std::str::from_utf8(&body).unwrap();
+        let body = std::str::from_utf8(answer.body()).unwrap();
         assert!(
-            body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nnext: see "),
+            body.starts_with("node edge7 is not connected, last seen 3m ago\ntrace: 1a2b3c4d\nnext: check "),
             "{body}"
         );
     }

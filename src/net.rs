@@ -6,6 +6,7 @@ pub mod dial;
 pub mod door;
 pub mod entrance;
 pub mod files;
+pub mod hooked;
 pub mod listen;
 pub mod pem;
 pub mod pool;
@@ -28,18 +29,18 @@ use bytes::Bytes;
 ///
 /// Implemented by sockets (`socket::Socket`) and by the tunnel's sessions; `splice::splice` joins any two.
 pub trait ByteStream: Unpin + Send {
-    /// Takes bytes that have arrived; empty means that the far end has finished its direction.
+    /// Returns bytes that have arrived; empty means that the far end has finished its direction.
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>>;
 
-    /// Gives bytes to send, from the front of `bytes`, which is advanced past what was taken; ready once some were.
+    /// Accepts bytes from the front of `bytes`, and advances it past them; ready once at least one was accepted.
     fn poll_write_chunk(&mut self, cx: &mut Context<'_>, bytes: &mut Bytes) -> Poll<io::Result<()>>;
 
-    /// Pushes on what was taken by [`Self::poll_write_chunk`] and is held back here (TLS does so while its socket is full).
-    /// To be called when there is nothing more to give for now. Streams that hold nothing back need not implement it.
+    /// Sends what [`Self::poll_write_chunk`] accepted and the stream still buffers (TLS does so while its socket is
+    /// full). Call it when there is nothing more to write for now. A stream without a buffer need not implement it.
     fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Finishes the sending direction, once all that was given is on its way. Reading stays open.
+    /// Finishes the sending direction behind all that was written. Reading stays open.
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 }

@@ -31,6 +31,11 @@ pub struct Networks(Vec<IpNet>);
 #[derive(Clone, PartialEq, Eq)]
 pub struct Glob(String);
 
+/// Which names in a client's certificate: a text in which `*` stands for any run of characters, upper and lower case being
+/// equal.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CertificateGlob(String);
+
 /// Lets through what matches all of its parts; an absent part matches everything.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rule {
@@ -65,6 +70,11 @@ pub enum PolicyError {
     /// Not a node's name with stars.
     #[error("not a node name: want letters, digits, '-', '_', '.', and '*' for any run of them")]
     Glob,
+    /// Not a name as certificates have it.
+    #[error(
+        "not a certificate's name: want a text without control characters, and '*' for any run of characters"
+    )]
+    CertificateGlob,
     /// An allowed target without a port, or with a bad one.
     #[error(
         "want network:port or network:*, for example 127.0.0.0/8:*, 10.1.2.3:443, [fd00::/8]:22 or own:22"
@@ -105,6 +115,13 @@ impl Glob {
     /// Does this node match?
     pub fn matches(&self, node: &NodeName) -> bool {
         matches(self.0.as_bytes(), node.as_str().as_bytes())
+    }
+}
+
+impl CertificateGlob {
+    /// Does this name match?
+    pub fn matches(&self, name: &str) -> bool {
+        matches(self.0.as_bytes(), name.as_bytes())
     }
 }
 
@@ -157,6 +174,24 @@ impl FromStr for Glob {
         } else {
             Err(PolicyError::Glob)
         }
+    }
+}
+
+impl FromStr for CertificateGlob {
+    type Err = PolicyError;
+
+    fn from_str(text: &str) -> Result<Self, PolicyError> {
+        if matches!(text.len(), 1..=253) && !text.contains(char::is_control) {
+            Ok(Self(text.to_ascii_lowercase()))
+        } else {
+            Err(PolicyError::CertificateGlob)
+        }
+    }
+}
+
+impl fmt::Debug for CertificateGlob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

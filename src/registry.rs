@@ -1,5 +1,6 @@
 //! Where a node is: the links of this pod, by node name; and below, at which other pod it is.
 
+mod addresses;
 mod awaited;
 #[cfg(feature = "kubernetes")]
 mod cluster;
@@ -8,6 +9,8 @@ mod dns;
 #[cfg(feature = "kubernetes")]
 mod endpoints;
 mod find;
+#[cfg(feature = "kubernetes")]
+mod follow;
 mod publish;
 mod siblings;
 mod uplinks;
@@ -24,6 +27,12 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::{Found, LinkSender};
 use crate::telemetry::Metrics;
 
+#[cfg(feature = "kubernetes")]
+pub use addresses::AddressWatch;
+pub use addresses::{
+    AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
+    ServiceFacts, ServicePort, Side, SliceFacts,
+};
 pub use awaited::Arrival;
 use awaited::Awaited;
 #[cfg(feature = "kubernetes")]

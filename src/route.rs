@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
+use tracing::info_span;
 
+use crate::drain::Drain;
 use crate::names::{NodeName, Target};
 use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
 use crate::registry::{Finder, NotFound, Uplinks};
@@ -123,6 +125,23 @@ impl Route {
         Ok(opening.into_session())
     }
 
+    /// Has a new path looked for, as [`Self::seek`] does, in a task of its own.
+    pub fn mend(&self, parked: Parked, drain: &Drain) {
+        let (route, span) = (self.clone(), info_span!("seek", session = %parked.id()));
+        drain.spawn(span, async move { route.seek(parked).await });
+    }
+
+    /// Looks for paths for openings that were given up when they had none, so that their acceptors hear of it, until
+    /// draining begins.
+    pub async fn mend_given_up(self, drain: Drain) {
+        loop {
+            tokio::select! {
+                () = drain.draining() => return,
+                parked = self.table.given_up() => self.mend(parked, &drain),
+            }
+        }
+    }
+
     /// Looks for a new path for a session until the session has one or is over, or the grace time has passed.
     ///
     /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path is
@@ -133,11 +152,7 @@ impl Route {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
         let far = self.paths.call(&node);
-        let Some(instance) = parked.instance() else {
-            let why = format!("{far} did not say which process it is");
-            return parked.give_up(Refusal::new(Code::Unknown, why));
-        };
-        let mut search = Search::new(&self.paths, &node, Some(instance), until, self.chance);
+        let mut search = Search::new(&self.paths, &node, parked.instance(), until, self.chance);
         search.again(parked.again()).await;
         while parked.seeks() {
             if let Err(missing) = search.next().await {
@@ -148,7 +163,7 @@ impl Route {
                 };
                 return parked.give_up(Refusal::new(code, why));
             }
-            let answered = search.ask(|link| parked.resume(link), parked.answered());
+            let answered = search.ask(|path| parked.resume(&path.sender), parked.answered());
             if timeout_at(until, answered).await.is_err() {
                 let why = format!("{far} did not resume");
                 return parked.give_up(Refusal::new(Code::GivenUp, why));
@@ -160,7 +175,7 @@ impl Route {
 /// Asks on one path after another until the session is open or refused for good.
 async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteError> {
     loop {
-        match search.ask(|link| opening.ask(link), opening.answer()).await {
+        match search.ask(|path| opening.ask(&path.sender, path.instance), opening.answer()).await {
             Answer::Open => return Ok(()),
             Answer::Refused(refusal) => {
                 return Err(RouteError::Refused { node: search.node().clone(), refusal });

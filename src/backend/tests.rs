@@ -59,7 +59,7 @@ impl Pair {
         let node = "edge-1".parse().unwrap();
         let target: Target = target.parse().unwrap();
         let opening = self.opener.open(node, target, category, "ops@10.0.0.1:5".into()).unwrap();
-        opening.ask(&self.link);
+        opening.ask(&self.link, None);
         let answer = opening.answer().await;
         (opening, answer)
     }

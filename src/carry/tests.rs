@@ -51,7 +51,7 @@ async fn session(drain: &Drain) -> (Session, Session) {
     let (opener, link, mut offered) = linked(drain);
     let (node, target) = ("node1".parse().unwrap(), "node1:22".parse().unwrap());
     let opening = opener.open(node, target, Category::Ssh, String::new()).unwrap();
-    opening.ask(&link);
+    opening.ask(&link, None);
     let far_end = offered.recv().await.unwrap().accept();
     opening.answer().await;
     (opening.into_session(), far_end)

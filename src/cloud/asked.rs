@@ -1,4 +1,4 @@
-//! Who wants to reach a node, or the cloud itself, through this pod, and where that leads.
+//! Requests that come over links: which are relayed to a node, which this pod dials, which it refuses.
 
 use tracing::info_span;
 
@@ -7,10 +7,10 @@ use crate::cloud::context::PodContext;
 use crate::protocol::{Code, Peer, Refusal, RelayRequest};
 use crate::route::Room;
 
-/// Somebody wants to reach a node through this pod. `room`: for what his link may look for at once.
+/// Answers a request that came over a link. `room` limits the searches that this link may cause at once.
 pub(super) fn answer(asked: RelayRequest, shared: &PodContext, room: &Room) {
     match &asked.from().peer {
-        // An edge serves its own node itself, so by that name it means the cloud.
+        // An edge does not reach its own node through a pod: with that name it asks for a target of the cloud.
         Peer::Edge(edge) if edge == asked.node() && asked.instance().is_none() => dial(asked, shared),
         Peer::Edge(edge) if edge == asked.node() => relay(asked, shared, room),
         Peer::Edge(_) | Peer::Cloud(_) => {
@@ -28,7 +28,7 @@ pub(super) fn answer(asked: RelayRequest, shared: &PodContext, room: &Room) {
     }
 }
 
-/// Looks for a way as long as it takes.
+/// Relays the request in a task of its own, as the search for a path may take seconds.
 fn relay(asked: RelayRequest, shared: &PodContext, room: &Room) {
     let span = info_span!("relay", node = %asked.node());
     let (room, shared) = (room.clone(), shared.clone());
@@ -39,10 +39,10 @@ fn relay(asked: RelayRequest, shared: &PodContext, room: &Room) {
     });
 }
 
-/// An edge wants a target of the cloud itself: this pod dials it.
+/// Dials a target of the cloud for an edge.
 fn dial(asked: RelayRequest, shared: &PodContext) {
     if shared.stopping.is_cancelled() {
-        // So it asks the pod that it links to next.
+        // With this code the edge asks the pod that it links to next.
         return asked.refuse(Refusal::new(Code::NotHere, "this pod is stopping"));
     }
     if let Some(offer) = asked.offer() {
@@ -50,7 +50,7 @@ fn dial(asked: RelayRequest, shared: &PodContext) {
     }
 }
 
-/// Nodes and pods that are looked for at once for edges; each search takes a few seconds at most.
+/// Searches for nodes and pods that run at once for all edges; each takes a few seconds at most.
 pub(super) const MOST_SEARCHES: usize = 1000;
 /// Of these, for one edge.
 pub(super) const MOST_SEARCHES_OF_ONE: usize = 100;

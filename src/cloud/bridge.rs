@@ -1,4 +1,5 @@
-//! A node behind this pod that speaks plain, asked for through another pod: this pod is the session's end towards both.
+//! Joins a session of another pod with one to a node that is linked here with the plain dialect. A plain link cannot
+//! resume, so this pod is an end of both sessions.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::names::NodeName;
 use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};
 use crate::telemetry::Metrics;
 
-/// Takes what was asked for as the session's end, and leads it on to the node by its plain link.
+/// Accepts the request as the session's end, and opens a plain session to the node.
 pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &PodContext) {
     let node = asked.node().clone();
     if let Some(offer) = asked.offer() {
@@ -22,7 +23,7 @@ pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &PodCont
     }
 }
 
-/// Opens a plain session for an offer of another pod, and carries its bytes until both are done.
+/// Opens a plain session for another pod's offer, and copies between the two until both are done.
 async fn open(
     offer: Offer,
     node: NodeName,
@@ -35,10 +36,10 @@ async fn open(
         Ok(opening) => opening,
         Err(Full) => return offer.refuse(Refusal::new(Code::Busy, "too many sessions at once on that pod")),
     };
-    opening.ask(&plain);
+    opening.ask(&plain, None);
     let answer = tokio::select! {
         answer = timeout(offer.patience(), opening.answer()) => answer,
-        // Dropping the opening takes the request back.
+        // Dropping the opening withdraws the request.
         () = offer.withdrawn() => return,
     };
     match answer {
@@ -56,5 +57,5 @@ async fn open(
     join(offer.accept(), opening.into_session(), alive).await;
 }
 
-/// This end's name in metrics.
+/// The front end's name under which metrics count these sessions.
 const FRONT: &str = "bridge";

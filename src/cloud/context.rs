@@ -13,25 +13,25 @@ use crate::protocol::grpc::LinkContext;
 use crate::registry::{Finder, Registry, Siblings};
 use crate::route::Route;
 
-/// What the tasks of a pod share.
+/// What the tasks of a pod share. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct PodContext {
     pub(super) proven: Arc<Proven>,
     pub(super) registry: Arc<Registry>,
     pub(super) finder: Arc<Finder>,
-    /// None if this pod is alone.
+    /// The other pods; `None` if this pod is alone.
     pub(super) siblings: Option<Arc<Siblings>>,
     pub(super) route: Route,
     pub(super) ground: LinkContext,
     pub(super) pool: Pool,
-    /// Once the pod is stopping: no edge is let in.
+    /// Cancelled when the pod begins to stop: no call is accepted then.
     pub(super) stopping: CancellationToken,
-    /// Dials for edges what they may have this pod dial.
+    /// Dials targets of the cloud for edges.
     pub(super) backend: Backend,
-    /// Which nodes edges may reach through this pod.
+    /// The nodes that edges may reach through this pod.
     pub(super) reachable: Arc<[Glob]>,
-    /// Nodes and pods that are looked for at once for edges.
+    /// Permits for searches that run at once for all edges.
     pub(super) searches: Arc<Semaphore>,
-    /// Nodes that have come anew, and for which older links are tried.
+    /// Permits for pinging older links of nodes that have linked anew.
     pub(super) moves: Arc<Semaphore>,
 }

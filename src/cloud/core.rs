@@ -1,4 +1,4 @@
-//! What all of a pod is built around: its sessions, its nodes, and how it finds others.
+//! The core of a pod: its sessions, the nodes linked to it, and how it finds other pods.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,31 +32,30 @@ use crate::registry::Registry;
 use crate::route::Route;
 use crate::telemetry::{Metrics, third_of_memory};
 
-/// What ports, front ends and the publisher are joined to.
+/// The core, to which `cloud.rs` joins ports, front ends and the publisher.
 #[derive(Debug)]
 pub(super) struct Core {
-    /// What the tasks share.
+    /// Shared by the tasks.
     pub(super) context: PodContext,
-    /// Sessions at once of all front ends together.
+    /// The door to the sessions of all front ends.
     pub(super) client_sessions: Door<ClientKey>,
-    /// What nodes are called elsewhere.
+    /// The names of nodes outside of this pod.
     pub(super) zone: Arc<Zone>,
-    /// The system's.
+    /// Asks the system's DNS servers.
     pub(super) resolver: Resolver,
     /// Shown as `/readyz`.
     pub(super) readiness: Readiness,
-    /// What is stopped in which order.
+    /// Its tasks, in the order in which they are stopped.
     pub(super) stopping: Stopping,
-    /// What Kubernetes says of the pods.
+    /// The pods as Kubernetes reports them.
     #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
     pub(super) pods: Pods,
-    /// Links that are made to other pods, to be driven; none if this pod is alone.
+    /// Links that this pod has dialled to other pods; `None` if it is alone.
     pub(super) made: Option<mpsc::Receiver<Link>>,
 }
 
 impl Core {
-    /// Builds it, with the tasks that look after it. `port` is where edges link; `own` are the addresses at which this
-    /// pod listens.
+    /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this pod listens.
     pub(super) fn new(settings: &Cloud, files: &Files, port: u16, own: Vec<SocketAddr>) -> Self {
         let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
         let mut stopping = stopping(settings);
@@ -108,7 +107,7 @@ impl Core {
         core
     }
 
-    /// What a front end behind this gate serves with.
+    /// The context of a front end with this gate.
     pub(super) fn front_context(&self, gate: Gate) -> FrontContext {
         let PodContext { pool, route, ground, .. } = &self.context;
         FrontContext {
@@ -121,13 +120,14 @@ impl Core {
         }
     }
 
-    /// Follows files, and tidies up.
+    /// Spawns the tasks that follow files and remove what has expired.
     fn spawn_upkeep(&self, files: &Files) {
         let (drain, LinkContext { table, metrics, .. }) = (&self.stopping.links, &self.context.ground);
         drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
         drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
         drain.spawn(info_span!("refusals"), metrics.refusals.clone().sum_up(drain.clone().begun()));
         drain.spawn(info_span!("upkeep"), table.clone().upkeep(self.context.pool.clone(), drain.clone()));
+        drain.spawn(info_span!("given up"), self.context.route.clone().mend_given_up(drain.clone()));
     }
 }
 
@@ -157,7 +157,7 @@ fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
     Arc::new(Zone::new(settings.registry.zone.clone(), patterns, move |node: &_| proven.names(node)))
 }
 
-/// Dials for edges; none of the addresses in `listening`.
+/// Dials for edges; never one of the addresses in `listening`.
 fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> TargetDialer {
     TargetDialer {
         node: None,
@@ -168,5 +168,5 @@ fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> Target
     }
 }
 
-/// Receive windows of a pod's sessions.
+/// Receive windows of a pod's sessions in bytes.
 const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };

@@ -12,26 +12,26 @@ use crate::net::tls::{self, Clients, Dialer, Identity, TlsParams};
 use crate::policy::Tokens;
 use crate::startup::{Kind, Startup};
 
-/// What stands in them; what is watched follows them.
+/// The contents of the files; a [`Reload`] follows its file.
 #[derive(Debug)]
 pub(super) struct Files {
-    /// What the gRPC port shows.
+    /// TLS of the gRPC port.
     pub(super) tls: Reload<ServerConfig>,
-    /// What other pods are dialled with; none if there are none, or none can be linked to.
+    /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
     pub(super) siblings: Option<Reload<Dialer>>,
-    /// What proves edges.
+    /// Proves edges.
     pub(super) tokens: Reload<Tokens>,
-    /// The system's.
+    /// Asks the system's DNS servers.
     pub(super) resolver: Resolver,
-    /// The servers that know where nodes are, else the system's.
+    /// Asks the DNS servers that know where nodes are; by default the system's.
     pub(super) dns: Resolver,
 }
 
 impl Files {
-    /// Reads all of them; `None`: something is wrong, and noted.
+    /// Reads all of them; `None`: there are faults, which `startup` has noted.
     pub(super) fn read(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let tls = tls(settings, startup);
-        // What is wrong with the certificate is noted already.
+        // The faults of the certificate are noted already.
         let siblings = tls.as_ref().and_then(|_| siblings::dialer(settings, startup));
         let tokens = proven::read(&settings.server.tokenfile, startup);
         let resolver = startup.keep(Kind::System, &["DNS"], Resolver::system());
@@ -54,12 +54,12 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     };
     let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
     let offer = startup.keep(Kind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer);
-    // Each by itself, so that all that is wrong is noted.
+    // Each file by itself, so that all faults are noted.
     let cert = startup.holds(CERT, &server.cert, |text| pem::certs(&server.cert, text));
     let key = startup.holds(KEY, &server.key, |text| pem::key(&server.key, text));
     let has_ca = server.ca.exists();
     let ca = !has_ca || startup.holds(CA, &server.ca, |text| pem::certs(&server.ca, text));
-    // Without the file there are no pods but this one, and nobody is asked for a certificate.
+    // Without the file there are no other pods, and no caller is asked for a certificate.
     let clients = if has_ca {
         let name = settings.registry.siblings.name.as_deref().map(tls::server_name).transpose();
         let name = startup.keep(Kind::Config, &["mode.cloud.registry.name"], name)?;
@@ -76,8 +76,8 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     startup.keep(Kind::Config, &[CERT, KEY], server.load())
 }
 
-/// What publishing needs. Its files are read when it runs, as it must not keep nodes from being reached; a check reads
-/// them nevertheless.
+/// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being
+/// reached; `--check` reads them here.
 fn publisher(settings: &Cloud, startup: &mut Startup) {
     let registry = &settings.registry;
     if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, Publish::ConfigMap(_)) {

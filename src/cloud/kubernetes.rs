@@ -1,4 +1,4 @@
-//! From the settings of Kubernetes to the task that follows which pods there are.
+//! Starts the task that follows the ready pods of a Service in Kubernetes.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,17 +9,17 @@ use crate::drain::Drain;
 #[cfg(feature = "kubernetes")]
 use crate::registry::{self, EndpointWatch, KnownEndpoints};
 
-/// The pods as Kubernetes knows them. All absent if it is not asked.
+/// The pods as Kubernetes reports them; all absent if it is not asked.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
-    /// All of them.
+    /// All pods.
     #[cfg(feature = "kubernetes")]
     pub(super) endpoints: Option<watch::Receiver<KnownEndpoints>>,
-    /// Where the others take links.
+    /// The gRPC addresses of the others.
     pub(super) siblings: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
-/// Follows the pods, if a Service tells of them. `port` is where all of them take links.
+/// Follows the pods, if the settings name a Service. `port` is the gRPC port of all of them.
 #[cfg(feature = "kubernetes")]
 pub(super) fn follow(
     cluster: Option<&ClusterSettings>,
@@ -36,13 +36,13 @@ pub(super) fn follow(
     pods
 }
 
-/// There is nobody to follow: the settings have no cluster then.
+/// Does nothing: a build without Kubernetes has no cluster in its settings.
 #[cfg(not(feature = "kubernetes"))]
 pub(super) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> Pods {
     Pods::default()
 }
 
-/// How to reach it.
+/// How to reach the cluster.
 #[cfg(feature = "kubernetes")]
 pub(super) fn reached(cluster: &ClusterSettings) -> registry::Cluster {
     let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();

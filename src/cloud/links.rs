@@ -7,7 +7,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::{debug, field, info, info_span, warn};
 
 use crate::cloud::asked;
-use crate::cloud::callers::{CONNECTIONS, Callers, HANDSHAKES, TURNS};
+use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
@@ -15,14 +15,15 @@ use crate::net::entrance::Entrance;
 use crate::net::files;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
+use crate::net::tls::{Acceptor, HANDSHAKES};
 use crate::policy::Networks;
 use crate::protocol::grpc::{Call, Dismissal};
-use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Parked, Refusal};
+use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Refusal};
 use crate::registry::Linked;
 use crate::route::Room;
 
-/// Serves links until the pod stops: those that come to the listener, past balancers in the networks, and those that are
-/// `made` to other pods.
+/// Serves links until the pod stops: those that callers open at the listener (balancers in the networks send a PROXY
+/// header), and those that are `made` to other pods.
 pub(super) fn spawn(
     listener: Listener,
     proxies: Networks,
@@ -40,11 +41,12 @@ pub(super) fn spawn(
     let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 4)));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies, refused, refusals };
-    let handler = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
+    let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
+    let handler = Arc::new(Callers { calls, handshakes, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
-/// Lets callers in or sends them away, each in a task of its own, as asking an old link takes a while.
+/// Accepts or refuses calls, each in a task of its own, as pinging an older link takes a while.
 async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
@@ -122,7 +124,7 @@ async fn admit_pod(call: Call, instance: Instance, shared: PodContext) {
     }
 }
 
-/// Drives the links that were made to other pods.
+/// Drives the links that this pod has dialled to other pods.
 async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
@@ -147,11 +149,11 @@ async fn run(mut link: Link, shared: &PodContext) {
     let why = loop {
         match link.next().await {
             Ok(Event::Offer(offer)) => {
-                // Never: what comes to a pod is asked about first.
+                // Never happens: a pod gets its requests as `Event::Request` first.
                 let why = format!("edges may not reach {} through this pod", offer.target());
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
-            Ok(Event::Parked(parked)) => seek(parked, shared),
+            Ok(Event::Parked(parked)) => shared.route.mend(parked, &shared.ground.drain),
             Ok(Event::RelayRequest(asked)) => asked::answer(asked, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
@@ -160,10 +162,10 @@ async fn run(mut link: Link, shared: &PodContext) {
                 }
             }
             Ok(Event::Conflict(node, said)) => shared.finder.gives_way(&node, said),
-            // Nobody asked it to move. Believed, it could keep one link after another that nobody knows of.
+            // The pod did not ask this edge to move. If it believed the frame, an edge could keep many unlisted links.
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {
-                // It has another link now, by which it is to be found.
+                // The edge has another link now, over which it is found.
                 shared.registry.remove(&link.sender);
                 shared.ground.table.release(&link.sender, |_| true);
             }
@@ -175,16 +177,17 @@ async fn run(mut link: Link, shared: &PodContext) {
     let parked = link.end(&why);
     info!(link = %link.sender.id, %why, sessions = parked.len(), "link has ended");
     for parked in parked {
-        seek(parked, shared);
+        shared.route.mend(parked, &shared.ground.drain);
     }
 }
 
-/// A node was linked anew, here or as another pod has `found`: older links to it are tried, and left if they are dead.
+/// After a node has linked anew, here or at another pod that has `found` it: pings its older links, and drops those
+/// that do not answer.
 fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &PodContext) {
     if shared.siblings.is_none() {
         return;
     }
-    // Beyond so many at once, dead links are noticed by their silence.
+    // Beyond that many at once, the silence of a dead link shows that it is dead.
     let Ok(permit) = shared.moves.clone().try_acquire_owned() else { return };
     let (span, shared) = (info_span!("moved", %node), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
@@ -196,17 +199,11 @@ fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &
         let table = &shared.ground.table;
         let (parked, ()) = tokio::join!(shared.finder.make_way(&to, &node, table), contest);
         for parked in parked {
-            seek(parked, &shared);
+            shared.route.mend(parked, &shared.ground.drain);
         }
         drop(permit);
     });
 }
 
-fn seek(parked: Parked, shared: &PodContext) {
-    let route = shared.route.clone();
-    let span = info_span!("seek", session = %parked.id());
-    shared.ground.drain.spawn(span, async move { route.seek(parked).await });
-}
-
-/// Nodes that may come at once: as many as a pod has. A pod that announces without end gets no more.
+/// Nodes whose older links are pinged at once. Bounds what a pod that announces nodes without end can cause.
 pub(super) const MOST_MOVES: usize = 10_000;

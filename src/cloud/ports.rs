@@ -1,36 +1,75 @@
-//! The ports of a pod, taken before anything runs.
+//! The ports of a pod, bound before anything runs.
 
 use std::net::SocketAddr;
 
+use tokio::net::TcpStream;
+use tracing::{info, info_span};
+
 use super::core::Core;
+use super::gates::Guard;
 use crate::config::Listen;
 use crate::config::cloud::Cloud;
-use crate::net::listen::Listener;
+use crate::frontend::{FrontEnd, serve};
+use crate::net::listen::{Accept, Listener};
 use crate::startup::Startup;
 
-/// The ports that edges and operators come to.
+/// The ports for edges and operators.
 #[derive(Debug)]
 pub(super) struct Ports {
-    /// Where edges link, and other pods.
+    /// gRPC, for edges and other pods.
     pub(super) grpc: Listener,
-    /// Health, log level, metrics; none if the implicit port could not be had.
+    /// Health, log level, metrics; `None` if the default port could not be had.
     pub(super) log: Option<Listener>,
     /// Metrics alone.
     pub(super) metrics: Option<Listener>,
 }
 
-/// A port that clients come to, with all that its front end needs of settings and files.
+/// A port for clients, with what its front end needs of settings and files.
 pub(super) struct ClientPort {
-    /// Its table in `mode.cloud`.
+    /// Its front end's name.
     pub(super) name: &'static str,
-    /// Where it listens; none if the implicit port could not be had.
+    /// Its address; `None` if it is no TCP port.
     pub(super) at: Option<SocketAddr>,
-    /// Serves it.
+    /// Spawns its front end.
     pub(super) spawn: Box<dyn FnOnce(&Core) + Send>,
 }
 
+impl ClientPort {
+    /// A TCP port behind which `front_end` serves.
+    pub(super) fn tcp<F>(
+        listener: Listener,
+        guard: Guard,
+        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+    ) -> Self
+    where
+        F: FrontEnd<TcpStream>,
+    {
+        let at = listener.at();
+        Self { at: Some(at), ..Self::new(listener, guard, front_end) }
+    }
+
+    /// A port of any kind behind which `front_end` serves.
+    pub(super) fn new<L, F>(
+        listener: L,
+        guard: Guard,
+        front_end: impl FnOnce(&Core) -> F + Send + 'static,
+    ) -> Self
+    where
+        L: Accept + 'static,
+        F: FrontEnd<L::Stream>,
+    {
+        let spawn = move |core: &Core| {
+            info!(module = F::NAME, at = %listener.at(), "clients may come in");
+            let (proxies, front_end) = (guard.proxies(), front_end(core));
+            let serving = serve(front_end, listener, proxies, core.front_context(guard.gate(core)));
+            core.stopping.clients.spawn(info_span!("clients", module = F::NAME), serving);
+        };
+        Self { name: F::NAME, at: None, spawn: Box::new(spawn) }
+    }
+}
+
 impl Ports {
-    /// Takes all of them; `None`: one cannot be had, which is noted.
+    /// Binds all of them; `None`: one cannot be had, which `startup` has noted.
     pub(super) fn bind(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let server = &settings.server;
         let mut bind = |Listen { at, key, .. }| startup.bind(&format!("{TABLE}.{key}"), at);
@@ -45,8 +84,8 @@ impl Ports {
         Some(Self { grpc: grpc?, log: log?, metrics })
     }
 
-    /// Where this pod listens: edges do not reach these through it. The port for metrics alone is not among them: it is
-    /// read-only.
+    /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics
+    /// is not among them.
     pub(super) fn own(&self, front_ends: &[ClientPort]) -> Vec<SocketAddr> {
         let log = self.log.as_ref().map(Listener::at);
         [self.grpc.at()].into_iter().chain(log).chain(front_ends.iter().filter_map(|end| end.at)).collect()

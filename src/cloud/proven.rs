@@ -1,4 +1,4 @@
-//! Which edges have proved their name, and for how long: as long as the token file says so.
+//! Edges that have proved their name by a token, and the end of their links when the token file loses that token.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,21 +16,21 @@ use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
 use crate::startup::{Kind, Startup};
 
-/// The links that edges' tokens have let in.
+/// The links that were accepted for a token.
 #[derive(Debug)]
 pub(super) struct Proven {
     tokens: Reload<Tokens>,
     links: Mutex<HashMap<LinkId, Proof>>,
 }
 
-/// What let a link in.
+/// The token for which a link was accepted.
 #[derive(Debug, Clone)]
 struct Proof {
     sender: Arc<LinkSender>,
     hello: Hello,
 }
 
-/// Reads the token file; `None`: it cannot be read, which is noted.
+/// Reads the token file; `None`: it cannot be read, which `startup` has noted.
 pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>> {
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
     let tokens = Reload::file(file, move |text| {
@@ -41,20 +41,20 @@ pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>>
         if !tokens.is_empty() {
             first.store(false, Relaxed);
         } else if !first.load(Relaxed) {
-            // Whoever means to shut out everybody can say so; a slip would cut every edge.
-            return Err("no line of it holds a token, which would end every link: leave at least one".into());
+            // An operator who wants to shut out every edge can stop the pod; here it is more likely a slip.
+            return Err("it holds no token, which would end every link: leave at least one line".into());
         }
         Ok(tokens)
     });
     let tokens = startup.keep(Kind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
     if tokens.load().is_empty() {
-        warn!(file = %file.display(), "no token in the token file: every edge is refused until there is one");
+        warn!(file = %file.display(), "the token file holds no token: every edge is refused until it has one");
     }
     Some(tokens)
 }
 
 impl Proven {
-    /// Follows the tokens.
+    /// Follows the token file.
     pub(super) fn start(tokens: Reload<Tokens>, table: Arc<SessionTable>, drain: &Drain) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
         let proven = Arc::new(Self { tokens, links: Mutex::default() });
@@ -67,16 +67,16 @@ impl Proven {
         self.tokens.load().names(node)
     }
 
-    /// Whether that edge may link.
+    /// Checks the edge's token.
     ///
     /// # Errors
     ///
-    /// Why not, for the log alone.
+    /// The reason, for the log alone.
     pub(super) fn check(&self, hello: &Hello) -> Result<(), Unproven> {
         self.tokens.load().prove(&hello.node, &hello.token)
     }
 
-    /// An edge that was checked has its link, which is to end with the token.
+    /// Records the link of an edge that was checked, so that it ends with the token.
     pub(super) fn begin(&self, sender: &Arc<LinkSender>, hello: &Hello) {
         let proof = Proof { sender: sender.clone(), hello: hello.clone() };
         self.lock().insert(sender.id, proof);
@@ -86,19 +86,19 @@ impl Proven {
         }
     }
 
-    /// A link has ended.
+    /// Forgets a link that has ended.
     pub(super) fn end(&self, sender: &LinkSender) {
         self.lock().remove(&sender.id);
     }
 
-    /// Ends the links whose tokens the file does not hold any more, until draining begins.
+    /// Until draining begins, ends each link whose token is no longer in the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         loop {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                // The sender is part of the tokens.
+                // Never ends: `tokens` holds the sender.
                 _ = changes.changed() => {}
             }
             let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
@@ -129,7 +129,7 @@ impl Proven {
     }
 }
 
-/// Nodes that are named when their tokens are revoked: a few may be a mistake, many are a change.
+/// Nodes that the warning about revoked tokens names at most.
 const MOST_NAMED: usize = 20;
-/// For resets to leave before their link is closed.
+/// Time for resets to leave before their link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! From the settings of publishing to the store that serves them.
+//! Starts publishing as `[mode.cloud.registry]` says.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::net::tls::Identity;
 use crate::registry::{ConfigMap, ConfigMapParams, Lives};
 use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
 
-/// Publishes our nodes, if the settings say where. `dns` tells whether a name is somebody else's already; pods take links
-/// at `port`.
+/// Publishes the nodes of this pod, if the settings say where. `dns` tells whether a name has another owner; `port` is
+/// the gRPC port of all pods.
 pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
     let pods = OtherPods { siblings: core.context.siblings.clone(), port };
     let Some(store) = store(settings, core, pods.clone()) else { return };
@@ -36,9 +36,9 @@ pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
 /// Asks other pods for a sign of life.
 #[derive(Debug, Clone)]
 struct OtherPods {
-    /// None if this pod is alone.
+    /// The links to other pods; `None` if this pod is alone.
     siblings: Option<Arc<Siblings>>,
-    /// Where pods take links.
+    /// The gRPC port of all pods.
     port: u16,
 }
 
@@ -52,10 +52,10 @@ impl OtherPods {
     }
 }
 
-/// Where records go; none if nothing is published. `pods` tell which of those with records are alive.
+/// The store for records; `None` if nothing is published. `pods` tells which of those with records are alive.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
 fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
-    // That there is an address was checked with the settings.
+    // The settings were checked to have an address.
     let (registry, pod) = (&settings.registry, settings.pod_ip?);
     Some(match registry.publish.clone() {
         Publish::None => return None,
@@ -80,12 +80,12 @@ fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
             Store::ConfigMap(Box::new(ConfigMap::new(map)))
         }
         #[cfg(not(feature = "kubernetes"))]
-        // A fault, noted with the files.
+        // This is a fault that was noted with the files.
         Publish::ConfigMap(_) => return None,
     })
 }
 
-/// Who is asked whether a name is somebody else's already: `resolver`; and `pods`, whether one of its addresses is a pod's.
+/// Tells whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, pods: OtherPods) -> Vet {
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
@@ -103,5 +103,5 @@ fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, pod
     vet
 }
 
-/// Its name in `/readyz`.
+/// The publisher's name in `/readyz`.
 const NAME: &str = "publisher";

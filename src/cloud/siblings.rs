@@ -1,4 +1,4 @@
-//! From the settings of other pods to who finds nodes there.
+//! Sets up links to other pods, and the search for nodes there.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,41 +20,41 @@ use crate::protocol::grpc::LinkContext;
 use crate::registry::{self, Dns, Finder, PodAddresses, Registry};
 use crate::startup::{Kind, Startup};
 
-/// Who finds nodes, and what of other pods the wiring has to look after.
+/// The finder of nodes, and what a pod that is one of several needs beside it.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) finder: Arc<Finder>,
     pub(super) several: Option<Several>,
 }
 
-/// This pod is one of several.
+/// There if this pod is one of several.
 #[derive(Debug)]
 pub(super) struct Several {
     pub(super) siblings: Arc<registry::Siblings>,
-    /// Links that were made to other pods, to be driven.
+    /// Links that were made to other pods, for the caller to drive.
     pub(super) made: mpsc::Receiver<Link>,
 }
 
-/// What finding nodes is joined to.
+/// What the search for nodes needs of the core.
 #[derive(Debug)]
 pub(super) struct Joined<'a> {
     pub(super) ground: &'a LinkContext,
     pub(super) pool: &'a Pool,
     pub(super) zone: &'a Arc<Zone>,
-    /// What other pods are dialled with; none if there are none, or none can be linked to.
+    /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
     pub(super) tls: Option<Reload<Dialer>>,
-    /// Finds other pods by the names that the settings give.
+    /// Resolves the names of other pods in the settings.
     pub(super) resolver: &'a Resolver,
-    /// Finds nodes.
+    /// Resolves the names of nodes.
     pub(super) dns: &'a Resolver,
     /// The nodes that are linked here.
     pub(super) registry: Arc<Registry>,
-    /// Our own gRPC port.
+    /// This pod's gRPC port.
     pub(super) port: u16,
 }
 
-/// Reads what other pods are dialled with; none if nothing says that there are any, or there can be no link to them. The
-/// latter is noted as a fault if the settings name them, and else told.
+/// Reads the TLS files for dialling other pods; `None` if there are no other pods, or the files do not allow links to
+/// them. The latter is a fault if the settings name other pods, else a warning.
 pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<Dialer>> {
     let asked = &settings.registry.siblings;
     if !asked.several {
@@ -79,8 +79,8 @@ pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
     None
 }
 
-/// Sets up what the settings ask for: nothing, if there is nothing to dial other pods with. `cluster` tells of pods
-/// beside those of the settings.
+/// Sets up what the settings ask for; without TLS for other pods, only the search among the nodes linked here.
+/// `cluster` tells of pods beside those of the settings.
 pub(super) fn finder(
     asked: &SiblingSettings,
     joined: Joined<'_>,
@@ -105,7 +105,7 @@ pub(super) fn finder(
     Found { finder, several: Some(Several { siblings, made }) }
 }
 
-/// Tells in `/readyz` which of the pods that are listed do not answer, and why. That makes this pod no less ready.
+/// Shows in `/readyz` which of the listed pods do not answer, and why. This does not make the pod unready.
 pub(super) fn report(siblings: Arc<registry::Siblings>, readiness: Readiness, drain: &Drain) {
     let draining = drain.clone();
     drain.spawn(info_span!("report"), async move {
@@ -127,6 +127,6 @@ fn mutual(server: &Server, name: Option<&str>) -> Result<Reload<Dialer>, String>
     Mutual { identity, ca: server.ca.clone(), name }.load().map_err(|cause| cause.to_string())
 }
 
-/// What lets pods know each other.
+/// How to let pods link to each other.
 const REMEDY: &str =
     "give all pods a cert of one authority, and its certificate as ca, in [mode.cloud.stream.server]";

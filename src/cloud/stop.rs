@@ -1,4 +1,4 @@
-//! Stopping a pod so that nothing is cut that can go on elsewhere.
+//! Stops a pod without cutting what can go on elsewhere.
 
 use std::future::Future;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::Pod;
 use crate::drain::{Drain, Drained};
 use crate::protocol::{Code, Refusal};
 
-/// What is stopped in which order: clients first, links when no session needs them, admin ports last.
+/// The tasks in the order in which they are stopped: clients first, links when no session needs them, admin ports last.
 #[derive(Debug)]
 pub(super) struct Stopping {
-    /// From then on no edge is let in.
+    /// Cancelled when the pod begins to stop: no call is accepted then.
     pub(super) begun: CancellationToken,
     /// Whether there are other pods, which take over.
     pub(super) several: bool,
@@ -27,9 +27,9 @@ pub(super) struct Stopping {
 }
 
 impl Pod {
-    /// Stops: not ready; edges are asked to link elsewhere; with other pods about, clients come in for a while yet, as it
-    /// takes a moment until nobody is sent here any more; then listeners closed, and sessions until the deadline or until
-    /// `at_once` completes.
+    /// Stops the pod. It becomes unready and asks its edges to link elsewhere. If there are other pods it still takes
+    /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
+    /// deadline or until `at_once` completes.
     pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
         let Stopping { begun, several, clients, publisher, links, admin, deadline } = self.stopping;
         let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
@@ -40,7 +40,7 @@ impl Pod {
             "stopping: no new sessions, waiting for those that run"
         );
         begun.cancel();
-        // At once, so that new clients are not sent here any more.
+        // First, so that balancers stop sending clients here.
         publisher.begin();
         self.registry.drain_all();
         if several {
@@ -60,7 +60,7 @@ impl Pod {
             warn!(left, "deadline over: sessions are cut");
         }
         let passing = async {
-            // What clients have said to the end is still on its way; other pods' sessions with plain nodes end here.
+            // The last bytes of clients may still be under way; sessions of other pods with plain nodes end here.
             self.table.delivered().await;
             while self.table.passing().0 > 0 {
                 sleep(POLL_INTERVAL).await;
@@ -68,7 +68,7 @@ impl Pod {
         };
         tokio::select! {
             () = passing => {}
-            () = sleep_until(until) => warn!("deadline over: other pods' sessions have to find their way"),
+            () = sleep_until(until) => warn!("deadline over: other pods' sessions must find another path"),
             () = at_once => {}
         }
         self.table.reset_all(&why);
@@ -83,11 +83,11 @@ impl Pod {
     }
 }
 
-/// How long clients are still sent to a pod that is not ready any more.
+/// How long balancers may still send clients to a pod that is not ready.
 const STILL_COMING: Duration = Duration::from_secs(2);
-/// How often it is looked whether other pods' sessions have found another way.
+/// Between two looks whether other pods' sessions have found another path.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// For sessions to end by themselves once they are told why, and for the last resets to leave before links are closed.
+/// Time for sessions to end after their reset, and for the last resets to leave before links are closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
-/// For connections to end by themselves at the very end.
+/// Time for connections to end by themselves at the very end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

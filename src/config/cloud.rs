@@ -6,16 +6,19 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
-use crate::policy::{Glob, Networks, Rules, TargetEntry, Targets};
+use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
+mod access;
 mod cluster;
 mod registry;
 mod siblings;
 mod ssh;
 
+pub use access::{Access, Auth};
 pub use cluster::ClusterSettings;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
+pub use ssh::Ssh;
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,33 +82,6 @@ pub enum TlsVersion {
     V13,
 }
 
-/// `[mode.cloud.ssh]`: the CONNECT front end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ssh {
-    /// Where clients come in.
-    pub listen: Listen,
-    /// Networks of balancers before that port.
-    pub proxy_protocol: Networks,
-    /// How they prove who they are.
-    pub auth: Auth,
-    /// Where they may come from; `None`: from anywhere.
-    pub allow_from: Option<Networks>,
-    /// What they may reach; none: everything.
-    pub rules: Rules,
-}
-
-/// How a client proves who it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Auth {
-    /// Not at all.
-    None,
-    /// Name and password, checked against an htpasswd file (bcrypt).
-    Basic {
-        /// The htpasswd file.
-        users: PathBuf,
-    },
-}
-
 /// `[mode.cloud.session]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
@@ -152,13 +128,13 @@ impl Cloud {
     }
 
     /// The files that hold secrets, each with its key.
-    pub fn secrets(&self) -> Vec<(&'static str, &Path)> {
+    pub fn secrets(&self) -> Vec<(&str, &Path)> {
         let mut all = vec![
             ("mode.cloud.stream.server.key", self.server.key.as_path()),
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
-        if let Auth::Basic { users } = &self.ssh.auth {
-            all.push(("mode.cloud.ssh.users", users));
+        if let Auth::Basic { users, key } = &self.ssh.access.auth {
+            all.push((key, users));
         }
         if let Publish::Etcd(etcd) = &self.registry.publish {
             all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
@@ -201,7 +177,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     let grpc = listen::read(&mut table, "listen", "grpc_port", report);
     let server = Server {
         listen: grpc.unwrap_or(Listen::by_default(Ipv4Addr::UNSPECIFIED, GRPC_PORT, "listen")),
-        proxy_protocol: listen::proxies(&mut table, report),
+        proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
         key: table.read("key", value::path, report).unwrap_or_else(|| KEY_FILE.into()),

@@ -55,15 +55,14 @@ pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
     log
 }
 
-/// Reads the networks of balancers whose PROXY headers are believed. Absent: none.
-pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Networks {
-    let proxies: Networks =
-        table.list(PROXIES, value::network, report).unwrap_or_default().into_iter().collect();
+/// Reads the networks of balancers whose PROXY headers are believed. `None`: the key is absent.
+pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Networks> {
+    let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
     if proxies.holds_everyone() {
         let text = "whoever connects may say to be anybody: name only the networks of your balancers";
         report.warn(table.key(PROXIES), Concern::OpenDoor, text);
     }
-    proxies
+    Some(proxies)
 }
 
 /// The key of every table with a port that balancers may stand before.

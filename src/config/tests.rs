@@ -83,7 +83,7 @@ fn the_documented_pod_is_closed_and_says_the_defaults() {
     assert_eq!(documented.server.cert, absent.server.cert);
     assert_eq!(documented.server.tokenfile, absent.server.tokenfile);
     assert_eq!(documented.server.ca, absent.server.ca);
-    assert_eq!(documented.ssh.auth, absent.ssh.auth);
+    assert_eq!(documented.ssh.access, absent.ssh.access);
 }
 
 #[test]
@@ -220,18 +220,19 @@ fn our_own_keys_become_what_they_mean() {
         tls_cipher_suites = "A,B, C"
         "#,
     );
-    assert_eq!(cloud.ssh.auth, Auth::Basic { users: "/etc/users".into() });
+    let key = "mode.cloud.ssh.users".to_owned();
+    assert_eq!(cloud.ssh.access.auth, Auth::Basic { users: "/etc/users".into(), key });
     let ask = |user, from: &str, node: &str, port| {
-        cloud.ssh.rules.allows(user, from.parse().unwrap(), &node.parse().unwrap(), port)
+        cloud.ssh.access.rules.allows(user, from.parse().unwrap(), &node.parse().unwrap(), port)
     };
     assert!(ask(Some("ops"), "10.1.1.1", "edge-1", 22));
     assert!(!ask(None, "10.1.1.1", "edge-1", 22));
-    assert!(cloud.ssh.allow_from.unwrap().contains("::ffff:10.0.0.1".parse().unwrap()));
+    assert!(cloud.ssh.access.allow_from.unwrap().contains("::ffff:10.0.0.1".parse().unwrap()));
     assert_eq!(cloud.session.grace, Duration::from_secs(120));
     assert_eq!(cloud.session.open_timeout, Duration::from_millis(500));
     assert_eq!((cloud.session.max, cloud.session.drain), (7, Duration::ZERO));
     assert_eq!(cloud.session.max_for_client, 2, "a quarter, and never nothing");
-    assert!(cloud.ssh.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
+    assert!(cloud.ssh.access.proxy_protocol.contains("10.0.0.5".parse().unwrap()));
     assert!(cloud.server.proxy_protocol.is_empty());
     assert_eq!(cloud.session.memory, Some(64 << 20));
     assert_eq!(cloud.tls.min_version, TlsVersion::V13);
@@ -429,10 +430,10 @@ proptest! {
             writeln!(text, "{key}{slip} = 1").unwrap();
         }
         let faults = cloud_faults(&text);
-        let told: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.wanted.clone())).collect();
+        let told: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
         let expected: Vec<_> = chosen
             .iter()
-            .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("did you mean {key}?")))
+            .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("not a key that is known: did you mean {key}?")))
             .collect();
         prop_assert_eq!(told, expected);
     }

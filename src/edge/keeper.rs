@@ -31,7 +31,7 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
 use crate::protocol::grpc::{self, DialError, LinkContext};
-use crate::protocol::{Code, Event, Link, LinkEnded, Parked, Refusal};
+use crate::protocol::{Code, Event, Link, LinkEnded, Refusal};
 use crate::registry::Uplinks;
 use crate::route::Route;
 
@@ -198,7 +198,7 @@ impl Keeper {
                     // What that pod dialled itself ends with it, and no other path leads there as well as this one.
                     let moves = |_: &_, end: Option<_>| end.is_none() || end != sender.instance;
                     for parked in self.ground.table.leave(&sender, moves) {
-                        self.seek(parked);
+                        self.route.mend(parked, &self.ground.drain);
                     }
                     sender.drain();
                 }
@@ -223,7 +223,7 @@ impl Keeper {
                 self.backend.take(offer);
                 return true;
             }
-            Event::Parked(parked) => self.seek(parked),
+            Event::Parked(parked) => self.route.mend(parked, &self.ground.drain),
             Event::Conflict(_, said) => {
                 self.readiness.note_until(NAME, said.reason, Instant::now() + CONFLICT);
             }
@@ -231,11 +231,6 @@ impl Keeper {
             Event::RelayRequest(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
         }
         false
-    }
-
-    fn seek(&self, parked: Parked) {
-        let (route, span) = (self.route.clone(), info_span!("seek", session = %parked.id()));
-        self.ground.drain.spawn(span, async move { route.seek(parked).await });
     }
 
     fn ended(&self, link: &Link, why: &LinkEnded) {
@@ -246,7 +241,7 @@ impl Keeper {
         self.ground.metrics.links.dec();
         self.ground.metrics.links_ended.count(why.name());
         for parked in link.end(why) {
-            self.seek(parked);
+            self.route.mend(parked, &self.ground.drain);
         }
         info!(link = %link.sender.id, %why, "link has ended");
     }

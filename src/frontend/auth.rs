@@ -1,4 +1,4 @@
-//! Who a client is, and what it may ask for.
+//! The checks that a client passes before anything is opened for it: address, password, rules.
 
 mod failures;
 mod recent;
@@ -22,20 +22,22 @@ use tracing::warn;
 use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
-use crate::policy::{Networks, Rules, Zone};
+use crate::policy::{CertificateGlob, Networks, Rules, Zone};
 use failures::{Failures, Who};
 use recent::Recent;
 
-/// The door of a front end: every client passes it before anything is opened for it.
+/// The access checks of one front end: every client passes them before anything is opened for it.
 #[derive(Debug, Default)]
 pub struct Gate {
-    /// Networks that clients may come from; none means any.
+    /// Networks that clients may come from; `None`: any address.
     pub allow_from: Option<Networks>,
-    /// Users who may come in with a password; none means that nobody is asked.
-    pub logins: Option<Logins>,
-    /// Who may ask for what.
+    /// Users and their passwords; `None`: no client is asked for one.
+    pub logins: Option<Arc<Logins>>,
+    /// Names of client certificates that are accepted; `None`: any name.
+    pub names: Option<Vec<CertificateGlob>>,
+    /// Which users and networks may reach which nodes and ports.
     pub rules: Rules,
-    /// By which names nodes may be asked for beside their own; none: by no others.
+    /// The DNS zone in which nodes have a second name; `None`: only their own names are accepted.
     pub zone: Option<Arc<Zone>>,
 }
 
@@ -43,11 +45,12 @@ pub struct Gate {
 #[derive(Clone)]
 pub struct Users {
     hashes: HashMap<String, String>,
-    /// A hash that no password fits, as dear to check as the dearest of `hashes`.
+    /// A hash that no password fits, and whose check takes as long as the slowest of `hashes`, so that its time does
+    /// not show whether a user exists.
     nobody: String,
 }
 
-/// Why an htpasswd file is of no use.
+/// Why an htpasswd file cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UsersError {
     /// No line holds a user with a bcrypt hash. Make one with `htpasswd -nB name`.
@@ -55,18 +58,18 @@ pub enum UsersError {
     Empty,
 }
 
-/// Checks passwords, not too many at once and of each source in its turn, and remembers for a minute whom it let in.
+/// Checks passwords: a few at once, the sources in turn. A right one is remembered for a minute.
 pub struct Logins {
     users: Reload<Users>,
     recent: Mutex<Recent>,
     failures: Mutex<Failures>,
-    /// Two keys, known to this process only, under which [`Self::recent`] keeps its fingerprints.
+    /// Two random keys of this process for the fingerprints in [`Self::recent`].
     keys: (RandomState, RandomState),
     turns: Door,
 }
 
 impl Gate {
-    /// Whether clients from there are served at all.
+    /// Checks the client's address against [`Self::allow_from`].
     ///
     /// # Errors
     ///
@@ -80,12 +83,12 @@ impl Gate {
         }
     }
 
-    /// The user that the request's head proves, or none if nobody is asked. Cancel safe.
+    /// The user whose password the request's head holds, or `None` if no client is asked for one. Cancel safe.
     ///
     /// # Errors
     ///
-    /// [`Denial::Credentials`] if there is no proof, or a wrong one; [`Denial::Busy`] if too many are being checked, or
-    /// too many from there were wrong.
+    /// [`Denial::Credentials`] if the password is missing or wrong; [`Denial::Busy`] if too many are being checked, or
+    /// too many from this address were wrong.
     pub async fn identify(&self, head: &HeaderMap, from: IpAddr) -> Result<Option<String>, Denial> {
         match &self.logins {
             None => Ok(None),
@@ -93,7 +96,21 @@ impl Gate {
         }
     }
 
-    /// Whether this client may ask for this node and port.
+    /// The user that a certificate with these names stands for: the first of them that is accepted.
+    ///
+    /// # Errors
+    ///
+    /// [`Denial::Forbidden`] if none is.
+    pub fn recognise(&self, names: &[String]) -> Result<String, Denial> {
+        let accepted =
+            |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
+        let user = names.iter().find(accepted).cloned();
+        user.ok_or_else(|| {
+            Denial::Forbidden("no name (CN or DNS) in your certificate is allowed here".into())
+        })
+    }
+
+    /// Checks the rules for this client, node and port.
     ///
     /// # Errors
     ///
@@ -114,7 +131,7 @@ impl Users {
     ///
     /// # Errors
     ///
-    /// If nobody is left.
+    /// No line holds a user with a bcrypt hash.
     pub fn parse(text: &str) -> Result<Self, UsersError> {
         let mut hashes = HashMap::new();
         let mut cost = MIN_COST;
@@ -147,14 +164,14 @@ impl Users {
         self.hashes.len()
     }
 
-    /// Whether there is nobody; never so after [`Self::parse`].
+    /// Whether there are no users; never so after [`Self::parse`].
     pub fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
 }
 
 impl Logins {
-    /// Checks against whatever users the file has at that moment.
+    /// Each check reads the users that the file holds at that moment.
     pub fn new(users: Reload<Users>) -> Self {
         Self {
             users,
@@ -185,13 +202,13 @@ impl Logins {
         self.listens_to(&who)?;
         let turn = timeout(LOGIN_TIMEOUT, self.turns.enter(&from)).await;
         let turn = turn.ok().and_then(Result::ok).ok_or(Denial::Busy("too many logins at once"))?;
-        // Somebody with the same password, or others with wrong ones, may have been ahead of us in the queue.
+        // While this login waited, another with the same password may have been let in, or others may have failed.
         if self.recent().holds(print, Instant::now()) {
             return Ok(name);
         }
         self.listens_to(&who)?;
         let right = tokio::task::spawn_blocking(move || {
-            // The turn goes along: a client that hangs up does not stop the check, nor make room for another.
+            // The check takes the turn with it: a client that hangs up neither stops it nor frees the turn early.
             let _turn = turn;
             bcrypt::verify(password, &hash).unwrap_or(false)
         });
@@ -204,7 +221,7 @@ impl Logins {
         Ok(name)
     }
 
-    /// Whether another password of that one is looked at.
+    /// Fails if this source and user have given too many wrong passwords within a minute.
     fn listens_to(&self, who: &Who) -> Result<(), Denial> {
         let wait = "too many wrong passwords of this user from your address: wait a minute";
         if self.failures().bar(who, Instant::now()) { Err(Denial::Busy(wait)) } else { Ok(()) }
@@ -214,7 +231,7 @@ impl Logins {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stands for name, password and the hash it fitted, so that a changed file forgets whom it changed.
+    /// A keyed hash of name, password and stored hash: when the file changes the stored hash, the old one fits no more.
     fn fingerprint(&self, name: &str, password: &str, hash: &str) -> u128 {
         let all = (name, password, hash);
         u128::from(self.keys.0.hash_one(all)) << 64 | u128::from(self.keys.1.hash_one(all))
@@ -257,10 +274,10 @@ fn bcrypt_cost(hash: &str) -> Option<u32> {
     (MIN_COST..=MAX_COST).contains(&cost).then_some(cost)
 }
 
-/// Salt and hash of no password: the hash of a random one, which was thrown away.
+/// Salt and hash of a random password that nobody knows.
 const NOBODY: &str = "N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
 
-/// bcrypt's own least cost.
+/// bcrypt's least cost.
 const MIN_COST: u32 = 4;
 
 /// Each step doubles the time; 14 is about a second, more would let a few wrong passwords stop every login.
@@ -271,10 +288,10 @@ fn at_work() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
 }
 
-/// Logins that wait for their turn, of all sources together.
+/// Logins of all sources together that may wait for their turn.
 const WAITING: usize = 256;
 
-/// How long a login may wait for its turn before the client is told to come again.
+/// How long a login may wait for its turn before it is denied as busy.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

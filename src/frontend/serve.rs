@@ -1,4 +1,4 @@
-//! What all front ends share: who may come in, shares of places, the time for a head, the checks, opening a session,
+//! What all front ends share: access checks, shares of slots, the time for a head, opening a session,
 //! carrying it, and what is counted and logged of it.
 //!
 //! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
@@ -31,30 +31,31 @@ use crate::protocol::Category;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics};
 
-pub use visit::{Denied, OpenRequest, Visit};
+pub use visit::{Denied, OpenRequest, Permitted, Proof, Visit};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
 pub trait FrontEnd<S>: Send + Sync + 'static {
     /// Its name in metrics and the access log.
     const NAME: &'static str;
 
-    /// What the far end is told of who asks.
+    /// The category that the Open frame carries.
     const CATEGORY: Category;
 
-    /// What a session's bytes come over once it is open: what was accepted, or what became of it (TLS).
+    /// The stream that carries the session's bytes: what was accepted, or what a handshake (TLS) made of it.
     type Connection: Connection;
 
     /// What is logged about a client stands in this span; its fields `trace` and `session` are filled in once there are
     /// some.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// What to tell one who is sent away before it has asked, in a few bytes.
+    /// A few bytes that are sent to a client that is rejected before its head is read; empty for none.
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
 
-    /// Reads a head, has [`Visit::open`] judge it and open what it asks for, and says what came of that.
+    /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many requests
+    /// over one connection passes each to [`Visit::judge`] instead.
     ///
-    /// The future is dropped where it waits if it has not called [`Visit::open`] within [`HEAD_TIME`], if the client's
-    /// slot is given to another source, or at the end of draining.
+    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is given to
+    /// another source, or at the end of draining.
     fn handshake(
         &self,
         socket: S,
@@ -65,48 +66,51 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
 /// What a front end serves with. All but the gate is shared by those of a process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct FrontContext {
-    /// Who may come in, and what for; swap it when the config changes, for whoever comes next.
+    /// The access checks. The config's watcher swaps it; clients that connect later are checked by the new one.
     pub gate: Arc<ArcSwap<Gate>>,
-    /// Sessions at once, of all front ends of this process together.
+    /// The door to the sessions of all front ends of this process.
     pub sessions: Door<ClientKey>,
-    /// Buffers to read clients with.
+    /// Read buffers.
     pub pool: Pool,
-    /// The way to the nodes.
+    /// Opens the sessions.
     pub route: Route,
-    /// The numbers.
+    /// Counts connections, sessions and bytes.
     pub metrics: Metrics,
-    /// Once it begins nobody is let in; it waits for those who are.
+    /// Once it begins no client is let in; it waits for those that are.
     pub drain: Drain,
 }
 
 /// A session that was opened for a client.
 pub type Granted = Opened<Slot<ClientKey>>;
 
-/// What came of a client's head; `C` is its connection.
+/// How a client's handshake ended; `C` is its connection.
 #[derive(Debug)]
 pub enum Handshake<C, T = Granted> {
-    /// The client was told so, and what it sends and gets from now on is the session's.
+    /// The client has its answer; from now on its connection carries the session's bytes.
     Opened {
         /// What was opened for it.
         session: T,
-        /// Its connection; nothing wraps it any more.
+        /// The connection, without any wrapper of the handshake.
         socket: C,
-        /// What it sent behind its head without waiting for the answer.
+        /// Bytes that came behind the head before the answer was sent.
         early: Bytes,
     },
-    /// The client was told why not. The connection is to be closed with care: it may still be sending.
+    /// The front end has served the client by itself, and no session is left to carry. The connection must be closed with
+    /// care, if it is still there.
+    Served(Option<C>),
+    /// The client has been sent the denial. The connection must be closed with care, as it may still be sending.
     Denied(C),
-    /// There was no head to answer, or nobody to take the answer.
+    /// No head came, or the answer could not be sent.
     Failed {
         /// A fixed word for metrics.
         cause: &'static str,
-        /// To be closed with care as well: the client may have been told something.
+        /// The connection, if it is still there; it is closed with care, as an error may be on its way to the client.
         socket: Option<C>,
     },
 }
 
-/// Serves clients until draining begins; those that are connected by then are the drain's to wait for. What comes from
-/// a network of `proxies` begins with a PROXY header.
+/// Serves clients until draining begins; the drain then waits for those that are connected. A connection from a network
+/// of `proxies` must begin with a PROXY header.
 pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: FrontContext)
 where
     L: Accept,
@@ -115,13 +119,13 @@ where
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
     let door = Door::new(Limits::slots(files::at_most(HEADS, 8)));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
-    let drain = context.drain.clone();
+    let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
 }
 
 struct Front<F> {
     front_end: F,
-    context: FrontContext,
+    context: Arc<FrontContext>,
 }
 
 impl<S, F> ConnectionHandler<S> for Front<F>
@@ -143,9 +147,9 @@ where
                 Err(denial) => denial,
                 Ok(()) => return Bytes::new(),
             },
-            Rejection::Full => Denial::Busy("too many connections at once that have not asked for anything"),
+            Rejection::Full => Denial::Busy("too many connections wait at once without a request"),
             Rejection::Files => {
-                Denial::Busy("this pod has no more files to open: raise its limit (ulimit -Hn, LimitNOFILE)")
+                Denial::Busy("this pod has no files left to open: raise its limit (ulimit -Hn, LimitNOFILE)")
             }
         };
         let metrics = &self.context.metrics;
@@ -163,7 +167,7 @@ where
         let (asked, is_asked) = oneshot::channel();
         let mut visit = Visit::new::<S, F>(&self.context, from, slot, asked);
         let head = {
-            // Boxed, so that a session does not keep the head's room.
+            // Boxed, so that a session does not keep the memory of the handshake.
             let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
             tokio::select! {
                 biased;
@@ -176,6 +180,7 @@ where
                 let client = Socket::with_early(socket, self.context.pool.clone(), early);
                 return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
             }
+            Handshake::Served(socket) => socket,
             Handshake::Denied(socket) => Some(socket),
             Handshake::Failed { cause, socket } => {
                 debug!(cause, "no session");
@@ -184,28 +189,28 @@ where
             }
         };
         if let Some(socket) = socket {
-            // Closed with care, so that what it was told arrives; until then it keeps its slot.
+            // Closed with care, so that the answer arrives; until then the client keeps its slot.
             linger(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }
 }
 
-/// A trace for a client that has none of its own.
+/// A random trace: 8 hex digits.
 pub(super) fn new_trace() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 
-/// Completes if the head is not there in time.
+/// Completes [`HEAD_TIME`] after the start, unless `asked` is dropped first.
 async fn too_slow(asked: oneshot::Receiver<()>) {
     if timeout(HEAD_TIME, asked).await.is_ok() {
         std::future::pending().await
     }
 }
 
-/// How long a client may take to send its head: time enough for the worst line, too short to hold sockets with nothing.
+/// How long a client may take to send its head.
 pub const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Connections to one front end that have not yet asked for anything they may have, at most.
+/// Connections to one front end at most that have not sent a head or not passed the checks.
 const HEADS: usize = 4096;
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
-//! How long to wait before trying again. Pure: chance and time come in as values.
+//! How long to wait before trying again. Pure: random numbers and times are arguments.
 
 use std::time::Duration;
 
-/// The pauses between tries of one thing: soon at first, then longer and longer, each with jitter so that thousands
-/// who lost the same pod do not come back in step.
+/// The pauses between tries of one thing: short at first, then longer and longer, each with jitter so that thousands
+/// of edges that lost the same pod do not come back in step.
 ///
-/// The first pause is all chance, of the others a half. Were they all chance, then of some thousands that lost a pod
-/// for two seconds a few would draw so many short pauses that their next one is 13 s. So every one of them is back
-/// within twice the time that the pod was away.
+/// The first pause is wholly random, of the others one half is. If all were wholly random, then of some thousands of
+/// edges that lost a pod for two seconds a few would draw so many short pauses that their next one is 13 s. With this
+/// rule every one is back within twice the time that the pod was away.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backoff {
-    /// Tries since the last that was worth it.
+    /// Tries since the last success.
     tries: u32,
 }
 
 impl Backoff {
-    /// At its start.
+    /// Before the first try.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As it stands after so many tries in vain.
+    /// After `tries` failures.
     pub fn after(tries: u32) -> Self {
         Self { tries }
     }
@@ -29,13 +29,13 @@ impl Backoff {
     pub fn pause(&mut self, chance: f64) -> Duration {
         let ceiling = self.ceiling();
         self.tries = self.tries.saturating_add(1);
-        // Not a number, or out of range, is nobody's fault but ours: the middle will do.
+        // A chance that is not a number from 0 to 1 is a bug of the caller: the middle is used.
         let chance = if (0.0..=1.0).contains(&chance) { chance } else { 0.5 };
         if ceiling == AT_FIRST { ceiling.mul_f64(chance) } else { ceiling.mul_f64(0.5 + chance / 2.0) }
     }
 
-    /// Tells how the last try ended: a link that lived, or carried a session, was worth it. One that was made and
-    /// dropped at once (by a proxy, or a pod that refuses) was not, and the pauses go on growing.
+    /// Records how the last try ended. A link that lived, or carried a session, is a success and starts over. One that
+    /// was dropped at once (by a proxy, or a pod that refuses) is not, and the pauses go on growing.
     pub fn ended(&mut self, lived: Duration, carried_a_session: bool) {
         if carried_a_session || lived >= WORTH_IT {
             self.tries = 0;
@@ -51,16 +51,16 @@ impl Backoff {
     }
 }
 
-/// Ceiling of the first pause: at once for a person, yet spread for a pod that 5,000 edges come back to.
+/// Ceiling of the first pause: short for a person, long enough to spread 5,000 edges that come back to one pod.
 const AT_FIRST: Duration = Duration::from_millis(50);
 
 /// Ceiling of the second pause, doubled with each further one.
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 
-/// Ceiling of all pauses: a pod that is back is found within half a minute, and a dead one costs nobody anything.
+/// Ceiling of all pauses: a pod that is back is found within half a minute, and tries at a dead one cost little.
 pub const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// A link that lived so long was no mere flash.
+/// A link that lived this long counts as a success.
 const WORTH_IT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

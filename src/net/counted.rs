@@ -1,4 +1,4 @@
-//! A byte stream that counts what goes through it.
+//! A byte stream that counts the bytes that pass through it.
 
 use std::io;
 use std::task::{Context, Poll, ready};
@@ -8,23 +8,23 @@ use prometheus_client::metrics::counter::Counter;
 
 use super::ByteStream;
 
-/// Counts while it lasts, so that a session cut in the middle is counted as far as it came.
+/// Counts as bytes pass, so that a session that is cut is counted up to that point.
 #[derive(Debug)]
 pub struct Counted<'a, D> {
     /// The stream itself.
     pub stream: &'a mut D,
-    /// Bytes taken from it.
+    /// Bytes read from it.
     pub taken: Tally<'a>,
-    /// Bytes given to it.
+    /// Bytes written to it.
     pub given: Tally<'a>,
 }
 
-/// Bytes of one direction: of one session, and of all.
+/// Byte counters of one direction.
 #[derive(Debug)]
 pub struct Tally<'a> {
-    /// This session's.
+    /// Counter of this session.
     pub one: &'a mut u64,
-    /// The process's.
+    /// Counter of all sessions of the process.
     pub all: &'a Counter,
 }
 

@@ -12,21 +12,21 @@ use tokio::time::{Instant, timeout};
 
 use super::listen::tune;
 
-/// Why nobody answered: what came of each address, the most telling first.
+/// Why no address answered: the failure of each, the most telling first.
 #[derive(Debug)]
 pub struct DialError(Vec<Failure>);
 
-/// What came of one address. The order is that of [`DialError`], from the least telling.
+/// The failure of one address, from the least to the most telling.
 #[derive(Debug)]
 pub enum Failure {
-    /// The network says that there is no way. Usual causes: no route, or a firewall that rejects.
+    /// The network reports that the address is unreachable. Usual causes: no route, or a firewall that rejects.
     Unreachable(SocketAddr, io::Error),
-    /// This machine could not even try. Usual causes: too many open files, or no free port left.
+    /// This machine could not try. Usual causes: too many open files, or no free port left.
     Local(SocketAddr, io::Error),
     /// The machine answered that nothing listens there. Usual cause: the service is down, or the port is wrong.
     Refused(SocketAddr),
-    /// No answer in that time. Usual causes: a firewall that drops, or a machine or a service that hangs. Whoever wants
-    /// to reach it has waited for this one.
+    /// No answer in that time. Usual causes: a firewall that drops, or a machine or a service that hangs. It is the
+    /// most telling, as the time was spent on this address.
     Timeout(SocketAddr, Duration),
 }
 
@@ -53,7 +53,7 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
 }
 
 impl DialError {
-    /// The failure that tells most; none if there was no address.
+    /// The most telling failure; `None` if there was no address.
     pub fn first(&self) -> Option<&Failure> {
         self.0.first()
     }
@@ -92,7 +92,7 @@ impl fmt::Display for DialError {
 
 impl std::error::Error for DialError {}
 
-/// More addresses of which the same is to be said.
+/// Further addresses that failed in the same manner.
 struct And<'a>(&'static str, &'a [Failure]);
 
 impl fmt::Display for And<'_> {
@@ -120,13 +120,13 @@ impl Failure {
         }
     }
 
-    /// Whether one sentence does for both.
+    /// Whether both failures have the same sentence.
     fn is_like(&self, other: &Self) -> bool {
         self.rank() == other.rank() && self.rank() >= 2
     }
 }
 
-/// In whole milliseconds, as people count.
+/// A time rounded to milliseconds, for messages.
 fn late(at: SocketAddr, patience: Duration) -> Failure {
     let millis = (patience + Duration::from_micros(500)).as_millis();
     Failure::Timeout(at, Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))

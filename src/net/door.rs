@@ -1,37 +1,38 @@
-//! Shares of what all sources want at once: slots before a door, sessions, checks of passwords.
+//! Fair shares of what is limited for all sources together: unproved connections, sessions, checks of passwords.
 //!
-//! A share binds only while another source waits. Alone, one source may have everything, for thousands of honest
-//! peers behind one NAT or balancer are one address. When all slots are taken, the source that holds most of them
-//! gives way to one that holds fewer, and of its own the one goes first that has been silent for longest.
+//! A door has a number of slots. A source may hold all of them while no other source wants one, since thousands of
+//! honest peers behind one NAT or balancer are one address. When all slots are taken and a source with fewer of them
+//! wants one, the source with most loses a slot: the one whose holder has been silent for longest.
 //!
-//! [`Shares`] decides, and reads no clock; [`Door`] carries it out. Whoever serves a listening socket uses neither, but
-//! [`super::entrance`].
+//! [`Shares`] decides, and reads no clock; [`Door`] carries it out. Code that serves a listening socket uses
+//! [`super::entrance`], which has both.
 
 mod shares;
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::hooked::{Hooked, ReadHook};
 use crate::policy::plain;
 
 pub use shares::{Effects, Full, Limits, Shares};
 
-/// Who counts as one: an IPv4 address, or the /64 of an IPv6 address.
+/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Source(IpAddr);
 
-/// [`Shares`] that tasks hold slots of. Cheap to clone; clones are one door.
+/// [`Shares`] whose slots are held by tasks. Cheap to clone; clones are one door.
 #[derive(Debug)]
 pub struct Door<K: Clone + Ord + Hash = Source>(Arc<Mutex<Inside<K>>>);
 
@@ -41,15 +42,15 @@ struct Inside<K> {
     told: HashMap<u64, Told>,
 }
 
-/// How an entrant learns what becomes of it.
+/// The channels to the task of an entrant.
 #[derive(Debug)]
 struct Told {
-    /// Dropped unsent if it is lost while it waits.
+    /// Sent when the slot is granted; dropped unsent if the entrant is lost while it waits.
     granted: Option<oneshot::Sender<()>>,
     lost: CancellationToken,
 }
 
-/// A slot, held until dropped, unless it is lost before.
+/// A slot, held until it is dropped, unless it is lost before to another source.
 #[derive(Debug)]
 #[must_use = "dropping it gives it back"]
 pub struct Slot<K: Clone + Ord + Hash = Source> {
@@ -59,7 +60,7 @@ pub struct Slot<K: Clone + Ord + Hash = Source> {
 }
 
 impl Source {
-    /// The source of an address, however that is written.
+    /// The source of an address; an IPv4 address in IPv6 form counts as IPv4.
     pub fn of(ip: IpAddr) -> Self {
         Self(match plain(ip) {
             IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX))),
@@ -69,26 +70,26 @@ impl Source {
 }
 
 impl<K: Clone + Ord + Hash> Door<K> {
-    /// A door with so many slots.
+    /// A door with these limits and no holders.
     pub fn new(limits: Limits) -> Self {
         Self(Arc::new(Mutex::new(Inside { shares: Shares::new(limits), told: HashMap::new() })))
     }
 
-    /// A slot now.
+    /// Takes a slot without waiting.
     ///
     /// # Errors
     ///
-    /// If there is none, and nobody has to give way.
+    /// No slot is free, and no holder has to give way.
     pub fn try_enter(&self, who: &K) -> Result<Slot<K>, Full> {
         let (slot, mut granted) = self.join(who)?;
         granted.try_recv().map(|()| slot).map_err(|_| Full::ForAll)
     }
 
-    /// A slot as soon as it is this source's turn. Cancel safe: who no longer waits has no turn.
+    /// Waits for a slot until it is this source's turn. Cancel safe: a dropped call leaves the queue.
     ///
     /// # Errors
     ///
-    /// If too many wait, most of them of this source.
+    /// Too many wait, and most of them are of this source.
     pub async fn enter(&self, who: &K) -> Result<Slot<K>, Full> {
         let (slot, mut granted) = self.join(who)?;
         loop {
@@ -118,7 +119,7 @@ impl<K: Clone + Ord + Hash> Door<K> {
             let effects = change(&mut inside.shares);
             inside.told(effects)
         };
-        // Whoever is told may look at this door at once.
+        // Outside the lock: a task that is woken may use this door at once.
         told.tell();
     }
 
@@ -133,7 +134,7 @@ impl<K: Clone + Ord + Hash> Clone for Door<K> {
     }
 }
 
-/// Who is to be told, once no lock is held.
+/// The tasks to notify, once the lock is released.
 struct Telling(Option<oneshot::Sender<()>>, Option<Told>);
 
 impl<K> Inside<K> {
@@ -147,7 +148,7 @@ impl Telling {
     fn tell(self) {
         let Self(granted, lost) = self;
         if let Some(granted) = granted {
-            // Fails only if nobody waits any more, and then the slot comes back.
+            // Fails only if the waiting call was dropped, and then its slot is given back.
             let _ = granted.send(());
         }
         if let Some(lost) = lost {
@@ -157,22 +158,22 @@ impl Telling {
 }
 
 impl<K: Clone + Ord + Hash> Slot<K> {
-    /// Its holder has spoken: until [`Self::waits`] it is we who are slow.
+    /// Marks the holder as active: it has sent something, and this process works on it until [`Self::waits`].
     pub fn busy(&self) {
         self.door.inside().shares.heard(self.id, true, Instant::now());
     }
 
-    /// From now on its holder is the one who is silent.
+    /// Marks the holder as silent: from now on this process waits for it.
     pub fn waits(&self) {
         self.door.inside().shares.heard(self.id, false, Instant::now());
     }
 
-    /// The connection of its holder, which tells for itself who is waited for while the slot is held.
+    /// Wraps the holder's connection so that its reads mark the slot as active or silent.
     pub fn attend<T>(&self, io: T) -> Attended<T, K> {
-        Attended { io, slot: Some((self.door.clone(), self.id)), silent: true }
+        Hooked { io, hook: Attendance { slot: Some((self.door.clone(), self.id)), silent: true } }
     }
 
-    /// Cancelled once the slot is lost: its holder is to go at once.
+    /// Cancelled when the slot is lost: the holder must close its connection at once.
     pub fn lost(&self) -> CancellationToken {
         self.lost.clone()
     }
@@ -191,22 +192,25 @@ impl<K: Clone + Ord + Hash> Drop for Slot<K> {
     }
 }
 
-/// A connection that stands for its holder's slot: reading nothing means that the holder is silent, reading something
-/// that it is not. Once the slot is given back it is as good as the connection itself.
+/// A connection that marks its slot: a read that finds nothing marks the holder as silent, any other as active. Once
+/// the slot is given back it is a plain wrapper.
+pub type Attended<T, K = Source> = Hooked<T, Attendance<K>>;
+
+/// The slot that an [`Attended`] connection marks, and how it last did.
 #[derive(Debug)]
-pub struct Attended<T, K: Clone + Ord + Hash = Source> {
-    io: T,
+pub struct Attendance<K: Clone + Ord + Hash = Source> {
     slot: Option<(Door<K>, u64)>,
     silent: bool,
 }
 
-impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash + Unpin> AsyncRead for Attended<T, K> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl<K: Clone + Ord + Hash> ReadHook for Attendance<K> {
+    fn poll_read<T: AsyncRead + Unpin>(
+        &mut self,
+        io: Pin<&mut T>,
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(cx, out);
+        let read = io.poll_read(cx, out);
         let silent = read.is_pending();
         if let Some((door, id)) = self.slot.as_ref().filter(|_| silent != self.silent) {
             let held = door.inside().shares.heard(*id, !silent, Instant::now());
@@ -219,33 +223,7 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash + Unpin> AsyncRead for Attended
     }
 }
 
-impl<T: AsyncWrite + Unpin, K: Clone + Ord + Hash + Unpin> AsyncWrite for Attended<T, K> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
-/// Between two looks of one who waits whether somebody has been silent for too long.
+/// Between two looks of a waiting call whether a holder has been silent for too long.
 const SETTLE_EVERY: Duration = Duration::from_millis(250);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The way in through a listening socket, the same for every front end: who comes, whether there is room for it, and
-//! what it is told if not.
+//! The accept loop, the same for every front end: it accepts, reads a balancer's header, finds a slot, and hands the
+//! connection on or rejects it.
 //!
 //! A front end implements [`ConnectionHandler`] and calls [`Entrance::run`]; slots, sources, balancers and the lack of
 //! files are not its concern. A connection holds a slot until [`Accepted::slot`] is dropped, which the handler does
@@ -26,60 +26,60 @@ use crate::drain::Drain;
 use crate::policy::{Networks, plain};
 use crate::telemetry::{Causes, Refusals};
 
-/// A listening socket, and who shares what lies behind it.
+/// A listening socket with its limits and counters.
 #[derive(Debug)]
 pub struct Entrance<L = Listener> {
-    /// Where they come in.
+    /// The listening socket.
     pub listener: L,
-    /// Slots of those who have come in and not yet proved anything.
+    /// Slots for connections that have not proved anything yet.
     pub door: Door,
-    /// Networks of balancers: what comes from there over TCP begins with a PROXY header.
+    /// Networks of balancers: TCP connections from there begin with a PROXY header.
     pub proxies: Networks,
-    /// Counts those who were sent away.
+    /// Counts rejected connections, by cause.
     pub refused: Causes,
-    /// Which of them have a line in the log.
+    /// Limits the log lines about them.
     pub refusals: Refusals,
 }
 
-/// One who came in.
+/// An accepted connection.
 #[derive(Debug)]
 pub struct Accepted<S = TcpStream> {
-    /// Its connection.
+    /// Its stream.
     pub socket: S,
-    /// Who it is: what a balancer says, or else where the connection comes from; IPv4 as such.
+    /// The client's address: from the balancer's header if there is one, else the socket's. IPv4 is never in IPv6 form.
     pub from: SocketAddr,
-    /// Its slot. If that is lost, the connection is dropped where it stands.
+    /// Its slot. When that is lost, the handler's future is dropped where it stands.
     pub slot: Slot,
 }
 
-/// Why somebody is sent away before it was served.
+/// Why a connection is rejected before it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rejection {
     /// [`ConnectionHandler::admits`] returned false.
     Forbidden,
-    /// All slots are taken, and nobody has to give way.
+    /// All slots are taken, and no holder has to give way.
     Full,
-    /// So few files are left that those who are being served need them.
+    /// So few file descriptors are left that they are kept for running connections.
     Files,
 }
 
-/// A front end: what lies behind an entrance.
+/// Serves the connections that an [`Entrance`] accepts.
 pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
-    /// What is logged about a connection stands in this span.
+    /// The span of the connection's log lines.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// Whether a connection from there is let in at all. Called before it gets a slot.
+    /// Whether a connection from this address is accepted. Called before it gets a slot.
     fn admits(&self, _from: SocketAddr) -> bool {
         true
     }
 
-    /// What to tell one who is sent away, in its protocol and in a few bytes; nothing by default. Called for each, so
-    /// it may count and log.
+    /// A few bytes in the front end's protocol that are sent before a rejected connection is closed; by default none.
+    /// Called once for each, so it may count and log.
     fn rejection_bytes(&self, _from: SocketAddr, _why: Rejection) -> Bytes {
         Bytes::new()
     }
 
-    /// Serves a connection until it goes.
+    /// Serves a connection until it ends.
     fn serve(self: Arc<Self>, connection: Accepted<S>) -> impl Future<Output = ()> + Send;
 }
 
@@ -95,7 +95,7 @@ impl Rejection {
 }
 
 impl<L: Accept> Entrance<L> {
-    /// Lets connections in until draining begins; each is served in a task of its own, which is the drain's to wait for.
+    /// Accepts connections until draining begins. Each is served in a task of its own, for which the drain waits.
     pub async fn run<H: ConnectionHandler<L::Stream>>(self, handler: Arc<H>, drain: Drain) {
         let Self { listener, door, proxies, refused, refusals } = self;
         let leaving = Door::new(super::door::Limits::slots(files::at_most(LEAVING, 16)));
@@ -112,7 +112,7 @@ impl<L: Accept> Entrance<L> {
             if files::is_of_the_last(&socket, limit) {
                 if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
                     warned = Some(Instant::now());
-                    warn!(at = %listener.at(), limit, "newcomers are refused, nearly all files are in use: raise the \
+                    warn!(at = %listener.at(), limit, "new connections are refused, nearly all files are in use: raise the \
                            limit of open files (ulimit -Hn, LimitNOFILE)");
                 }
                 dispatcher.reject(socket, from, Rejection::Files);
@@ -125,14 +125,14 @@ impl<L: Accept> Entrance<L> {
     }
 }
 
-/// What is done with each who comes.
+/// What the tasks of an entrance share.
 #[derive(Debug)]
 struct Dispatcher<H> {
     handler: Arc<H>,
     door: Door,
     refused: Causes,
     refusals: Refusals,
-    /// Slots of those who were told why they are sent away, and have not gone.
+    /// Slots for rejected connections that have been sent bytes and are not closed yet.
     leaving: Door,
     drain: Drain,
 }
@@ -150,7 +150,7 @@ impl<H> Dispatcher<H> {
             return self.reject(socket, from, Rejection::Full);
         };
         let lost = slot.lost();
-        // Boxed, so that it is held once.
+        // Boxed, so that the future is held once.
         let serving = Box::pin(Arc::clone(&self.handler).serve(Accepted { socket, from, slot }));
         let refused = self.refused.clone();
         self.drain.spawn(self.handler.span(from), async move {
@@ -165,7 +165,7 @@ impl<H> Dispatcher<H> {
         });
     }
 
-    /// Learns from a balancer for whom it speaks. Until then the slot is the balancer's.
+    /// Reads a balancer's header, then dispatches the client that it names. Until then the balancer holds the slot.
     fn read_proxy_header<S>(&self, socket: S, balancer: SocketAddr)
     where
         H: ConnectionHandler<S>,
@@ -193,13 +193,13 @@ impl<H> Dispatcher<H> {
             dispatcher.refused.count("proxy_header");
             if dispatcher.refusals.may_tell("proxy_header", balancer.ip()) {
                 inner.in_scope(|| {
-                    warn!("closed: {why}; who comes from a network in proxy_protocol must send one")
+                    warn!("closed: {why}; connections from a network in proxy_protocol must begin with one")
                 });
             }
         });
     }
 
-    /// Says why without waiting, and closes such that it is heard.
+    /// Sends the rejection without waiting, and closes so that its bytes arrive.
     fn reject<S>(&self, mut socket: S, from: SocketAddr, why: Rejection)
     where
         H: ConnectionHandler<S>,
@@ -207,14 +207,14 @@ impl<H> Dispatcher<H> {
     {
         self.refused.count(why.name());
         let told = self.handler.rejection_bytes(from, why);
-        // Not by the runtime, which would have to find out first whether a new socket can be written to.
+        // Sent by a system call, as the runtime would first have to learn that a new socket is writable.
         let raw = SockRef::from(&socket);
         if told.is_empty() || !matches!(raw.send(&told), Ok(n) if n == told.len()) {
             return;
         }
         let _ = raw.shutdown(std::net::Shutdown::Write);
-        // Closed with bytes unread, or before they come, the system would break the connection off and the far end
-        // might never see what it was told.
+        // If the socket were closed with bytes unread, the system would reset the connection, and the far end might not
+        // read the rejection.
         let Ok(slot) = self.leaving.try_enter(&Source::of(from.ip())) else { return };
         let lost = slot.lost();
         self.drain.spawn(Span::none(), async move {
@@ -240,7 +240,7 @@ impl<H> Clone for Dispatcher<H> {
     }
 }
 
-/// For whom a balancer speaks; for nobody else if no header can stand there.
+/// The client in a balancer's header; `None` if the header names none, or the stream is not TCP.
 async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>, ProxiedError> {
     match socket {
         Some(socket) => proxied::read(socket).await,
@@ -248,7 +248,7 @@ async fn proxied_client(socket: Option<&TcpStream>) -> Result<Option<SocketAddr>
     }
 }
 
-/// Passes over what comes, until the far end ends or has sent more than a request.
+/// Reads and discards until the far end finishes or has sent more than a request.
 async fn discard<S: AsyncRead + Unpin>(socket: &mut S) {
     let (mut discarded, mut space) = (0, [0; 1024]);
     while discarded < MAX_DISCARDED {
@@ -262,13 +262,13 @@ async fn discard<S: AsyncRead + Unpin>(socket: &mut S) {
 /// Time for a balancer's header, which comes first and at once.
 const HEADER_TIME: Duration = Duration::from_secs(3);
 
-/// Who was sent away and told why, at once; the one who was told first goes first.
+/// Rejected connections at once that wait for their close.
 const LEAVING: usize = 256;
 
-/// Time to take notice of that.
+/// Time for a rejected client to close.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
-/// Bytes of a request that are discarded.
+/// Bytes at most that are discarded from a rejected client.
 const MAX_DISCARDED: usize = 64 * 1024;
 
 /// Between two warnings that files run out.

@@ -1,4 +1,4 @@
-//! How many files this process may have open, and that no door uses up what the rest needs.
+//! How many files this process may have open, and a reserve that new connections do not use up.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Limits of open files before and after [`raise`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Raised {
-    /// The soft limit as this process found it.
+    /// The soft limit at start.
     pub from: u64,
     /// The soft limit now: the hard one, unless the system refused that.
     pub to: u64,
@@ -31,28 +31,28 @@ pub fn raise() -> Raised {
     Raised { from: found.current.unwrap_or(u64::MAX), to: limit(), hard }
 }
 
-/// Most files that may be open now.
+/// Files that may be open at most.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// So many slots, but never more than the given part of all files: `1/part`.
+/// `slots`, but at most `1/part` of the files that may be open.
 pub fn at_most(slots: usize, part: u64) -> usize {
     usize::try_from(limit() / part).map_or(slots, |files| files.clamp(1, slots.max(1)))
 }
 
-/// Whether a file that was just opened is one of the last that `limit` leaves, which are kept for what runs already.
+/// Whether a file that was just opened belongs to the reserve below `limit`.
 ///
-/// The system gives the lowest number that is free, so all below it are in use.
+/// The system gives the lowest free number, so all numbers below are in use.
 pub fn is_of_the_last(file: &impl AsFd, limit: u64) -> bool {
     let number = u64::try_from(file.as_fd().as_raw_fd()).unwrap_or(0);
     number >= limit - limit.div_ceil(KEPT_PART).min(KEPT)
 }
 
-/// Files that no newcomer gets: targets, DNS, reloaded files and the log need some.
+/// Files that are kept from new connections: targets, DNS, reloaded files and the log need some.
 const KEPT: u64 = 256;
 
-/// And of a low limit, this part.
+/// With a low limit, the reserve is this part of it.
 const KEPT_PART: u64 = 8;
 
 #[cfg(test)]

@@ -14,18 +14,17 @@ use super::socket::Connection;
 
 /// A listening socket of any kind, whose accepting never ends.
 pub trait Accept: Send + Sync {
-    /// What comes in.
+    /// The stream that it accepts.
     type Stream: Connection + AsFd + 'static;
 
-    /// Where it listens.
+    /// The address, for messages.
     fn at(&self) -> impl fmt::Display;
 
-    /// Waits for the next connection, and says where it comes from: who comes by a socket of this machine that has no
-    /// addresses comes from loopback. Cancel safe.
+    /// Waits for the next connection and its address. A socket without addresses (unix) reports loopback. Cancel safe.
     fn accept(&self) -> impl Future<Output = (Self::Stream, SocketAddr)> + Send;
 }
 
-/// A listening TCP socket whose accepting never ends, whatever the system lacks for a while.
+/// A listening TCP socket whose accepting goes on whatever the system lacks for a while.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -38,7 +37,7 @@ pub struct Listener {
 pub struct BindError {
     /// The address asked for.
     pub at: SocketAddr,
-    /// What the system said.
+    /// The system's error.
     #[source]
     pub cause: io::Error,
 }
@@ -60,7 +59,7 @@ impl Listener {
         bound().map_err(|cause| BindError { at, cause })
     }
 
-    /// As [`Self::bind`]; a port that nobody asked for (`implicit`) may be missing, which is said loudly.
+    /// As [`Self::bind`], but a default port (`implicit`) that cannot be bound is only a warning.
     pub fn bind_optional(at: SocketAddr, implicit: bool) -> Result<Option<Self>, BindError> {
         match Self::bind(at) {
             Err(error) if implicit => {
@@ -71,12 +70,12 @@ impl Listener {
         }
     }
 
-    /// Where it listens, with the real port.
+    /// Its address, with the real port.
     pub fn at(&self) -> SocketAddr {
         self.at
     }
 
-    /// Waits for the next connection: without delay for small writes, and noticed when its peer vanishes.
+    /// Waits for the next connection. It has no delay for small writes, and keep-alive probes.
     ///
     /// Never fails: what concerns one connection is skipped, and when the system lacks something (files, memory) the
     /// next try comes after a pause; the first such failure and the end of the trouble are logged. Cancel safe.
@@ -116,7 +115,7 @@ impl Accept for Listener {
     }
 }
 
-/// Sets what every client's and target's socket has: no delay for small writes, and keep-alive probes.
+/// Sets the options of the sockets of clients and targets: no delay for small writes, and keep-alive probes.
 pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     let probes =
@@ -124,8 +123,8 @@ pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_keepalive(&probes)
 }
 
-/// Sets what a link's socket has on top: it dies when sent bytes stay unacknowledged, and its queue in the kernel is
-/// short. Not for clients and targets: the timeout also ends a connection whose reader has only stopped for a while.
+/// Sets the further options of a link's socket: it dies when sent bytes stay unacknowledged, and its queue in the
+/// kernel is short. Not for clients and targets: the timeout also ends a connection whose reader has only paused.
 pub fn tune_link(socket: &TcpStream) -> io::Result<()> {
     let socket = SockRef::from(socket);
     tune(&socket)?;
@@ -138,7 +137,7 @@ fn is_of_one_connection(cause: &io::Error) -> bool {
     matches!(cause.kind(), Kind::ConnectionAborted | Kind::ConnectionReset | Kind::ConnectionRefused)
 }
 
-/// The last part of a [`BindError`]'s sentence.
+/// The remedy at the end of a [`BindError`]'s sentence.
 struct Remedy(io::ErrorKind, u16);
 
 impl fmt::Display for Remedy {
@@ -180,8 +179,8 @@ const PROBE_TIMES: u32 = 3;
 /// As long as the links' own patience with silence.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 
-/// Bytes not yet sent that a link leaves to the kernel: what waits there is latency that no scheduler can mend, and
-/// with less the CPU waits at 1 Gbit/s.
+/// Unsent bytes that a link leaves to the kernel: more adds latency that the schedule cannot remove, with less the
+/// CPU waits at 1 Gbit/s.
 const UNSENT: u32 = 128 * 1024;
 
 /// Ports below it are privileged.

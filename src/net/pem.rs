@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Why a PEM file holds not what it should.
+/// Why a PEM file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
-    /// Not PEM at all, or a damaged block.
+    /// The file is not PEM, or has a damaged block.
     #[error("{} is damaged: {cause}; write it anew from the original; `openssl x509 -in FILE -noout -text` shows what a certificate holds", .path.display())]
     Damaged {
         /// Which file.
         path: PathBuf,
-        /// What the parser found.
+        /// The parser's error.
         cause: std::io::Error,
     },
     /// No certificate in a file that must have one. Usual cause: the key's path in place of the certificate's.

@@ -20,7 +20,7 @@ pub struct Buffer {
 }
 
 impl Pool {
-    /// An empty pool. One for each process is meant: then idle sessions cost nothing and busy ones share.
+    /// An empty pool. A process should have one, so that its sessions share the buffers.
     pub fn new() -> Self {
         Self::default()
     }
@@ -37,7 +37,7 @@ impl Pool {
         Buffer { bytes, home: Arc::clone(&self.0) }
     }
 
-    /// Gives the memory of those buffers back that nobody needed since the last call. For a ticker of some seconds.
+    /// Frees the buffers that were not needed since the last call. Meant to be called every few seconds.
     pub fn trim(&self) {
         let unused = {
             let mut idle = self.0.lock();

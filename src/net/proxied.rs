@@ -1,4 +1,4 @@
-//! The PROXY protocol, v1 and v2: by whom a connection really is that a balancer passed on.
+//! The PROXY protocol, v1 and v2: the client's address on a connection that a balancer passed on.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,23 +8,23 @@ use tokio::net::TcpStream;
 
 use crate::policy::plain;
 
-/// Why a balancer's connection is of no use.
+/// Why a balancer's connection is closed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxiedError {
-    /// It ended, or broke, before its header was there.
+    /// The connection ended or broke before its header was complete.
     #[error("the connection ended before its PROXY header: {0}")]
     Io(#[from] io::Error),
-    /// What it sent is no header.
+    /// The first bytes are not a header.
     #[error("no PROXY header, v1 or v2: {0}")]
     Header(String),
 }
 
-/// Reads a connection's header, and not a byte more. Who it names, or none if the balancer speaks for itself, as it does
-/// when it asks for our health.
+/// Reads a connection's header, and not a byte more. Returns the client that it names, or `None` if the balancer
+/// connects on its own behalf, as for a health check.
 ///
 /// # Errors
 ///
-/// If there is no header, or one that does not tell. Not cancel safe.
+/// There is no header, or a malformed one. Not cancel safe.
 pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxiedError> {
     let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
     fill(socket, &mut header).await?;
@@ -36,7 +36,7 @@ pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxiedError
     source(&header)
 }
 
-/// Reads the rest of a v2 header: its second part tells how long it is.
+/// Reads the rest of a v2 header, whose length stands in its first part.
 async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
     let mut rest = [0; 4];
     fill(socket, &mut rest).await?;
@@ -51,7 +51,7 @@ async fn binary(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedE
     Ok(())
 }
 
-/// Reads the rest of a v1 header, which is a line. What stands behind it is the client's, so it is looked at first.
+/// Reads the rest of a v1 header, which is a line. The bytes behind it are the client's, so it peeks before it reads.
 async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedError> {
     let mut ahead = [0; LONGEST_LINE];
     while !header.ends_with(b"\r\n") {
@@ -71,7 +71,7 @@ async fn text(socket: &TcpStream, header: &mut Vec<u8>) -> Result<(), ProxiedErr
     Ok(())
 }
 
-/// Reads as much as there is space for.
+/// Reads until `space` is full.
 async fn fill(socket: &TcpStream, mut space: &mut [u8]) -> io::Result<()> {
     while !space.is_empty() {
         socket.readable().await?;

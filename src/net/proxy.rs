@@ -15,10 +15,10 @@ use tokio::time::{Instant, timeout};
 
 use super::dial::{DialError, dial};
 use crate::names::Target;
-use crate::telemetry::said;
+use crate::telemetry::printable;
 use exempt::Exempt;
 
-/// The proxy that connections to pods go through, and which do not.
+/// The proxy for connections to pods, and the targets that are dialled without it.
 #[derive(Clone)]
 pub struct Proxy {
     at: Target,
@@ -27,13 +27,13 @@ pub struct Proxy {
     exempt: Exempt,
 }
 
-/// Why the way through the proxy failed. Each sentence says that it was the proxy; none shows credentials.
+/// Why a connection through the proxy failed. Each sentence names the proxy; none shows credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     /// The setting is not a proxy's address.
     #[error("HTTPS_PROXY: {0:?} is not a proxy: want http://host:port or http://user:password@host:port")]
     Address(String),
-    /// A kind of proxy that is not spoken here.
+    /// A kind of proxy that is not supported.
     #[error(
         "HTTPS_PROXY: {0}:// proxies are not spoken: want http://host:port (what goes through it is encrypted)"
     )]
@@ -41,41 +41,41 @@ pub enum ProxyError {
     /// The proxy itself cannot be reached.
     #[error("the proxy of HTTPS_PROXY does not answer: {0}")]
     Dial(#[from] DialError),
-    /// The proxy wants credentials, or others.
+    /// The proxy wants credentials, or rejects those that it got.
     #[error("the proxy {0} wants credentials: set HTTPS_PROXY to http://user:password@host:port")]
     Credentials(Target),
-    /// The proxy did not let us through.
+    /// The proxy refused the connection.
     #[error(
         "the proxy {at} did not connect to {target}: {status}; allow the target there, or add it to NO_PROXY"
     )]
     Refused {
-        /// The proxy.
+        /// The proxy's address.
         at: Target,
-        /// Whom we want to reach.
+        /// The target behind it.
         target: Target,
-        /// Its status line.
+        /// The status line of its answer.
         status: String,
     },
     /// The proxy took the request and did not answer in time.
     #[error("the proxy {at} did not answer within {patience:?}")]
     Timeout {
-        /// The proxy.
+        /// The proxy's address.
         at: Target,
-        /// How long it was waited for.
+        /// How long this process waited.
         patience: Duration,
     },
-    /// What answered is no HTTP proxy, or hung up.
+    /// The peer is not an HTTP proxy, or closed the connection.
     #[error("the proxy {at} broke off: {cause}")]
     Broken {
-        /// The proxy.
+        /// The proxy's address.
         at: Target,
-        /// What happened.
+        /// The error.
         cause: io::Error,
     },
 }
 
 impl Proxy {
-    /// From the values of `HTTPS_PROXY` and `NO_PROXY`; none if the first is empty.
+    /// From the values of `HTTPS_PROXY` and `NO_PROXY`; `None` if the first is empty.
     pub fn new(https_proxy: &str, no_proxy: &str) -> Result<Option<Self>, ProxyError> {
         let url = https_proxy.trim();
         if url.is_empty() {
@@ -83,7 +83,7 @@ impl Proxy {
         }
         let rest = match url.split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
-            // Only what looks like a scheme is repeated: a password may hold `://` too.
+            // The error shows only what looks like a scheme, as a password may hold `://` too.
             Some((scheme, _)) if scheme.bytes().all(|b| b.is_ascii_alphanumeric()) => {
                 return Err(ProxyError::Scheme(scheme.to_owned()));
             }
@@ -102,7 +102,7 @@ impl Proxy {
         Ok(Some(Self { at, authorization, exempt: Exempt::new(no_proxy) }))
     }
 
-    /// Where the proxy is: its host is to be resolved for [`Self::connect`].
+    /// Host and port of the proxy, which the caller resolves for [`Self::connect`].
     pub fn at(&self) -> &Target {
         &self.at
     }
@@ -147,7 +147,7 @@ impl Proxy {
         let line =
             String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
         if line.starts_with("HTTP/1.") {
-            Ok(said(&line))
+            Ok(printable(&line))
         } else {
             Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is not HTTP/1"))
         }
@@ -183,7 +183,7 @@ async fn head_of(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
     Err(io::Error::new(io::ErrorKind::InvalidData, "the head of its answer has no end"))
 }
 
-/// Undoes `%41` for `A`; what is no such code stays as it is.
+/// Decodes percent codes (`%41` is `A`); any other text stays.
 fn decoded(text: &str) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -205,7 +205,7 @@ fn hex(digit: u8) -> Option<u8> {
 /// Port of an `http://` URL that names none.
 const DEFAULT_PORT: u16 = 80;
 
-/// Bytes of an answer's head at most: what common proxies send, many times over.
+/// Bytes of an answer's head at most.
 const LONGEST_HEAD: usize = 8 * 1024;
 
 #[cfg(test)]

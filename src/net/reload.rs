@@ -1,4 +1,4 @@
-//! Values read from files, read again when the files change, without disturbing whoever uses the old one.
+//! Values that follow their files: read again when these change, while users of the old value keep it.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,27 +15,27 @@ use crate::drain::Drain;
 
 /// A value made of one or more files that follows their content. Cheap to clone; clones share the value.
 ///
-/// Content is compared, not times: a swapped link (as Kubernetes mounts do it) and an edit are both noticed, and a
-/// file that was only touched is not. New content counts once it was read twice alike, so that half of what somebody is
-/// writing never does, and a file that is empty or gone changes nothing. Until [`Self::watch`] runs, the value stays as
-/// it was first read.
+/// It compares content, not times: it notices a swapped link (as Kubernetes mounts do it) and an edit, and ignores a
+/// file that was only touched. New content counts once it was read twice alike, so that a file that is still being
+/// written never does; a file that is empty or gone changes nothing. Until [`Self::watch`] runs, the value stays as it
+/// was first read.
 pub struct Reload<T>(Arc<Shared<T>>);
 
 /// Why a value could not be read from its files.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
-    /// A file is not there, or may not be read.
+    /// A file is missing, or this user may not read it.
     #[error("cannot read {}: {cause}; check the path, and that this user may read it", .path.display())]
     Read {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// A file that held something is empty now. Usual cause: a full disk, or a writer that died.
     #[error("{} is empty; write its content into it again", .0.display())]
     Empty(PathBuf),
-    /// The files were read, but what they say will not do. The sentence names the file and the remedy.
+    /// The content cannot be used. The sentence names the file and the remedy.
     #[error("{0}")]
     Content(String),
 }
@@ -74,12 +74,12 @@ impl<T: Send + Sync + 'static> Reload<T> {
         Self(Arc::new(Shared { value, first: fingerprint(&[]), paths: Vec::new(), parse, changed }))
     }
 
-    /// The value as last read. Take it for each use; who keeps it keeps the old one.
+    /// The value as last read. Call it for each use: a kept result does not follow the files.
     pub fn load(&self) -> Arc<T> {
         self.0.value.load_full()
     }
 
-    /// Tells of every change of the value from now on; changes that nobody looked at meanwhile are told once.
+    /// A receiver that is notified of changes from now on; several changes between two looks are one notification.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.0.changed.subscribe()
     }
@@ -87,7 +87,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
     /// Looks every few seconds, and after [`look_now`], whether the content changed, until draining begins. What has
     /// changed counts within 6 s.
     ///
-    /// When reading or parsing fails, the old value stays and one warning is logged for each new trouble. Cancel safe.
+    /// When reading or parsing fails, the old value stays, and each new failure is logged once. Cancel safe.
     pub async fn watch(self, drain: Drain) {
         if self.0.paths.is_empty() {
             return;
@@ -132,10 +132,10 @@ impl<T: Send + Sync + 'static> Reload<T> {
         }
     }
 
-    /// Stores and logs what was found.
+    /// Stores the new value, or logs the failure.
     fn told(&self, seen: Seen, found: Look<T>) -> Seen {
         match found {
-            // A bad content that has not changed stays bad, and was said.
+            // Unchanged bad content was logged before.
             Look::Same if seen.bad => Seen { unsettled: None, ..seen },
             Look::Same => Seen { unsettled: None, trouble: None, ..seen },
             Look::Unsettled(content) => Seen { unsettled: Some(content), ..seen },
@@ -174,7 +174,7 @@ struct Shared<T> {
     paths: Vec<PathBuf>,
     parse: Box<Parse<T>>,
     changed: watch::Sender<()>,
-    /// Fingerprint of what the first value was made of.
+    /// Fingerprint of the first value's content.
     first: u64,
 }
 
@@ -182,13 +182,13 @@ type Parse<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
 #[derive(Default)]
 struct Seen {
-    /// What was parsed last.
+    /// Fingerprint of the content that was parsed last.
     content: u64,
-    /// What was read last, if it differs from that and was read only once.
+    /// Fingerprint of newer content that was read only once.
     unsettled: Option<u64>,
-    /// Whether that will not do.
+    /// Whether the parsed content was bad.
     bad: bool,
-    /// What was told last.
+    /// The failure that was logged last.
     trouble: Option<String>,
 }
 
@@ -212,25 +212,25 @@ fn unreadable(path: &Path, cause: io::Error) -> ReloadError {
     ReloadError::Read { path: path.into(), cause }
 }
 
-/// Stands for the content, so that keys are not kept in memory only to be compared.
+/// A hash of the content, so that keys are not kept in memory only to be compared.
 fn fingerprint(contents: &[Vec<u8>]) -> u64 {
     let mut hasher = DefaultHasher::new();
     contents.hash(&mut hasher);
     hasher.finish()
 }
 
-/// All files that this process watches are looked at now.
+/// Makes every watcher of this process look at its files now.
 pub fn look_now() {
     LOOK_NOW.send_replace(());
 }
 
-/// One for the process, as the signal is that asks for it.
+/// One for the process, as SIGHUP concerns all of it.
 static LOOK_NOW: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
 
-/// Time between two looks. A Kubernetes mount takes a minute or more to change, so a few seconds cost nobody anything.
+/// Time between two looks. A Kubernetes mount takes a minute or more to change, so a few seconds do not matter.
 const CHECK_INTERVAL: Duration = Duration::from_secs(4);
 
-/// Between two looks at content that has changed: longer than a writer needs.
+/// Time between two looks at content that has changed: longer than a writer needs.
 const SETTLE: Duration = Duration::from_secs(2);
 
 #[cfg(test)]

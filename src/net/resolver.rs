@@ -1,4 +1,4 @@
-//! From names to addresses, with a ceiling on the time it takes.
+//! Resolves names to addresses within a bounded time.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -19,30 +19,30 @@ use crate::drain::Drain;
 
 /// Asks DNS for addresses: the system's way, or certain servers only. Cheap to clone; clones share one cache.
 ///
-/// Found addresses are remembered for 2 s at most and misses not at all, so that what moved is soon found.
+/// Addresses are cached for 2 s at most and failures not at all, so that a name that moved is soon found.
 #[derive(Debug, Clone)]
 pub struct Resolver(Reload<TokioResolver>);
 
 /// Why a name has no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// DNS says that there is none. Usual cause: a typing error, or a service that is gone.
+    /// DNS answered that the name has none. Usual cause: a typing error, or a service that is gone.
     #[error("{0} is not known to DNS")]
     NotFound(String),
     /// DNS gave no answer in time. Usual cause: the servers of `/etc/resolv.conf` cannot be reached.
     #[error("DNS gave no address for {name} within {patience:?}")]
     Timeout {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// How long it was waited for.
+        /// How long this process waited.
         patience: Duration,
     },
-    /// DNS refused, or broke.
+    /// The DNS server refused, or its answer was malformed.
     #[error("DNS failed for {name}: {cause}")]
     Failed {
-        /// What was asked for.
+        /// The name.
         name: String,
-        /// What it said.
+        /// The resolver's error.
         cause: String,
     },
 }
@@ -56,7 +56,7 @@ impl Resolver {
         let has_servers = paths.first().is_some_and(|p| p.as_os_str() == RESOLV_CONF);
         let made = move |contents: &[Vec<u8>]| {
             let (config, options) = system_servers(contents.first().filter(|_| has_servers));
-            // The hosts file is read while building; that it is watched makes its changes known.
+            // Building reads the hosts file; watching it makes its changes known.
             build(config, options, ResolveHosts::Always)
                 .map_err(|cause| format!("cannot set up DNS: {cause}"))
         };
@@ -112,7 +112,7 @@ fn build(
     builder.build()
 }
 
-/// What `resolv.conf` says; when it is not there or says nothing useful, a server on this machine.
+/// The servers of `resolv.conf`; when it is missing or names none, a server on this machine.
 fn system_servers(resolv_conf: Option<&Vec<u8>>) -> (ResolverConfig, ResolverOpts) {
     let said = resolv_conf.map_or_else(|| Err(NetError::from("there is no such file")), parse_resolv_conf);
     said.unwrap_or_else(|cause| {
@@ -149,7 +149,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Ceiling of one question to one server, so that a second server is asked within [`QUERY_TIMEOUT`].
 const ONE_TRY: Duration = Duration::from_secs(2);
 
-/// How long an address is believed: a burst of connections asks once, a node that moved is found again at once.
+/// How long an address is cached: a burst of connections asks once, a node that moved is soon found again.
 const FAILURE_TTL: Duration = Duration::from_secs(2);
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";

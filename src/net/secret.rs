@@ -5,8 +5,8 @@ use std::path::Path;
 
 use tracing::warn;
 
-/// Warns of a secret file that every user of this machine may read; `key` names it in the config. Blocks on the disk: for
-/// start-up. Whether the file is there at all is for others to tell.
+/// Warns of a secret file that every user of this machine may read; `key` names it in the config. Ignores a missing
+/// file. Blocks on the disk: for start-up.
 pub fn warn_of_readers(key: &str, path: &Path) {
     if let Ok(found) = std::fs::metadata(path)
         && found.mode() & OTHERS_READ != 0
@@ -16,5 +16,5 @@ pub fn warn_of_readers(key: &str, path: &Path) {
     }
 }
 
-/// The bit of a file's mode by which those may read it who are neither its owner nor of its group.
+/// The mode bit that lets every user read a file.
 const OTHERS_READ: u32 = 0o004;

@@ -1,30 +1,45 @@
 //! Sockets as streams that hand bytes over without copying, with no buffer while nothing arrives.
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::server::TlsStream;
 
 use super::ByteStream;
+use super::hooked::{Hooked, ReadHook};
 use super::pool::{Buffer, Pool};
 
-/// A stream that a client or a target is reached by: TCP, TLS over it, or another kind.
+/// The stream of a client or a target: TCP, TLS over it, or another kind.
 pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
-    /// The TCP socket that carries it, whose options say how its end looks; none if it is of another kind, which always
-    /// ends in good order.
+    /// The TCP socket under it, whose options decide how its end looks to the peer; `None` for a stream of another
+    /// kind, which always ends in good order.
     fn tcp(&self) -> Option<&TcpStream>;
 
-    /// Sets how the peer sees that this is dropped: broken off, or ended in good order.
+    /// Completes once the peer has reset the connection; never, where the system does not report that. A peer that has
+    /// only finished its direction is not gone. Reads nothing. Cancel safe.
+    fn gone(&self) -> impl Future<Output = ()> + Send {
+        let tcp = self.tcp();
+        async move {
+            match tcp {
+                // It also ends, with an error, when the runtime shuts down.
+                Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Sets what the peer sees when this is dropped: a reset (`true`), or an end in good order.
     ///
-    /// What is carried may be cut at any moment, and must not look complete then: nc, and ssh behind it, would even wait
-    /// on for the rest of a connection that was ended in good order. So it is true while bytes are carried, and false
-    /// once all of them have been. A socket that is gone already has no use for either.
+    /// A session may be cut at any moment, and its bytes must not look complete then: nc, and ssh behind it, would even
+    /// wait for the rest after an end in good order. So it is `true` while bytes are copied, and `false` once all of
+    /// them have been. Has no effect on a socket that is closed already.
     fn breaks_off(&self, broken: bool) {
         if let Some(tcp) = self.tcp() {
             let _ = SockRef::from(tcp).set_linger(broken.then_some(Duration::ZERO));
@@ -38,19 +53,50 @@ impl Connection for TcpStream {
     }
 }
 
+/// Ends in good order always, for the system knows nothing else of it: what was carried must say itself that it is
+/// complete, as TLS does.
+impl Connection for UnixStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+
+    async fn gone(&self) {
+        // Whoever has closed his socket can neither be written to; whoever has ended his direction only, can.
+        let ended = self.ready(Interest::PRIORITY).await;
+        if ended.is_ok() && self.ready(Interest::WRITABLE).await.is_ok_and(|ready| !ready.is_write_closed()) {
+            std::future::pending().await
+        }
+    }
+}
+
+/// Closing says so to the peer within TLS; what is broken off does not, and its socket is reset.
+impl<T: Connection> Connection for TlsStream<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.get_ref().0.tcp()
+    }
+}
+
+impl<T: Connection, H: ReadHook + Unpin + Send> Connection for Hooked<T, H> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.io.tcp()
+    }
+}
+
 /// A socket, or TLS over one, as a [`ByteStream`]. It holds a read buffer only while a read is filling it.
 pub struct Socket<T> {
     io: T,
     pool: Pool,
-    /// Bytes that came with what was read before (behind a CONNECT's head), handed out first.
+    /// Bytes that came behind a head; they are handed out first.
     early: Bytes,
 }
 
 /// A socket for TLS to sit on, read 64 KiB at a time: the TLS library asks for 4 KiB, a system call each.
 ///
 /// What arrives waits in a pool buffer, which goes back once a read finds nothing. Writes pass straight through.
-pub struct Buffered<T> {
-    io: T,
+pub type Buffered<T> = Hooked<T, ReadBuffer>;
+
+/// What has arrived of a [`Buffered`] socket's bytes.
+pub struct ReadBuffer {
     pool: Pool,
     arrived: Option<Arrived>,
 }
@@ -61,7 +107,7 @@ impl<T> Socket<T> {
         Self::with_early(io, pool, Bytes::new())
     }
 
-    /// Wraps a stream of which `early` has already been read.
+    /// Wraps a stream of which the bytes `early` have already been read.
     pub fn with_early(io: T, pool: Pool, early: Bytes) -> Self {
         Self { io, pool, early }
     }
@@ -75,12 +121,7 @@ impl<T> Socket<T> {
 impl<T> Buffered<T> {
     /// Wraps a socket.
     pub fn new(io: T, pool: Pool) -> Self {
-        Self { io, pool, arrived: None }
-    }
-
-    /// The socket inside, to set its options.
-    pub fn io(&self) -> &T {
-        &self.io
+        Self { io, hook: ReadBuffer { pool, arrived: None } }
     }
 }
 
@@ -119,47 +160,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Buffered<T> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.arrived.as_ref().is_none_or(Arrived::is_empty) {
-            let buffer = match this.arrived.take() {
+impl ReadHook for ReadBuffer {
+    fn poll_read<T: AsyncRead + Unpin>(
+        &mut self,
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.arrived.as_ref().is_none_or(Arrived::is_empty) {
+            let buffer = match self.arrived.take() {
                 Some(used_up) => used_up.buffer,
-                None => this.pool.take(),
+                None => self.pool.take(),
             };
-            let arrived = ready!(Arrived::poll(&mut this.io, cx, buffer))?;
-            this.arrived = (!arrived.is_empty()).then_some(arrived);
+            let arrived = ready!(Arrived::poll(io, cx, buffer))?;
+            self.arrived = (!arrived.is_empty()).then_some(arrived);
         }
-        if let Some(arrived) = &mut this.arrived {
+        if let Some(arrived) = &mut self.arrived {
             arrived.copy(out);
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Buffered<T> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
     }
 }
 
@@ -169,9 +188,9 @@ impl<T: fmt::Debug> fmt::Debug for Socket<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Buffered<T> {
+impl fmt::Debug for ReadBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffered").field("io", &self.io).finish_non_exhaustive()
+        f.write_str("ReadBuffer")
     }
 }
 
@@ -185,12 +204,12 @@ struct Arrived {
 impl Arrived {
     /// Reads once; when nothing is there, `buffer` goes back to its pool.
     fn poll<T: AsyncRead + Unpin>(
-        io: &mut T,
+        io: Pin<&mut T>,
         cx: &mut Context<'_>,
         mut buffer: Buffer,
     ) -> Poll<io::Result<Self>> {
         let mut unfilled = ReadBuf::new(&mut buffer);
-        ready!(Pin::new(io).poll_read(cx, &mut unfilled))?;
+        ready!(io.poll_read(cx, &mut unfilled))?;
         let filled = unfilled.filled().len();
         Poll::Ready(Ok(Self { buffer, taken: 0, filled }))
     }
@@ -245,7 +264,7 @@ mod tests {
         })
         .await;
         assert_eq!(pool.idle(), 1, "the one buffer both used is back");
-        assert!(buffered.arrived.is_none());
+        assert!(buffered.hook.arrived.is_none());
     }
 
     #[tokio::test]

@@ -13,43 +13,43 @@ pub use linger::{DELIVERY, LINGER_MAX_BYTES, LINGER_SILENCE, LINGER_TIMEOUT, del
 
 use super::ByteStream;
 
-/// What a splice did, for the access log.
+/// The result of a splice, for the access log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
-    /// Bytes that `a` took.
+    /// Bytes written to `a`.
     pub to_a: u64,
-    /// Bytes that `b` took.
+    /// Bytes written to `b`.
     pub to_b: u64,
-    /// Who ended it.
+    /// Which side ended it, and how.
     pub ended: Ended,
 }
 
-/// Who ended a splice, and how: the first failure if there was one, else whoever finished first.
+/// Which side ended a splice, and how: the first failure if there was one, else the side that finished first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Whose doing it was.
+    /// The side.
     pub by: Side,
-    /// What it did.
+    /// How it ended.
     pub how: How,
 }
 
-/// One of the two streams, by its place among the arguments.
+/// One of the two streams, by its position among the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The first.
+    /// The first argument.
     A,
-    /// The second.
+    /// The second argument.
     B,
 }
 
 /// How a side ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// It finished its direction, as a conversation should end.
+    /// It finished its direction in good order.
     Finished,
     /// Reading from it failed: it was reset, or went silent.
     ReadFailed(io::ErrorKind),
-    /// It took no more bytes while the other side still sent some.
+    /// Writing to it failed while the other side still sent bytes.
     WriteFailed(io::ErrorKind),
 }
 
@@ -61,8 +61,8 @@ pub enum How {
 /// - A side that cannot be read ends the splice. All that came from it has been given to the other side, which is
 ///   **not** finished: [`linger`] on it delivers the tail with a clean end, dropping it shows that something broke.
 ///
-/// Gives way to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes taken from
-/// one and not yet given to the other are lost.
+/// Yields to other tasks every [`BYTES_PER_TURN`] bytes. Dropping the future leaves both streams usable, but bytes that
+/// were read from one and not yet written to the other are lost.
 pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outcome {
     let mut to_b = Flow::new(Side::A);
     let mut to_a = Flow::new(Side::B);
@@ -71,7 +71,7 @@ pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outco
     loop {
         let mut room = BYTES_PER_TURN;
         let turn = poll_fn(|cx| {
-            // Whoever used up the last turn comes second now, so that neither direction starves the other.
+            // The direction that used up the last turn comes second now, so that neither starves the other.
             for b_now in [b_first, !b_first] {
                 let run = if b_now {
                     to_a.run(cx, b, a, &mut room, &mut log)
@@ -99,10 +99,10 @@ pub async fn splice<A: ByteStream, B: ByteStream>(a: &mut A, b: &mut B) -> Outco
 /// One direction.
 struct Flow {
     from: Side,
-    /// Taken, not yet given.
+    /// Bytes that were read and not yet written.
     chunk: Bytes,
     given: u64,
-    /// Bytes were given since the last flush.
+    /// Whether bytes were written since the last flush.
     unflushed: bool,
     state: State,
 }
@@ -110,16 +110,16 @@ struct Flow {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Copying,
-    /// The source has finished; the destination is being told.
+    /// The source has finished; the destination's sending direction is being finished.
     Finishing,
-    /// The destination takes nothing any more; the source is kept from getting stuck.
+    /// Writing has failed; the source is still read, so that it does not get stuck.
     Discarding,
     Done,
 }
 
 /// Why the copying pauses or ends.
 enum Stop {
-    /// It is others' turn.
+    /// The turn is used up.
     Turn,
     Over,
 }
@@ -197,7 +197,7 @@ impl Flow {
         Poll::Ready(ControlFlow::Continue(()))
     }
 
-    /// There is nothing to give for now: what the destination holds back has to go out.
+    /// Nothing is left to write for now: flushes what the destination buffers.
     fn flush<T: ByteStream>(
         &mut self,
         cx: &mut Context<'_>,
@@ -248,7 +248,7 @@ impl Flow {
     }
 
     fn source_finished(&mut self, log: &mut Log) -> Poll<ControlFlow<Stop>> {
-        // The system tells of a reset once only. It told the writer, so that this is no end of stream.
+        // The system reports a reset once, and it reported it to the writer: this read is not an end of stream.
         let reset = Ended { by: self.from, how: How::WriteFailed(io::ErrorKind::ConnectionReset) };
         if log.failed == Some(reset) {
             return Poll::Ready(ControlFlow::Break(Stop::Over));
@@ -271,7 +271,7 @@ impl Flow {
 }
 
 impl Side {
-    /// The other one.
+    /// The other side.
     pub fn other(self) -> Self {
         match self {
             Self::A => Self::B,

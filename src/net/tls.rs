@@ -1,5 +1,6 @@
-//! TLS settings from files, made anew when the files change, for whoever handshakes next.
+//! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
 
+mod accept;
 mod leaf;
 mod mutual;
 mod offer;
@@ -16,6 +17,7 @@ use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
+pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
 use verify::{Anyone, Siblings};
@@ -39,7 +41,7 @@ pub struct Server {
 /// A client's TLS: its files and what it speaks.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Which servers are believed.
+    /// Which servers it trusts.
     pub trust: Trust,
     /// Certificate and key to show to servers that ask.
     pub identity: Option<Identity>,
@@ -56,7 +58,7 @@ pub struct Identity {
     pub key: PathBuf,
 }
 
-/// What a server asks of its clients.
+/// Which certificates a server asks of its clients.
 #[derive(Debug, Clone)]
 pub enum Clients {
     /// No certificate is asked for.
@@ -70,22 +72,22 @@ pub enum Clients {
     Siblings(PathBuf, Option<ServerName<'static>>),
 }
 
-/// Which servers a client believes.
+/// Which servers a client trusts.
 #[derive(Debug, Clone)]
 pub enum Trust {
     /// Those whose certificate was issued by a CA of this file (one or several). The system's CAs are not asked.
     Ca(PathBuf),
-    /// Anyone: for loopback targets only, where nobody can stand between.
+    /// Any certificate: for loopback targets only, where no third party is on the path.
     Anyone,
 }
 
-/// Why TLS settings will not do. Each sentence is for the operator.
+/// Why TLS settings cannot be used. Each sentence is for the operator.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
-    /// Not a version that Go names.
+    /// The text is not one of Go's names of TLS versions.
     #[error("{0:?} is not a TLS version: want VersionTLS12 or VersionTLS13")]
     Version(String),
-    /// None of the suites exists here.
+    /// None of the suites is supported.
     #[error(
         "none of the cipher suites {0:?} is offered here: leave the list empty, or add \
              TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"
@@ -101,7 +103,7 @@ pub enum TlsError {
 impl Server {
     /// Reads the files now. Warnings about the certificate are logged, here and whenever it changes.
     ///
-    /// Take [`Reload::load`] for each handshake, and run [`Reload::watch`]: connections that stand are not touched.
+    /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]; established connections are not affected.
     pub fn load(self) -> Result<Reload<ServerConfig>, ReloadError> {
         let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
         paths.extend(self.clients.ca().cloned());
@@ -132,14 +134,14 @@ impl Server {
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
         config.alpn_protocols.clone_from(&self.alpn);
-        // Tickets are kept by the clients: thousands of edges that come back at once resume, and cost us no memory.
+        // The clients keep the tickets: thousands of edges that come back at once resume without memory here.
         config.ticketer = aws_lc_rs::Ticketer::new().map_err(text)?;
         Ok(config)
     }
 }
 
 impl Client {
-    /// Reads the files now. Take [`Reload::load`] for each handshake, and run [`Reload::watch`].
+    /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
     pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
         let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
         let paths = identity.chain(self.trust.ca().cloned()).collect();
@@ -211,7 +213,7 @@ impl Clients {
         }
     }
 
-    /// What checks their certificates, once the file of CAs is read; none if none is asked for.
+    /// The verifier of clients' certificates, from the file of CAs; `None` if no certificate is asked for.
     fn verifier(
         &self,
         ca: &[u8],
@@ -265,4 +267,4 @@ fn text(cause: impl ToString) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

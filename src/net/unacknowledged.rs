@@ -1,6 +1,6 @@
-//! What the kernel holds of a socket's bytes until the peer has them.
+//! Bytes of a socket that the kernel still holds because the peer has not acknowledged them.
 //!
-//! Linux tells it for each socket (`sock_diag`, as `ss` shows it) to whoever asks, without any right.
+//! Linux reports this for each socket (`sock_diag`, as `ss` shows it); no privilege is needed.
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 ///
 /// # Errors
 ///
-/// The system does not tell.
+/// The system does not report it.
 pub(super) fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
     let Ok(to) = socket.peer_addr() else { return Ok(0) };
     let kernel = Socket::new(Domain::from(AF_NETLINK), Type::DGRAM, Some(Protocol::from(NETLINK_SOCK_DIAG)))?;
@@ -44,7 +44,7 @@ fn question(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
             IpAddr::V6(ip) => question.extend(ip.octets()),
         }
     }
-    // Any interface, and a socket whose cookie we do not know.
+    // Any interface, and no cookie.
     question.extend([0; 4]);
     question.extend([u8::MAX; 8]);
     question
@@ -75,7 +75,7 @@ const NLM_F_REQUEST: u16 = 1;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// Negated, as the kernel says it.
+/// The kernel reports errors negated.
 const ENOENT: i32 = -2;
 const QUESTION: usize = 16 + 56;
 /// Where `idiag_wqueue` stands: behind the header, family and state, the two addresses, the timer, and `idiag_rqueue`.

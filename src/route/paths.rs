@@ -30,7 +30,9 @@ impl PathSource {
             Self::Pods(finder) => finder.find_pod(instance).await,
             Self::Edge(uplinks) => {
                 let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
-                Ok(Path { sender: newest, instance })
+                // By its own name it means the cloud: the pod that it asks is the one that dials.
+                let own = || newest.instance.filter(|_| uplinks.node() == node);
+                Ok(Path { instance: instance.or_else(own), sender: newest })
             }
         }
     }
@@ -43,7 +45,7 @@ impl PathSource {
         }
     }
 
-    /// The node's link to this pod, if it has one; an edge has none of other nodes.
+    /// The node's link to this pod, if it has one; an edge has no links of other nodes.
     pub(super) fn here(&self, node: &NodeName) -> Option<Linked> {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.registry().here(node),

@@ -37,10 +37,11 @@ impl Route {
         // An edge serves its own node itself, so by that name it means the cloud.
         let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_pods() } else { self.paths.clone() };
-        let patience = if instance.is_some() { LOOKED_FOR } else { self.patience };
+        let resumes = asked.target().is_none();
+        let patience = if resumes { LOOKED_FOR } else { self.patience };
         let until = Instant::now() + patience;
         let mut search = Search::new(&paths, &node, instance, until, self.chance);
-        if instance.is_none() {
+        if !resumes {
             search = search.at_most(MOVING);
         }
         let mut first = true;
@@ -54,11 +55,11 @@ impl Route {
             match found {
                 Ok(Ok(())) => {}
                 Ok(Err(missing)) => {
-                    asked.refuse(refusal(&missing, own, instance.is_some()));
+                    asked.refuse(refusal(&missing, own, resumes));
                     return None;
                 }
                 Err(why) => {
-                    let code = if instance.is_some() { Code::NotHere } else { Code::Busy };
+                    let code = if resumes { Code::NotHere } else { Code::Busy };
                     asked.refuse(Refusal::new(code, why));
                     return None;
                 }
@@ -66,7 +67,7 @@ impl Route {
             if let Some(plain) = search.plain() {
                 return Some((asked, plain));
             }
-            if !search.ask(|link| asked.try_path(link), asked.tried()).await {
+            if !search.ask(|path| asked.try_path(&path.sender), asked.tried()).await {
                 return None;
             }
             first = false;

@@ -23,11 +23,11 @@ pub(super) struct Search<'a> {
     paths: &'a PathSource,
     chance: Chance,
     node: &'a NodeName,
-    /// The process of the node that is sought; none if any will do.
+    /// The process of the node that is sought; `None` if any process will do.
     instance: Option<Instance>,
     /// When the search ends.
     until: Instant,
-    /// How long it goes on looking for a node that no pod has; to the end if none.
+    /// How long it goes on looking for a node that no pod has; `None`: until the end of the search.
     patience: Option<Duration>,
     /// The path over which it asks next, or has asked.
     path: Option<Path>,
@@ -163,15 +163,11 @@ impl<'a> Search<'a> {
 
     /// Asks over the path that was found, and then over others, as long as there is no answer and there are others.
     /// Returns the answer to the last question; `answer` waits for it, and is polled only after something was asked.
-    pub(super) async fn ask<A>(
-        &mut self,
-        ask: impl Fn(&Arc<LinkSender>),
-        answer: impl Future<Output = A>,
-    ) -> A {
+    pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Path), answer: impl Future<Output = A>) -> A {
         let mut answer = pin!(answer);
         loop {
             if let Some(path) = self.path.as_ref().filter(|_| !self.asked) {
-                ask(&path.sender);
+                ask(path);
                 self.asked = true;
             }
             let other = tokio::select! {
@@ -205,7 +201,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// An error if there is no use in looking on.
+    /// An error if the search should end.
     fn is_hopeless(&mut self, missing: &NotFound, until: Instant) -> Result<(), NotFound> {
         let now = Instant::now();
         if !missing.another {

@@ -81,13 +81,13 @@ async fn what_a_pod_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_pod
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let pods: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
-    let line = Line::to(pods[0].pod.grpc).await;
+    let line = Line::to(pods[0].pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     pods[0].has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "at the first").await;
     for pod in [&pods[1], &pods[2], &pods[0], &pods[1]] {
-        line.lead_to(pod.pod.grpc);
+        line.lead_to(pod.pod.bound.grpc);
         line.reset();
         pod.has("asker").await;
         says(&mut session, "through another, or back").await;
@@ -109,12 +109,12 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
     let texts = texts(&place, &all);
     let mut first = Separate::start(texts[0].clone()).await;
     let second = TestPod::from_text(&texts[1]);
-    let line = Line::to(first.pod.pod.grpc).await;
+    let line = Line::to(first.pod.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, "[mode.edge.session]\ngrace = \"30s\"\n"));
     first.pod.has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;
-    line.lead_to(second.pod.grpc);
+    line.lead_to(second.pod.bound.grpc);
     first.kill();
     second.has("asker").await;
     // As long as its pod does not answer it may come back; another process in its place is proof that it does not.
@@ -122,7 +122,7 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
     assert_eq!(ends(&mut session).await, Code::Unknown);
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "after").await;
-    line.lead_to(again.pod.grpc);
+    line.lead_to(again.pod.bound.grpc);
     line.reset();
     says(&mut session, "and again").await;
 }
@@ -132,13 +132,13 @@ async fn what_a_lone_pod_dialled_ends_at_once_when_another_process_takes_its_pla
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
     let mut first = Separate::start(text.clone()).await;
-    let line = Line::to(first.pod.pod.grpc).await;
+    let line = Line::to(first.pod.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     first.pod.has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;
     let second = TestPod::from_text(&text);
-    line.lead_to(second.pod.grpc);
+    line.lead_to(second.pod.bound.grpc);
     first.kill();
     assert_eq!(ends(&mut session).await, Code::Unknown);
 }
@@ -149,11 +149,11 @@ async fn a_pod_that_stops_carries_on_what_it_dialled_for_an_edge_that_has_moved(
     let all = pods::addresses(2);
     let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
     let (second, first) = (both.remove(1), both.remove(0));
-    let line = Line::to(first.pod.grpc).await;
+    let line = Line::to(first.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     first.has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
-    line.lead_to(second.pod.grpc);
+    line.lead_to(second.pod.bound.grpc);
     let (metrics, stopped) = (first.pod.metrics.clone(), beside(first.pod.stop(pending())));
     second.has("asker").await;
     wait_until("the edge has both links", || asker.metrics.links.get() == 2).await;

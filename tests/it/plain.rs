@@ -1,11 +1,13 @@
 //! Peers that speak SuperEdge's words only, message by message.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tunnel::protocol::wire::codec::StreamMsg;
 
 use crate::support::call::Call;
-use crate::support::clients::{echoed, is_reset, rest};
+use crate::support::clients::{self, echoed, is_reset, rest};
 use crate::support::peer::ScriptedPod;
 use crate::support::programs::{TestDir, TestPod, edge_forgets_all, start_edge};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until};
@@ -225,6 +227,43 @@ async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before(
     let begun = Instant::now();
     assert_eq!(call.hears().await.r#type, "closed");
     assert!(begun.elapsed().as_millis() < 3000, "{:?}", begun.elapsed());
+    edge_forgets_all(&edge).await;
+}
+
+/// A client that goes on sending after the target's end is given half a minute, but not where nobody takes its bytes.
+#[tokio::test]
+async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
+    let place = TestDir::new();
+    let ends = targets::serve(|mut socket| async move {
+        let _ = socket.write_all(b"last words").await;
+    })
+    .await;
+    let breaks_off = targets::serve(|mut socket| async move {
+        let _ = socket.write_all(b"last words").await;
+        let _ = socket.read_u8().await;
+        clients::reset(socket);
+    })
+    .await;
+    let mut pod = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", pod.at, ""));
+    let mut call = pod.call().await;
+    call.answer(None);
+    for (target, topic) in [(ends, "ends"), (breaks_off, "breaks off")] {
+        let connecting = call.plain("connecting", topic, "".into());
+        call.send(StreamMsg { addr: target.to_string(), ..connecting }).await;
+        // What was sent to the one before and crossed its end is answered.
+        while call.hears().await.r#type != "connected" {}
+        assert_eq!(call.hears().await.data, "last words");
+        let begun = Instant::now();
+        let closed = loop {
+            call.plainly("tcp-forward", topic, "more").await;
+            if let Ok(message) = timeout(Duration::from_millis(20), call.hears()).await {
+                break message;
+            }
+        };
+        assert_eq!((closed.r#type.as_str(), closed.topic.as_str()), ("closed", topic));
+        assert!(begun.elapsed().as_millis() < 900, "{topic}: {:?}", begun.elapsed());
+    }
     edge_forgets_all(&edge).await;
 }
 

@@ -34,7 +34,7 @@ async fn bad_requests_are_told_what_is_wrong_with_them() {
     says(&pod.ask("10.1.2.3:22").await, 421, "the node of 10.1.2.3:22 cannot be told");
     says(&pod.ask("[::1]:22").await, 421, "the node of [::1]:22 cannot be told");
     let get = ask(pod.connect, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    says(&get, 405, "only CONNECT is served here");
+    says(&get, 405, "only CONNECT is served on this port");
     assert!(get.head.to_ascii_lowercase().contains("allow: connect"), "{get:?}");
     let garbage = ask(pod.connect, "SSH-2.0-OpenSSH_9.6\r\n\r\n").await;
     assert_eq!(garbage.status, 400, "{garbage:?}");
@@ -99,10 +99,10 @@ async fn credentials_are_asked_for_and_checked() {
         format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {login}\r\n\r\n")
     };
     let answer = pod.ask(&at("node1", echo)).await;
-    says(&answer, 407, "user and password needed");
+    says(&answer, 407, "this proxy needs a user and a password");
     assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
     for wrong in ["ops:wrong", "ops:", "nobody:right", "ops"] {
-        says(&ask(pod.connect, &request(wrong)).await, 407, "user and password needed");
+        says(&ask(pod.connect, &request(wrong)).await, 407, "this proxy needs a user and a password");
     }
     for _ in 0..2 {
         let mut client = TcpStream::connect(pod.connect).await.unwrap();

@@ -1,5 +1,6 @@
 //! What processes do with what arrives.
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 use tunnel::protocol::wire::frame::FrameKind;
 use tunnel::protocol::{Event, Parked, SessionKey};
@@ -48,6 +49,15 @@ impl World {
             Some(Event::Parked(parked)) => self.sought(vec![parked], at),
             Some(other) => self.ledger.fault(format!("process {at} is told of {other:?}")),
             None => {}
+        }
+    }
+
+    /// For openings that were given up without a path, one is looked for so that their acceptors hear of it.
+    pub(crate) fn given_up(&self) {
+        for (at, process) in self.processes.iter().enumerate().filter(|(_, process)| process.alive) {
+            while let Some(parked) = process.table.given_up().now_or_never() {
+                self.sought(vec![parked], at);
+            }
         }
     }
 

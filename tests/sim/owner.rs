@@ -79,7 +79,7 @@ impl Place {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
-            opening.ask(&link);
+            opening.ask(&link, None);
             attempts += 1;
             match timeout(self.patience(attempts, &node), opening.answer()).await {
                 Ok(Answer::Open) => {

@@ -114,9 +114,10 @@ impl World {
                 "not all arrived that was given before an owner broke off: {undelivered:#?}"
             ));
         }
-        // Each end finds out that nobody is there, by asking or by being told; only where its opener has gone before it
-        // had heard of the acceptor, or with its process, may that one have to wait for the grace time.
-        let waits = |name: &&str| name.starts_with("opener") || self.ledger.is_end(name);
+        // Each end finds out that nobody is there, by asking or by being told; only where its opener has gone with its
+        // process, or to another process before it was open, may an acceptor have to wait for the grace time.
+        let one = self.plan.edges + self.plan.impostors == 1;
+        let waits = |name: &&str| one || name.starts_with("opener") || self.ledger.is_end(name);
         let asks = faithful && self.plan.deaths == 0;
         if asks && self.crowd.names().iter().any(waits) {
             return Err(format!("nothing moves any more, and openers wait: {:?}", self.crowd.names()));
@@ -177,6 +178,7 @@ impl World {
             Move::Deliver(line, side) => self.deliver(line, side, now),
             Move::Clock => self.pass_time(busy, now).await,
         }
+        self.given_up();
         if busy {
             self.moved = Instant::now();
         }

@@ -1,4 +1,4 @@
-//! Who gave wrong passwords, and has to wait.
+//! Counts wrong passwords, and makes those who gave too many wait.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use tokio::time::Instant;
 
 use crate::net::door::{Limits, Shares, Source};
 
-/// Wrong passwords of the last minute, by source and user. A full memory forgets first what it has most of: a source
-/// that tries many names makes nobody else's failures forgotten.
+/// Wrong passwords of the last minute, by source and user. When it is full, the source with most entries loses one: a
+/// source that tries many names does not push out the failures of others.
 #[derive(Debug)]
 pub(super) struct Failures {
     shares: Shares<Source>,
     counts: HashMap<Who, Count>,
-    /// Whose slots [`Self::shares`] has given.
+    /// The entry that holds each slot of [`Self::shares`], by the slot's number.
     numbers: HashMap<u64, Who>,
 }
 
-/// A source, and what stands for a user's name.
+/// A source, and a keyed hash of a user's name.
 pub(super) type Who = (Source, u64);
 
 #[derive(Debug)]
@@ -33,13 +33,13 @@ impl Failures {
         Self { shares, counts: HashMap::new(), numbers: HashMap::new() }
     }
 
-    /// Whether that one failed too often and is not listened to for now.
+    /// Whether this source and user failed too often, so that their next password is not checked yet.
     pub(super) fn bar(&self, who: &Who, now: Instant) -> bool {
         let recent = |count: &&Count| now.saturating_duration_since(count.since) < WINDOW;
         self.counts.get(who).filter(recent).is_some_and(|count| count.failed >= ALLOWED)
     }
 
-    /// That one failed once more.
+    /// Counts a failure.
     pub(super) fn add(&mut self, who: Who, now: Instant) {
         if let Some(count) = self.counts.get_mut(&who) {
             if now.saturating_duration_since(count.since) >= WINDOW {
@@ -57,7 +57,7 @@ impl Failures {
         }
     }
 
-    /// That one has proved who he is.
+    /// Forgets the failures after a right password.
     pub(super) fn forget(&mut self, who: &Who, now: Instant) {
         if let Some(count) = self.counts.remove(who) {
             self.numbers.remove(&count.number);
@@ -66,10 +66,10 @@ impl Failures {
     }
 }
 
-/// Failures that are counted for so many at once; about 300 bytes each.
+/// Entries (source and user) that are kept at most; about 300 bytes each.
 const MOST: usize = 4096;
 
-/// Wrong passwords in [`WINDOW`] before one has to wait for its end.
+/// Wrong passwords within [`WINDOW`] after which further ones are not checked until it ends.
 const ALLOWED: u32 = 10;
 
 const WINDOW: Duration = Duration::from_secs(60);

@@ -1,11 +1,11 @@
-//! Who was let in a moment ago, and is not checked again.
+//! Logins that succeeded within the last minute and need no second check.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Fingerprints of those who were let in, and since when, the oldest first.
+/// Fingerprints of logins that succeeded, each with its time, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     since: HashMap<u128, Instant>,
@@ -23,7 +23,7 @@ impl Recent {
                 break;
             }
             self.order.pop_front();
-            // Who was let in again since then stays.
+            // An entry that was renewed since then stays.
             if self.since.get(&oldest) == Some(&since) {
                 self.since.remove(&oldest);
             }
@@ -33,10 +33,10 @@ impl Recent {
     }
 }
 
-/// How long somebody let in need not be checked again: a loop of short connections then costs no bcrypt each.
+/// How long a login needs no second check, so that each of many short connections does not cost a bcrypt.
 pub(super) const LOGIN_TTL: Duration = Duration::from_secs(60);
 
-/// Logins remembered at most, about 100 bytes each. Only right ones are.
+/// Successful logins that are remembered at most, about 100 bytes each.
 const RECENT: usize = 16 * 1024;
 
 #[cfg(test)]

@@ -147,10 +147,9 @@ async fn the_gate_keeps_networks_and_rules() {
     assert!(open.admit(outside).is_ok() && open.permit(None, outside, &node, 22).is_ok());
     assert_eq!(open.identify(&HeaderMap::new(), outside).await.unwrap(), None);
     let gate = Gate {
-        zone: None,
         allow_from: Some(Networks::from_iter([network("10.0.0.0/8").unwrap()])),
-        logins: None,
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
+        ..Gate::default()
     };
     assert!(gate.admit(inside).is_ok());
     assert_eq!(gate.admit(outside).unwrap_err().status(), 403);

@@ -1,137 +1,110 @@
-//! The HTTP part of a CONNECT: from a bare socket to a bare socket, with the answer said on the way.
+//! The HTTP part of a CONNECT: takes a bare stream, reads the head, answers, and gives the bare stream back.
 
-use std::future::Future;
-use std::io;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::convert::Infallible;
+use std::future::{Future, Pending, pending, poll_fn};
+use std::sync::{Mutex, PoisonError};
+use std::task::Poll;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response};
-use http_body_util::Full;
+use http::{Request, Response, Version};
+use http_body_util::Empty;
 use hyper::body::Incoming;
-use hyper::ext::ReasonPhrase;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use socket2::SockRef;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::AsyncWriteExt;
 
 use crate::frontend::serve::Handshake;
+use crate::frontend::written;
+use crate::net::socket::Connection;
 
-/// Reads the head, asks `open` what to make of it, and says so: 200 if it gives something, else its answer.
+/// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
 ///
-/// A client that finishes its direction early is still served, as `nc` and its like do so; one that resets the
-/// connection makes `open` be dropped where it stands. Not cancel safe.
-pub(super) async fn handshake<S, F, O>(socket: TcpStream, open: F) -> Handshake<TcpStream, S>
+/// The answer is one write, which over TLS is one record: kube-apiserver treats a byte that it reads together with the
+/// 200 as an error. A client that finishes its direction early is still served, as `nc` and its like do so; `open` is
+/// dropped when the client goes away, as far as [`Connection::gone`] can tell. Not cancel safe.
+pub(super) async fn handshake<C, T, F, O>(socket: C, open: F) -> Handshake<C, T>
 where
+    C: Connection,
     F: FnOnce(Parts) -> O,
-    O: Future<Output = Result<S, Response<Full<Bytes>>>>,
+    O: Future<Output = Result<T, Response<Bytes>>>,
 {
-    let socket = Arc::new(socket);
-    let exchange = Exchange { open: Mutex::new(Some(open)), outcome: Mutex::new(None) };
-    let said = {
-        let answer = |request: Request<Incoming>| exchange.answer(request, &socket);
-        let io = TokioIo::new(Shared(Arc::clone(&socket)));
-        server().serve_connection(io, service_fn(answer)).without_shutdown().await.map(|p| p.read_buf)
+    let Asked { request, mut socket, early } = match read(socket).await {
+        Ok(asked) => asked,
+        Err((cause, socket)) => return Handshake::Failed { cause, socket: Some(socket) },
     };
-    let socket = Arc::into_inner(socket);
-    let outcome = exchange.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
-    match (said, outcome, socket) {
-        (Ok(early), Some(Some(session)), Some(socket)) => Handshake::Opened { session, socket, early },
-        (Ok(_), Some(None), Some(socket)) => Handshake::Denied(socket),
-        (Ok(_), _, socket) => Handshake::Failed { cause: "no_head", socket },
-        (Err(error), _, socket) => Handshake::Failed { cause: cause(&error), socket },
+    let version = request.version;
+    let opened = tokio::select! {
+        biased;
+        opened = open(request) => opened,
+        () = socket.gone() => return Handshake::Failed { cause: "reset_while_opening", socket: Some(socket) },
+    };
+    let answer = match &opened {
+        Ok(_) => established(version),
+        Err(denied) => written(version, denied),
+    };
+    if say(&mut socket, &answer).await.is_err() {
+        return Handshake::Failed { cause: "reset", socket: Some(socket) };
+    }
+    match opened {
+        Ok(session) => Handshake::Opened { session, socket, early },
+        Err(_) => Handshake::Denied(socket),
     }
 }
 
-struct Exchange<F, S> {
-    open: Mutex<Option<F>>,
-    /// None until answered; then what was opened, if anything.
-    outcome: Mutex<Option<Option<S>>>,
+/// A head that was read.
+struct Asked<C> {
+    request: Parts,
+    socket: C,
+    /// What came behind it.
+    early: Bytes,
 }
 
-impl<S, F, O> Exchange<F, S>
-where
-    F: FnOnce(Parts) -> O,
-    O: Future<Output = Result<S, Response<Full<Bytes>>>>,
-{
-    async fn answer(
-        &self,
-        request: Request<Incoming>,
-        socket: &TcpStream,
-    ) -> Result<Response<Full<Bytes>>, ClientGone> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or(ClientGone)?;
-        let (parts, _body) = request.into_parts();
-        let opened = tokio::select! {
-            biased;
-            opened = open(parts) => opened,
-            // hyper does not look at the socket while it waits for us, so the reset is watched for here.
-            _ = socket.ready(Interest::ERROR) => return Err(ClientGone),
-        };
-        let (outcome, answer) = match opened {
-            Ok(session) => (Some(session), established()),
-            Err(denied) => (None, denied),
-        };
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-        Ok(answer)
-    }
-}
-
-/// The client has gone away: there is nobody to answer.
-#[derive(Debug, thiserror::Error)]
-#[error("the client went away")]
-struct ClientGone;
-
-/// A socket that is lent to hyper while we keep an eye on it.
-struct Shared(Arc<TcpStream>);
-
-impl AsyncRead for Shared {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read(buf.initialize_unfilled()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(|n| buf.advance(n))),
-            }
+/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. hyper itself answers what
+/// is no head, with 400 or 431.
+async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
+    let taken = Mutex::new(None);
+    let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
+        *taken.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
+        pending()
+    };
+    let mut connection = server().serve_connection(TokioIo::new(socket), service_fn(take));
+    let (ended, request) = poll_fn(|cx| {
+        let polled = connection.poll_without_shutdown(cx);
+        let request = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (polled, request) {
+            (_, Some(request)) => Poll::Ready((Ok(()), Some(request))),
+            (Poll::Ready(ended), None) => Poll::Ready((ended, None)),
+            (Poll::Pending, None) => Poll::Pending,
         }
+    })
+    .await;
+    let parts = connection.into_parts();
+    let (socket, early) = (parts.io.into_inner(), parts.read_buf);
+    match (ended, request) {
+        (_, Some(request)) => Ok(Asked { request: request.into_parts().0, socket, early }),
+        (Ok(()), None) => Err(("no_head", socket)),
+        (Err(error), None) => Err((cause(&error), socket)),
     }
 }
 
-impl AsyncWrite for Shared {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.0.poll_write_ready(cx))?;
-            match self.0.try_write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                written => return Poll::Ready(written),
-            }
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(SockRef::from(&*self.0).shutdown(std::net::Shutdown::Write))
-    }
+/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its own.
+async fn say<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
+    socket.write_all(answer).await?;
+    socket.flush().await
 }
 
-/// Connections are not reused: every answer but the 200 says so itself, and the 200 is kept short.
+/// Connections are not reused.
 fn server() -> http1::Builder {
     let mut server = http1::Builder::new();
     server.max_buf_size(HEAD_BYTES).half_close(true).auto_date_header(false);
     server
 }
 
-/// The 200 as SuperEdge says it. hyper writes its head in one piece, and the session's bytes are read only later.
-fn established() -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::default());
-    answer.extensions_mut().insert(ReasonPhrase::from_static(b"Connection established"));
-    answer
+/// The 200 as SuperEdge writes it, and as short: some clients read no more than a line or two.
+fn established(version: Version) -> Bytes {
+    format!("{version:?} 200 Connection established\r\n\r\n").into()
 }
 
 fn cause(error: &hyper::Error) -> &'static str {
@@ -139,8 +112,6 @@ fn cause(error: &hyper::Error) -> &'static str {
         "long_head"
     } else if error.is_parse() {
         "bad_head"
-    } else if error.is_user() {
-        "reset_while_opening"
     } else {
         "reset"
     }

@@ -4,18 +4,19 @@ use super::*;
 use std::future::poll_fn;
 
 use http::HeaderMap;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::carry::tests::{linked, take};
 use crate::names::{NameError, NodeName, Target};
 use crate::net::ByteStream;
+use crate::net::door::Source;
 use crate::net::reload::Reload;
 use crate::policy::{Rule, Rules};
 use crate::protocol::{LinkSender, Offer, SessionTable};
 use crate::registry::Uplinks;
-use line::Line;
+use line::{Line, Lines};
 
 /// A pod's front end of lines, and what is asked of the one link behind it.
 struct Served {
@@ -26,12 +27,16 @@ struct Served {
 
 impl Served {
     fn new(gate: Gate) -> Self {
+        Self::with(Line, gate)
+    }
+
+    fn with<F: FrontEnd<UnixStream>>(front_end: F, gate: Gate) -> Self {
         let drain = Drain::new();
         let (table, link, offered) = linked(&drain);
         let context = context(gate, drain.clone(), table, Some(link));
         let at = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(at.path().join("socket")).unwrap();
-        let serving = serve(Line, listener, Networks::default(), context.clone());
+        let serving = serve(front_end, listener, Networks::default(), context.clone());
         drain.spawn(Span::none(), serving);
         Self { context, offered, at }
     }
@@ -119,32 +124,79 @@ async fn a_head_that_never_ends_is_given_up_after_ten_seconds() {
     assert_eq!(served.context.metrics.connections_refused.counted("slow_head"), 1);
 }
 
+#[tokio::test]
+async fn a_client_may_ask_again_and_again_over_one_connection() {
+    let mut served = Served::with(Lines, Gate::default());
+    let mut client = BufReader::new(served.client("").await);
+    for (line, said) in [("node1:22\n", "one\n"), ("10.0.0.1:22\n", "no: "), ("node1:23\n", "two\n")] {
+        client.write_all(line.as_bytes()).await.unwrap();
+        let mut far = None;
+        if !said.starts_with("no") {
+            let session = far.insert(served.offered.recv().await.unwrap().accept());
+            let mut bytes = Bytes::copy_from_slice(said.trim().as_bytes());
+            poll_fn(|cx| session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
+        }
+        let mut told = String::new();
+        client.read_line(&mut told).await.unwrap();
+        assert!(told.starts_with(said), "{told}");
+    }
+    client.shutdown().await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    let metrics = &served.context.metrics;
+    assert_eq!(metrics.sessions.ended("lines", "no_node"), 1);
+    for refused in ["no_head", "slow_head", "reset"] {
+        assert_eq!(metrics.connections_refused.counted(refused), 0, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
+    let drain = Drain::new();
+    let (table, link, mut offered) = linked(&drain);
+    let context = Arc::new(context(Gate::default(), drain, table, Some(link)));
+    let door = Door::new(Limits::slots(1));
+    let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
+    for keeps in [true, false] {
+        let slot = door.try_enter(&here).unwrap();
+        let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+        let open = async {
+            match keeps {
+                true => visit.judge(asks("node1:22"), new_trace()).await.unwrap().open().await,
+                false => visit.open(asks("node1:22"), new_trace()).await,
+            }
+        };
+        let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });
+        granted.unwrap();
+        assert_eq!(door.try_enter(&elsewhere).is_err(), keeps);
+    }
+}
+
 /// What becomes of a request, and its line in the access log.
 async fn check(
-    context: &FrontContext,
-    user: Option<&str>,
+    context: &Arc<FrontContext>,
+    proof: Proof,
     request: Result<OpenRequest, Denial>,
 ) -> (Result<(NodeName, Target), Denial>, Access) {
-    let slot = Door::new(Limits::slots(1)).try_enter(&crate::net::door::Source::of(STRANGER.ip())).unwrap();
+    let slot = Door::new(Limits::slots(1)).try_enter(&Source::of(STRANGER.ip())).unwrap();
     let mut visit = Visit::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
-    visit.user = user.map(str::to_owned);
+    visit.proof = proof;
     let mut access = Access::begin("line", "test".into());
     (visit.check(request, &mut access).await, access)
 }
 
 fn asks(target: &str) -> Result<OpenRequest, Denial> {
-    Ok(OpenRequest { target: target.parse()?, credentials: HeaderMap::new() })
+    Ok(OpenRequest { node: None, target: target.parse()?, credentials: HeaderMap::new() })
 }
 
-fn unlinked(gate: Gate) -> FrontContext {
+fn unlinked(gate: Gate) -> Arc<FrontContext> {
     let drain = Drain::new();
     let table = linked(&drain).0;
-    context(gate, drain, table, None)
+    Arc::new(context(gate, drain, table, None))
 }
 
 #[tokio::test]
 async fn the_node_is_the_targets_host() {
-    let (checked, access) = check(&unlinked(Gate::default()), None, asks("Node1.:22")).await;
+    let (checked, access) = check(&unlinked(Gate::default()), Proof::None, asks("Node1.:22")).await;
     let (node, target) = checked.unwrap();
     assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "node1:22"));
     assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
@@ -153,7 +205,7 @@ async fn the_node_is_the_targets_host() {
 #[tokio::test]
 async fn of_an_address_the_node_cannot_be_told() {
     for target in ["10.0.0.1:22", "[fd00::1]:22"] {
-        let (checked, _) = check(&unlinked(Gate::default()), None, asks(target)).await;
+        let (checked, _) = check(&unlinked(Gate::default()), Proof::None, asks(target)).await;
         assert_eq!(checked.unwrap_err().status(), 421, "{target}");
     }
 }
@@ -162,7 +214,7 @@ async fn of_an_address_the_node_cannot_be_told() {
 async fn one_who_may_not_come_in_learns_nothing_else() {
     let context = unlinked(Gate { allow_from: Some(Networks::default()), ..Gate::default() });
     for request in [Err(Denial::Method), Err(NameError::Session.into()), asks("node1:22")] {
-        assert_eq!(check(&context, None, request).await.0.unwrap_err().status(), 403);
+        assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 403);
     }
 }
 
@@ -171,7 +223,7 @@ async fn a_pod_that_stops_takes_nobody_in() {
     let context = unlinked(Gate::default());
     context.drain.begin();
     for request in [Err(Denial::Method), asks("node1:22")] {
-        assert_eq!(check(&context, None, request).await.0.unwrap_err().status(), 503);
+        assert_eq!(check(&context, Proof::None, request).await.0.unwrap_err().status(), 503);
     }
 }
 
@@ -180,15 +232,48 @@ async fn whom_the_connection_proves_is_asked_for_no_password_and_bound_by_the_ru
     let users =
         crate::frontend::Users::parse("ops:$2b$04$N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy");
     let gate = Gate {
-        logins: Some(crate::frontend::Logins::new(Reload::fixed(users.unwrap()))),
+        logins: Some(Arc::new(crate::frontend::Logins::new(Reload::fixed(users.unwrap())))),
         rules: Rules::from_iter([Rule { users: Some(vec!["ops".into()]), ..Rule::default() }]),
         ..Gate::default()
     };
     let context = unlinked(gate);
-    for (user, status) in [(None, Some(407)), (Some("dev"), Some(403)), (Some("ops"), None)] {
-        let (checked, access) = check(&context, user, asks("node1:22")).await;
-        assert_eq!(checked.err().map(|denial| denial.status().as_u16()), status, "{user:?}");
+    let certificate = |name: &str| Proof::Certificate(vec![name.to_owned()]);
+    for (proof, user, status) in [
+        (Proof::None, None, Some(407)),
+        (Proof::User("dev".into()), Some("dev"), Some(403)),
+        (Proof::User("ops".into()), Some("ops"), None),
+        (certificate("dev"), Some("dev"), Some(403)),
+        (certificate("ops"), Some("ops"), None),
+    ] {
+        let (checked, access) = check(&context, proof.clone(), asks("node1:22")).await;
+        assert_eq!(checked.err().map(|denial| denial.status().as_u16()), status, "{proof:?}");
         assert_eq!(access.user.as_deref(), user);
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
+    let names = Some(vec!["*.example.org".parse().unwrap(), "ops".parse().unwrap()]);
+    let context = unlinked(Gate { names, ..Gate::default() });
+    for (names, user) in
+        [(&["dev", "A.example.org", "ops"][..], Some("A.example.org")), (&["dev"], None), (&[], None)]
+    {
+        let proof = Proof::Certificate(names.iter().map(ToString::to_string).collect());
+        let (checked, access) = check(&context, proof, asks("node1:22")).await;
+        assert_eq!((checked.is_ok(), access.user.as_deref()), (user.is_some(), user), "{names:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_front_end_may_know_the_node_itself() {
+    let zone = crate::policy::Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
+    let context = unlinked(Gate { zone: Some(Arc::new(zone)), ..Gate::default() });
+    for node in ["node1", "node1.nodes.test"] {
+        let request = OpenRequest { node: node.parse().ok(), ..asks("127.0.0.1:6443").unwrap() };
+        let (checked, access) = check(&context, Proof::None, Ok(request)).await;
+        let (node, target) = checked.unwrap();
+        assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "127.0.0.1:6443"));
+        assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
     }
 }
 

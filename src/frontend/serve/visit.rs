@@ -1,6 +1,7 @@
-//! One client at a front end: what it asks for, judged and opened.
+//! One client at a front end: checks its request and opens the session.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode};
 use tokio::sync::oneshot;
@@ -13,17 +14,31 @@ use crate::frontend::auth::Gate;
 use crate::frontend::{ClientKey, Denial};
 use crate::names::{Host, NodeName, Target};
 use crate::net::door::Slot;
-use crate::protocol::{Category, Session};
+use crate::protocol::Category;
 use crate::route::Request;
 use crate::telemetry::Access;
 
-/// What a client asks for, as its front end has read it.
+/// A client's request, as its front end has read it.
 #[derive(Debug)]
 pub struct OpenRequest {
-    /// The node and its port.
+    /// The node, where the front end knows it; else the target's host tells.
+    pub node: Option<NodeName>,
+    /// What is to be dialled there.
     pub target: Target,
-    /// Where a password stands (`Proxy-Authorization`), if there is one.
+    /// The headers, of which `Proxy-Authorization` may hold a password.
     pub credentials: HeaderMap,
+}
+
+/// Who a client's connection proves it to be.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Proof {
+    /// Nobody: a password is asked for if the gate wants one.
+    #[default]
+    None,
+    /// A user of this machine.
+    User(String),
+    /// Whoever the certificate stands for that it has shown: its CN and DNS names. The gate may know some of them only.
+    Certificate(Vec<String>),
 }
 
 /// Why a client gets no session, and how much it may be told.
@@ -31,32 +46,48 @@ pub struct OpenRequest {
 pub struct Denied {
     /// Why.
     pub denial: Denial,
-    /// Whether it may hear addresses and times.
+    /// Whether the answer may show addresses and times.
     pub trusted: bool,
-    /// By what the log's line is found.
+    /// The trace, by which the operator finds the line in the log.
     pub trace: String,
 }
 
-/// One client, and what it holds of what all share until it has gone: a slot at the door, or that of the session it
-/// did not get.
+/// One client from its connection to its session. Until it has gone it holds a slot: the one of the door, or after a
+/// denied request the one among the sessions.
+///
+/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that serves
+/// many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`], and
+/// calls [`Self::waits`] after each answer: its clients keep their slots at the door.
 #[derive(Debug)]
 pub struct Visit<'a> {
-    context: &'a FrontContext,
+    context: &'a Arc<FrontContext>,
     front: &'static str,
     category: Category,
     from: SocketAddr,
-    /// Who its connection proves it to be (by a certificate, as a local user): set before [`Self::open`], if so. No
-    /// password is asked for then.
-    pub user: Option<String>,
-    /// Dropped once the head is there.
+    /// Who the connection itself proves the client to be. The front end sets it before it calls [`Self::open`] or
+    /// [`Self::judge`]; no password is asked for then.
+    pub proof: Proof,
+    /// Dropped once the head is read.
     asked: Option<oneshot::Sender<()>>,
     door: Option<Slot>,
     session: Option<Slot<ClientKey>>,
 }
 
+/// What a client asked for and may have. It owns what it needs, so that it can outlive the visit.
+#[derive(Debug)]
+#[must_use = "dropping it says in the access log that the client went away"]
+pub struct Permitted {
+    context: Arc<FrontContext>,
+    category: Category,
+    from: SocketAddr,
+    node: NodeName,
+    target: Target,
+    access: Access,
+}
+
 impl<'a> Visit<'a> {
     pub(super) fn new<S, F: FrontEnd<S>>(
-        context: &'a FrontContext,
+        context: &'a Arc<FrontContext>,
         from: SocketAddr,
         door: Slot,
         asked: oneshot::Sender<()>,
@@ -67,108 +98,183 @@ impl<'a> Visit<'a> {
             front,
             category,
             from,
-            user: None,
+            proof: Proof::None,
             asked: Some(asked),
             door: Some(door),
             session: None,
         }
     }
 
-    /// Opens what the client asks for, if it may have that; counts and logs it. What its front end found wrong with the
-    /// head is told to those only who may come in. Cancel safe: a dropped call leaves nothing behind.
+    /// What the front end serves with.
+    pub fn context(&self) -> &FrontContext {
+        self.context
+    }
+
+    /// Checks the request and opens the session; counts and logs it. An error in `request` is shown only to clients
+    /// whose address is allowed. Cancel safe: a dropped call leaves nothing behind.
     ///
     /// # Errors
     ///
-    /// Why not: to be told to the client.
+    /// The denial, which the front end sends to the client.
     pub async fn open(
         &mut self,
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<Granted, Denied> {
-        self.asked = None;
-        let mut access = Access::begin(self.front, self.from.to_string());
-        access.trace = trace;
-        Span::current().record("trace", access.trace.as_str());
-        let metrics = &self.context.metrics;
-        match self.try_open(request, &mut access).await {
-            Ok((session, slot)) => {
-                access.id = Some(session.id());
-                access.status = Some(StatusCode::OK.as_u16());
-                Span::current().record("session", field::display(session.id()));
-                Ok(Opened { session, access, alive: metrics.sessions.begin(self.front), slot })
-            }
-            Err(denial) => {
-                metrics.sessions.refused(self.front, denial.name());
-                access.status = Some(denial.status().as_u16());
-                let trusted = self.from.ip().is_loopback() || access.user.is_some();
-                let trace = access.trace.clone();
-                access.refuse(denial.name(), &denial.to_string(), self.from.ip(), &metrics.refusals);
-                Err(Denied { denial, trusted, trace })
-            }
-        }
+        let permitted = self.judge(request, trace).await?;
+        let (permitted, slot) = permitted.enter()?;
+        // Opening may take long; a client that has passed the checks must not keep others from the door meanwhile.
+        self.door = None;
+        permitted.open_in(slot).await.map_err(|(denied, slot)| {
+            self.session = Some(slot);
+            denied
+        })
     }
 
-    async fn try_open(
+    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client waits
+    /// for this end. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub async fn judge(
         &mut self,
         request: Result<OpenRequest, Denial>,
-        access: &mut Access,
-    ) -> Result<(Session, Slot<ClientKey>), Denial> {
+        trace: String,
+    ) -> Result<Permitted, Denied> {
+        self.asked = None;
         if let Some(slot) = &self.door {
             slot.busy();
         }
-        let (node, target) = self.check(request, access).await?;
-        let key = ClientKey::of(access.user.as_deref(), self.from.ip());
-        let slot = self.context.sessions.try_enter(&key)?;
-        // Opening may take long, and whoever may open a session does not keep others from the door.
-        self.door = None;
-        let client = match &access.user {
-            Some(user) => format!("{user}@{}", self.from),
-            None => self.from.to_string(),
-        };
-        let begun = Instant::now();
-        let request = Request { node, target, category: self.category, client };
-        let opened = self.context.route.open(request).await;
-        self.context.metrics.opening.observe(begun.elapsed());
-        match opened {
-            Ok(session) => Ok((session, slot)),
-            Err(error) => {
-                self.session = Some(slot);
-                Err(error.into())
+        let mut access = Access::begin(self.front, self.from.to_string());
+        access.trace = trace;
+        Span::current().record("trace", access.trace.as_str());
+        let (category, from) = (self.category, self.from);
+        match self.check(request, &mut access).await {
+            Ok((node, target)) => {
+                Ok(Permitted { context: Arc::clone(self.context), category, from, node, target, access })
             }
+            Err(denial) => Err(Denied::new(denial, access, self.context, from)),
         }
     }
 
-    /// All checks that need no far end, in the order in which they tell a stranger least.
+    /// The client was answered: from now on it is the one who is silent.
+    pub fn waits(&self) {
+        if let Some(slot) = &self.door {
+            slot.waits();
+        }
+    }
+
+    /// All checks that need no far end, in the order that shows a stranger least.
     pub(super) async fn check(
         &self,
         request: Result<OpenRequest, Denial>,
         access: &mut Access,
     ) -> Result<(NodeName, Target), Denial> {
         let (gate, from) = (self.context.gate.load_full(), self.from.ip());
-        // Asked again: who came in when that was still allowed is judged by what the config says now.
+        // Checked again, as the config may have changed since the connection was accepted.
         gate.admit(from)?;
         if self.context.drain.is_draining() {
             return Err(Denial::Busy("this pod is stopping"));
         }
-        let OpenRequest { target, credentials } = request?;
+        let OpenRequest { node, target, credentials } = request?;
         access.target = Some(target.clone());
-        access.user = match &self.user {
-            Some(user) => Some(user.clone()),
-            None => gate.identify(&credentials, from).await?,
+        access.user = match &self.proof {
+            Proof::User(user) => Some(user.clone()),
+            Proof::Certificate(names) => Some(gate.recognise(names)?),
+            Proof::None => gate.identify(&credentials, from).await?,
         };
-        let (node, target) = gate.node(target)?;
+        let (node, target) = gate.locate(node, target)?;
         access.node = Some(node.clone());
         gate.permit(access.user.as_deref(), from, &node, target.port)?;
         Ok((node, target))
     }
 }
 
+impl Permitted {
+    /// The node, by its own name.
+    pub fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// What is to be dialled there.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Takes the request's line of the access log, for who needs no new session to serve it.
+    pub fn into_access(self) -> Access {
+        self.access
+    }
+
+    /// Opens it; counts and logs that. Cancel safe: a dropped call leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be had: to be told to the client.
+    pub async fn open(self) -> Result<Granted, Denied> {
+        let (permitted, slot) = self.enter()?;
+        permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)
+    }
+
+    /// Takes a slot among the sessions.
+    fn enter(self) -> Result<(Self, Slot<ClientKey>), Denied> {
+        let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
+        match self.context.sessions.try_enter(&key) {
+            Ok(slot) => Ok((self, slot)),
+            Err(full) => Err(Denied::new(full.into(), self.access, &self.context, self.from)),
+        }
+    }
+
+    /// Opens it in that slot, which comes back with a denial.
+    async fn open_in(self, slot: Slot<ClientKey>) -> Result<Granted, (Denied, Slot<ClientKey>)> {
+        let Self { context, category, from, node, target, mut access } = self;
+        let client = match &access.user {
+            Some(user) => format!("{user}@{from}"),
+            None => from.to_string(),
+        };
+        let begun = Instant::now();
+        let opened = context.route.open(Request { node, target, category, client }).await;
+        context.metrics.opening.observe(begun.elapsed());
+        match opened {
+            Ok(session) => {
+                access.id = Some(session.id());
+                access.status = Some(StatusCode::OK.as_u16());
+                Span::current().record("session", field::display(session.id()));
+                let alive = context.metrics.sessions.begin(access.front);
+                Ok(Opened { session, access, alive, slot })
+            }
+            Err(error) => Err((Denied::new(error.into(), access, &context, from), slot)),
+        }
+    }
+}
+
+impl Denied {
+    /// Counts and logs it.
+    fn new(denial: Denial, mut access: Access, context: &FrontContext, from: SocketAddr) -> Self {
+        let metrics = &context.metrics;
+        metrics.sessions.refused(access.front, denial.name());
+        access.status = Some(denial.status().as_u16());
+        let trusted = from.ip().is_loopback() || access.user.is_some();
+        let trace = access.trace.clone();
+        access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
+        Self { denial, trusted, trace }
+    }
+}
+
 impl Gate {
-    /// The node that a target's host names, and the target as that node knows it.
-    fn node(&self, target: Target) -> Result<(NodeName, Target), Denial> {
+    /// At which node the target is, and the target as that node knows it: the one place where that is told.
+    fn locate(&self, node: Option<NodeName>, target: Target) -> Result<(NodeName, Target), Denial> {
+        let own_name = |named: NodeName| match &self.zone {
+            Some(zone) => zone.node(named),
+            None => named,
+        };
+        if let Some(node) = node {
+            return Ok((own_name(node), target));
+        }
         let Host::Name(name) = &target.host else { return Err(Denial::NoNode(target)) };
         let named: NodeName = name.parse()?;
-        let node = self.zone.as_ref().map_or_else(|| named.clone(), |zone| zone.node(named.clone()));
+        let node = own_name(named.clone());
         // Whichever name the client used, the edge knows its own.
         let host = if node == named { target.host.clone() } else { node.as_str().parse()? };
         Ok((node, Target { host, port: target.port }))

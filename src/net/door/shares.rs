@@ -1,4 +1,4 @@
-//! Who gets a slot, and who gives it up.
+//! Decides which source gets a slot, and which holder loses one.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What a door has to give.
+/// The limits of a door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Slots that may be held at once.
@@ -16,7 +16,7 @@ pub struct Limits {
     /// Entrants that may wait for a slot; beyond that, the source with most of them loses the one that waited longest.
     pub waiting: usize,
     /// How long an entrant may be silent before another one of a source that holds as much may have its slot.
-    /// None: whoever holds a slot keeps it.
+    /// `None`: a holder keeps its slot.
     pub patience: Option<Duration>,
 }
 
@@ -26,44 +26,44 @@ pub enum Full {
     /// This source holds [`Limits::for_one`] slots.
     #[error("one client has all it may have")]
     ForOne,
-    /// Nobody has to give way, and no more may wait.
+    /// No holder has to give way, and no more may wait.
     #[error("all slots are taken")]
     ForAll,
 }
 
-/// Slots and who holds them, as a pure data structure: each call costs a few steps in ordered sets, whatever their
-/// size, and holds memory for those only who hold a slot or wait.
+/// Slots and their holders, as a pure data structure: each call costs a few steps in ordered sets, whatever their
+/// size. Only entrants that hold a slot or wait take memory.
 #[derive(Debug)]
 pub struct Shares<K> {
     limits: Limits,
     next: u64,
-    /// Counts slots given.
+    /// Counts the slots that were granted.
     turn: u64,
     entrants: HashMap<u64, (K, State)>,
     own: HashMap<K, SourceShare>,
-    /// Sources that hold something, with how much.
+    /// Sources by the number of slots that they hold.
     by_held: BTreeSet<(usize, K)>,
-    /// Sources of which somebody waits: how much they hold, when they last got a slot, and who.
+    /// Sources with waiting entrants, by the slots that they hold, then by when they last got one.
     by_need: BTreeSet<(usize, u64, K)>,
-    /// Sources of which somebody waits, with how many do.
+    /// Sources with waiting entrants, by their number.
     by_waiting: BTreeSet<(usize, K)>,
     held: usize,
     waiting: usize,
 }
 
-/// What a call to [`Shares`] did to entrants, by their numbers.
+/// What a call to [`Shares`] changed, as numbers of entrants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Has a slot now.
+    /// This entrant has a slot now.
     pub granted: Option<u64>,
-    /// Holds its slot no longer, or waits no longer, and is forgotten.
+    /// This entrant has lost its slot, or its turn to wait, and is forgotten.
     pub lost: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Waits,
-    /// Holds a slot. Ordered as slots are given up: who is silent first, then by time.
+    /// It holds a slot. The order is that in which slots are lost: the silent ones first, then by time.
     Holds {
         busy: bool,
         since: Instant,
@@ -79,14 +79,14 @@ struct SourceShare {
 }
 
 impl Limits {
-    /// Slots that nobody waits for: a newcomer takes that of a silent one, or goes.
+    /// Slots without a queue: a newcomer takes the slot of a silent holder, or is refused.
     pub fn slots(slots: usize) -> Self {
         Self { slots, for_one: usize::MAX, waiting: 0, patience: Some(Duration::ZERO) }
     }
 }
 
 impl<K: Clone + Ord + Hash> Shares<K> {
-    /// Nobody holds anything.
+    /// No entrants.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -102,11 +102,11 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         }
     }
 
-    /// A newcomer, as a number. It waits unless it was granted a slot, or was itself lost.
+    /// Adds an entrant and returns its number. It waits unless the effects grant it a slot, or name it as lost.
     ///
     /// # Errors
     ///
-    /// If its source may have no more.
+    /// Its source may have no more.
     pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), Full> {
         let Limits { slots, for_one, .. } = self.limits;
         if for_one < slots
@@ -126,7 +126,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         Ok((id, effects))
     }
 
-    /// An entrant has spoken and it is our turn (`busy`), or we wait for it from now on. False if it holds no slot.
+    /// Marks an entrant as active (`busy`) or as silent from now on. False if it holds no slot.
     pub fn heard(&mut self, id: u64, busy: bool, now: Instant) -> bool {
         let Some((who, state @ State::Holds { .. })) = self.entrants.get_mut(&id) else { return false };
         let State::Holds { busy: was, since } = *state else { return false };
@@ -138,13 +138,13 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         true
     }
 
-    /// An entrant goes, whether it held a slot or waited. Nothing happens if it was lost before.
+    /// Removes an entrant, whether it held a slot or waited. Does nothing if it was lost before.
     pub fn leave(&mut self, id: u64, now: Instant) -> Effects {
         self.forget(id);
         self.settle(now)
     }
 
-    /// Gives a slot to one who waits, if one can be had by now. To be called again while somebody waits.
+    /// Grants a slot to a waiting entrant, if one is free or can be taken by now. Call it again while any wait.
     pub fn settle(&mut self, now: Instant) -> Effects {
         let Some((_, _, neediest)) = self.by_need.first().cloned() else { return Effects::default() };
         let mut effects = Effects::default();
@@ -169,13 +169,13 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         effects
     }
 
-    /// Nobody holds a slot or waits.
+    /// Whether there are no entrants.
     pub fn is_empty(&self) -> bool {
         self.entrants.is_empty()
     }
 
-    /// Who gives its slot to `newcomer`: one of the source that holds most, at once if that keeps more than the newcomer
-    /// has then, and otherwise if it has been silent for long enough.
+    /// The holder that loses its slot to `newcomer`: one of the source with most slots. It loses it at once if its
+    /// source keeps more than the newcomer has then, otherwise only after a long enough silence.
     fn gives_way(&self, newcomer: &K, now: Instant) -> Option<u64> {
         let patience = self.limits.patience?;
         let (most, rich) = self.by_held.last()?;
@@ -204,7 +204,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         }
     }
 
-    /// Changes what a source has, and its position in every order. A source that has nothing is forgotten.
+    /// Changes the counts of a source, and its position in every order. A source without entrants is forgotten.
     fn change(&mut self, who: &K, change: impl FnOnce(&mut SourceShare) -> bool) {
         let turn = self.turn;
         let own = self

@@ -1,4 +1,4 @@
-//! Who is reached without the proxy, from `NO_PROXY`.
+//! The targets that are reached without the proxy, from `NO_PROXY`.
 
 use std::net::IpAddr;
 
@@ -16,9 +16,9 @@ enum Rule {
     Net(IpNet),
     Ip(IpAddr, Option<u16>),
     Name {
-        /// With a dot in front: what the names below end in.
+        /// The name with a dot in front, in which the names below it end.
         suffix: String,
-        /// Whether the name itself is meant too, not only the names below it.
+        /// Whether the rule includes the name itself, not only the names below it.
         itself: bool,
         port: Option<u16>,
     },

@@ -1,6 +1,8 @@
-//! Closing a stream without destroying what its peer has not read, or not got, yet.
+//! Closes a stream without destroying bytes that its peer has not read, or not received, yet.
 
 use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
@@ -9,11 +11,11 @@ use crate::net::ByteStream;
 use crate::net::socket::{Connection, Socket};
 use crate::net::unacknowledged::unacknowledged;
 
-/// Closes a stream without destroying what its peer has not read yet. To be called before dropping a socket.
+/// Closes a stream without destroying bytes that its peer has not read yet. Call it before dropping a socket.
 ///
 /// Finishes the sending direction, then reads and throws away until the peer finishes too: closing a socket while
 /// bytes from the peer are unread makes the kernel send RST, and that discards what the peer has not read. Gives up
-/// after [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in all, or [`LINGER_MAX_BYTES`] bytes. Errors are of no interest any more.
+/// after [`LINGER_SILENCE`] without a byte, [`LINGER_TIMEOUT`] in all, or [`LINGER_MAX_BYTES`] bytes. Ignores errors.
 pub async fn linger<D: ByteStream>(stream: &mut D) {
     let _ = timeout(LINGER_TIMEOUT, async {
         if poll_fn(|cx| stream.poll_finish(cx)).await.is_err() {
@@ -30,38 +32,55 @@ pub async fn linger<D: ByteStream>(stream: &mut D) {
     .await;
 }
 
-/// Waits until the peer's kernel has all that was written to a socket, which may then be broken off: the kernel discards
-/// what waits to be sent, while what has arrived is still read behind it, as on a direct connection.
+/// Waits until the peer's kernel has all that was written to a socket, which may then be reset. A reset discards what
+/// still waits to be sent here, in the kernel or in TLS, but not what has arrived there.
 ///
-/// What comes meanwhile is thrown away, so that a peer that first writes and then reads does not get stuck. Gives up once
-/// the peer has broken off itself, or after [`DELIVERY`]; where the system does not tell, after [`LINGER_SILENCE`]. What is
-/// not TCP arrives as it is written.
+/// Discards what comes meanwhile, so that a peer that first writes and then reads does not get stuck. Gives up when the
+/// peer resets the connection, or after [`DELIVERY`]; where the system does not report acknowledgements, after
+/// [`LINGER_SILENCE`]. Without TCP under it, what was written arrives by itself.
 pub async fn deliver<C: Connection>(socket: &mut Socket<C>) {
     let begun = Instant::now();
-    let (mut pause, mut ended) = (FIRST_LOOK, false);
+    let (mut pause, mut leaving) = (FIRST_LOOK, Leaving { socket, flushed: false, ended: false });
     loop {
-        let Some(tcp) = socket.io().tcp() else { return };
-        let patience = match unacknowledged(tcp) {
-            Ok(0) => return,
-            Ok(_) => DELIVERY,
-            Err(_) => LINGER_SILENCE,
+        let patience = match leaving.socket.io().tcp().map(unacknowledged) {
+            _ if !leaving.flushed => DELIVERY,
+            None | Some(Ok(0)) => return,
+            Some(Ok(_)) => DELIVERY,
+            Some(Err(_)) => LINGER_SILENCE,
         };
-        if begun.elapsed() >= patience {
+        let left = patience.saturating_sub(begun.elapsed());
+        if left.is_zero() {
             return;
         }
-        let broken = async {
-            while !ended {
-                match poll_fn(|cx| socket.poll_read_chunk(cx)).await {
-                    Ok(bytes) => ended = bytes.is_empty(),
-                    Err(_) => return,
-                }
-            }
-            std::future::pending().await
-        };
-        if timeout(pause, broken).await.is_ok() {
-            return;
+        let look = if leaving.flushed { pause.min(left) } else { left };
+        match timeout(look, poll_fn(|cx| leaving.poll(cx))).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => return,
+            Err(_) => pause = (pause * 2).min(SELDOM_LOOK),
         }
-        pause = (pause * 2).min(SELDOM_LOOK);
+    }
+}
+
+/// A socket that nothing more is written to.
+struct Leaving<'a, C> {
+    socket: &'a mut Socket<C>,
+    /// The kernel has everything.
+    flushed: bool,
+    /// The peer has finished its direction.
+    ended: bool,
+}
+
+impl<C: Connection> Leaving<'_, C> {
+    /// Flushes it, and throws away what comes. Completes once it is flushed, and fails once its peer is gone.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.flushed && self.socket.poll_flush(cx)?.is_ready() {
+            self.flushed = true;
+            return Poll::Ready(Ok(()));
+        }
+        while !self.ended {
+            self.ended = ready!(self.socket.poll_read_chunk(cx))?.is_empty();
+        }
+        Poll::Pending
     }
 }
 

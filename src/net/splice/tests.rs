@@ -1,6 +1,6 @@
 use super::*;
 use crate::net::pool::Pool;
-use crate::net::socket::Socket;
+use crate::net::socket::{Connection, Socket};
 use bytes::Buf;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -312,4 +312,35 @@ proptest! {
         prop_assert!(got_up == sent_up && got_down == sent_down);
         prop_assert_eq!((outcome.to_b, outcome.to_a), (up as u64, down as u64));
     }
+}
+
+/// The kernel takes nothing more, so that what TLS has taken waits in its own buffer when the session breaks.
+#[tokio::test]
+async fn what_tls_holds_back_is_delivered_before_the_socket_is_broken_off() {
+    let (near, far) = tcp().await;
+    socket2::SockRef::from(&near).set_send_buffer_size(4096).unwrap();
+    let (mut client, server) = crate::net::tls::tests::over(far, near).await;
+    let mut socket = Socket::new(server, Pool::new());
+    socket.io().breaks_off(true);
+    let mut sent = 0;
+    poll_fn(|cx| {
+        // As much as it takes while nobody reads.
+        loop {
+            let mut bytes = Bytes::from(vec![7; 16 << 10]);
+            let whole = bytes.len();
+            match socket.poll_write_chunk(cx, &mut bytes) {
+                Poll::Ready(written) => written.unwrap(),
+                Poll::Pending => return Poll::Ready(()),
+            }
+            sent += whole - bytes.len();
+        }
+    })
+    .await;
+    let closes = async {
+        deliver(&mut socket).await;
+        drop(socket);
+    };
+    let mut got = Vec::new();
+    let (_, read) = tokio::join!(closes, client.read_to_end(&mut got));
+    assert_eq!((got.len(), read.is_err()), (sent, true), "all of it, and no good end");
 }

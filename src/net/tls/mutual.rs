@@ -1,4 +1,4 @@
-//! A pod's TLS towards other pods: it shows what it shows to edges, and wants to see the same.
+//! A pod's TLS towards other pods: both show the certificate that they show to edges.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ pub struct Mutual {
     pub identity: Identity,
     /// The file of CAs that issue pods' certificates.
     pub ca: PathBuf,
-    /// The name that all of them carry; none: the first DNS name of our own.
+    /// The DNS name that all of them carry; `None`: the first one of this pod's certificate.
     pub name: Option<ServerName<'static>>,
 }
 
-/// What to dial another pod with.
+/// TLS for dialling another pod.
 #[derive(Debug)]
 pub struct Dialer {
-    /// Shows our certificate, believes our CA.
+    /// Shows this pod's certificate, and trusts the CAs.
     pub config: Arc<ClientConfig>,
-    /// The name that the other's certificate has to carry.
+    /// The name that the other pod's certificate must carry.
     pub name: ServerName<'static>,
 }
 

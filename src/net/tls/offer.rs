@@ -1,4 +1,4 @@
-//! Which TLS versions and cipher suites a server offers, from the names Go uses for them.
+//! The TLS versions and cipher suites that a server offers, from Go's names.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl Default for TlsParams {
     }
 }
 
-/// The suites of a list that exist here, and the names of the others.
+/// The suites of a list that are supported, and the names of the others.
 fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherSuite>, Vec<&'a str>) {
     let (mut known, mut unknown) = (Vec::new(), Vec::new());
     for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {

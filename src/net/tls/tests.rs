@@ -3,8 +3,8 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use std::io;
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
-use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, duplex};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
 use crate::drain::Drain;
 use crate::net::pool::Pool;
@@ -12,13 +12,13 @@ use crate::net::socket::{Buffered, Socket};
 use crate::net::splice::splice;
 
 /// A CA, and files issued by it, in a directory of its own.
-struct Authority {
+pub(crate) struct Authority {
     dir: TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, name);
@@ -28,12 +28,12 @@ impl Authority {
         Self { dir, issuer: Issuer::new(params, key) }
     }
 
-    fn ca(&self) -> PathBuf {
+    pub(crate) fn ca(&self) -> PathBuf {
         self.dir.path().join("ca.crt")
     }
 
     /// Writes certificate and key for `name`, over those that were there.
-    fn issue(&self, file: &str, name: &str) -> Identity {
+    pub(crate) fn issue(&self, file: &str, name: &str) -> Identity {
         let key = KeyPair::generate().unwrap();
         let cert = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
         let at = |end: &str| self.dir.path().join(format!("{file}.{end}"));
@@ -41,6 +41,20 @@ impl Authority {
         std::fs::write(at("key"), key.serialize_pem()).unwrap();
         Identity { cert: at("crt"), key: at("key") }
     }
+}
+
+/// TLS over two ends of a stream: the client's, and the server's.
+pub(crate) async fn over<N, F>(near: N, far: F) -> (client::TlsStream<N>, server::TlsStream<F>)
+where
+    N: AsyncRead + AsyncWrite + Unpin,
+    F: AsyncRead + AsyncWrite + Unpin,
+{
+    let ca = Authority::new("ca");
+    let (serves, dials) =
+        (server(ca.issue("s", "a.b"), Clients::Anonymous), client(Trust::Ca(ca.ca()), None));
+    let (connect, accept) = (TlsConnector::from(dials.load()), TlsAcceptor::from(serves.load()));
+    let (near, far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));
+    (near.unwrap(), far.unwrap())
 }
 
 fn server(identity: Identity, clients: Clients) -> Reload<ServerConfig> {

@@ -1,4 +1,4 @@
-//! Whom to believe in ways of our own: another pod of our cloud, and anyone.
+//! Two certificate verifiers of our own: for another pod of the same cloud, and one that trusts any server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use tokio_rustls::rustls::{
 
 use super::{leaf, text};
 
-/// Believes a client that shows what the cloud itself shows to edges: a *server's* certificate for the cloud's name,
-/// from the cloud's CA. Whoever can be the cloud towards edges is a pod, so the certificates that people have will do.
-/// A client that shows none is let through, and is no pod.
+/// Trusts a client that shows a *server's* certificate for the cloud's name, from the cloud's CA: a process that can
+/// pose as the cloud to edges is a pod, so no further certificates are needed. A client without a certificate passes,
+/// and is not a pod.
 #[derive(Debug)]
 pub(super) struct Siblings {
     servers: Arc<WebPkiServerVerifier>,
@@ -24,11 +24,11 @@ pub(super) struct Siblings {
 }
 
 impl Siblings {
-    /// Certificates from `roots` for `name`, or else for the first DNS name of our own chain.
+    /// Trusts certificates from `roots` for `name`, or without it for the first DNS name of this pod's chain.
     ///
     /// # Errors
     ///
-    /// Our own certificate would not pass, so that no sibling's would: why, and the remedy.
+    /// This pod's own certificate would not pass, so no sibling's would: the reason and the remedy.
     pub(super) fn new(
         roots: RootCertStore,
         name: Option<&ServerName<'static>>,
@@ -43,7 +43,7 @@ impl Siblings {
         let servers = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
             .build()
             .map_err(text)?;
-        // The dates were looked at with the certificate, and time cures them: here everything else counts.
+        // The dates were checked when the certificate was read, and only bring warnings.
         let valid = leaf::validity(leaf)?;
         let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
         let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
@@ -100,7 +100,7 @@ impl ClientCertVerifier for Siblings {
     }
 }
 
-/// Believes every certificate, but still checks that the server owns it.
+/// Trusts every certificate, but still checks that the server has its key.
 #[derive(Debug)]
 pub(super) struct Anyone(pub(super) Arc<CryptoProvider>);
 

@@ -25,18 +25,20 @@ pub(crate) struct SessionState {
     phase: Phase,
     epoch: u64,
     path: Option<LinkId>,
-    /// Opener: the process that holds the acceptor.
+    /// Opener: the process that holds the acceptor; while it asks, the one that is believed to be asked.
     instance: Option<Instance>,
+    /// Opener: an Open was sent whose answer cannot come any more, so there may be an acceptor.
+    astray: bool,
     /// What must be sent before anything else.
     answer: Option<Answer>,
-    /// Why it ended, if it did not end by itself.
+    /// Why it ended, if it did not end in good order.
     ended: Option<Refusal>,
     departed: Option<Departed>,
     parked_since: Option<Instant>,
     resumed: u32,
-    /// Our direction.
+    /// The direction from this end.
     pub send: SendHalf,
-    /// The peer's direction.
+    /// The direction to this end.
     pub recv: RecvHalf,
 }
 
@@ -77,6 +79,7 @@ impl SessionState {
             epoch,
             path,
             instance: None,
+            astray: false,
             answer: None,
             ended: None,
             departed: None,
@@ -87,7 +90,7 @@ impl SessionState {
         }
     }
 
-    /// Where it stands.
+    /// Its phase.
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
@@ -102,12 +105,12 @@ impl SessionState {
         self.path
     }
 
-    /// Why it ended, if it did not end by itself.
+    /// Why it ended, if it did not end in good order.
     pub(crate) fn ended(&self) -> Option<&Refusal> {
         self.ended.as_ref()
     }
 
-    /// Since when it has no path, and nobody but the peer can give it one.
+    /// Since when it has waited for a path that only its peer can bring.
     pub(crate) fn parked_since(&self) -> Option<Instant> {
         self.parked_since
     }
@@ -122,14 +125,21 @@ impl SessionState {
         self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
     }
 
-    /// How often it went on on another path.
+    /// How often it was resumed on another path.
     pub(crate) fn resumed(&self) -> u32 {
         self.resumed
     }
 
     /// Opener: the process that holds the acceptor, once it is known.
     pub(crate) fn instance(&self) -> Option<Instance> {
-        self.instance
+        self.instance.filter(|_| self.phase != Phase::Asking)
+    }
+
+    /// Opener: the process that the next Open is believed to reach.
+    pub(crate) fn asks_of(&mut self, process: Option<Instance>) {
+        if self.phase == Phase::Asking {
+            self.instance = process.or(self.instance);
+        }
     }
 
     /// Whether this end asked for the session.
@@ -137,13 +147,14 @@ impl SessionState {
         matches!(self.role, Role::Opener { .. })
     }
 
-    /// Opener: asks, or asks on, over `link`: Open before the session was open, Resume after. Any other end stays as it is.
+    /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
     pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
         let answer = match self.phase {
             Phase::Asking => Answer::Open,
             Phase::Parked | Phase::Resuming if self.is_opener() => Answer::Resume,
             _ => return Effects::default(),
         };
+        self.note_astray();
         self.phase = if answer == Answer::Open { Phase::Asking } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
@@ -152,7 +163,7 @@ impl SessionState {
         Effects { state: true, ..Effects::default() }
     }
 
-    /// Acceptor: the target answered.
+    /// Acceptor: accepts, because the target answered.
     pub(crate) fn accept(&mut self, now: Instant) -> Effects {
         if self.phase == Phase::Dialling {
             if self.path.is_some() {
@@ -166,7 +177,7 @@ impl SessionState {
         Effects::default()
     }
 
-    /// The path is gone, and with it the session if the link's peer cannot resume.
+    /// Handles the loss of the path. The session ends with it if the link's peer cannot resume.
     pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
         if self.path != Some(link) {
             return Effects::default();

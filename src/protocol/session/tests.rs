@@ -41,23 +41,23 @@ fn key(id: SessionId) -> SessionKey {
 
 fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
     let again = session.lock().state.needs_path();
-    session.ask(link, again);
+    session.ask(link, None, again);
 }
 
 #[tokio::test]
 async fn whoever_opens_a_session_takes_it_up_on_no_other_link_once_it_was_open() {
     let (table, links) = (table(), [link(1), link(2)]);
     let session = opener(&table);
-    session.ask(&links[0], false);
+    session.ask(&links[0], None, false);
     let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: Some(Instance::from_bits(2)) };
     let now = tokio::time::Instant::now();
     assert!(
         session.on_frame(&links[0], opened, now)
             && session.on_frame(&links[0], SessionFrame::Lost { epoch: 1 }, now)
     );
-    session.ask(&links[1], false);
+    session.ask(&links[1], None, false);
     assert!(session.lock().state.path().is_none());
-    session.ask(&links[1], true);
+    session.ask(&links[1], None, true);
     assert_eq!(session.lock().state.path(), Some(links[1].id));
 }
 
@@ -124,7 +124,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
     let session = opener(&table);
     let mut limits = Vec::new();
     for link in [&plain, &link] {
-        session.ask(link, false);
+        session.ask(link, None, false);
         let (frame, _) = session.clone().next_control(link.id, tokio::time::Instant::now());
         let Some(SessionFrame::Open { limit, .. }) = frame else { panic!("{frame:?}") };
         limits.push(limit);

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::names::SessionId;
 use crate::protocol::lock;
-use crate::protocol::session::SessionCore;
+use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::table::SessionTable;
 
 impl SessionTable {
@@ -24,8 +24,25 @@ impl SessionTable {
         }
     }
 
+    /// Waits for an opening that was given up while it had no path, and whose acceptor is still to be told. For one task,
+    /// which has a path sought for each. Cancel safe.
+    pub async fn given_up(&self) -> Parked {
+        loop {
+            let came = self.came.notified();
+            if let Some(parked) = lock(&self.unsought).pop_front() {
+                return parked;
+            }
+            came.await;
+        }
+    }
+
     /// A session's owner has left, and it is still to be delivered.
     pub(super) fn add_departed(&self, id: SessionId) {
+        // What has lost its path while it was open has a seeker already.
+        if let Some(parked) = self.session(id).and_then(|session| session.parked()) {
+            lock(&self.unsought).push_back(parked);
+            self.came.notify_one();
+        }
         let many = {
             let mut departed = lock(&self.departed);
             departed.push_back(id);
@@ -105,7 +122,7 @@ mod tests {
     async fn broken(table: &Arc<SessionTable>, link: &Arc<LinkSender>, bytes: usize) -> SessionId {
         let node = "node1".parse().unwrap();
         let opening = table.open(node, "node1:22".parse().unwrap(), Category::Ssh, "c".into()).unwrap();
-        opening.ask(link);
+        opening.ask(link, None);
         let (id, opened) = (opening.id(), SessionFrame::Opened { limit: 0, epoch: 1, instance: None });
         let key = SessionKey { id, category: Category::Ssh, node: "node1".parse().unwrap() };
         table.on_frame(link, key, opened, Instant::now());

@@ -74,8 +74,9 @@ impl SessionTable {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.asked(attempt, frame)
             }
-            SessionFrame::Resume { epoch, instance: Some(instance), opener, .. }
-                if elsewhere && *instance != self.instance =>
+            // Only an edge that gives up an opening does not know the process.
+            SessionFrame::Resume { epoch, instance, opener, .. }
+                if elsewhere && *instance != Some(self.instance) =>
             {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
                 self.asked(attempt, frame)
@@ -123,7 +124,7 @@ impl SessionTable {
         None
     }
 
-    /// Whoever wants to resume a session that another has opened gets the same answer as for a session that does not exist.
+    /// A peer that tries to resume another opener's session gets the same answer as for a session that does not exist.
     fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("not_the_opener");
         from.reply(session, refused(frame, Refusal::new(Code::Unknown, UNKNOWN)));

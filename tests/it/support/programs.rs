@@ -109,7 +109,7 @@ impl TestPod {
     }
 
     pub(crate) fn from(pod: Pod) -> Self {
-        let connect = pod.ssh.unwrap();
+        let connect = pod.bound.connect().unwrap();
         Self { pod, connect }
     }
 
@@ -160,7 +160,7 @@ pub(crate) async fn edge(place: &TestDir, pod: &TestPod, node: &str) -> Edge {
 
 /// As [`edge`], with more config, see [`TestDir::edge`].
 pub(crate) async fn edge_with(place: &TestDir, pod: &TestPod, node: &str, more: &str) -> Edge {
-    let edge = start_edge(&place.edge(node, pod.pod.grpc, more));
+    let edge = start_edge(&place.edge(node, pod.pod.bound.grpc, more));
     pod.has(node).await;
     edge
 }

@@ -1,12 +1,16 @@
 use super::*;
-use std::future::pending;
+use std::io;
+use std::pin::Pin;
+use std::task::Context;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, DuplexStream, ReadBuf, duplex};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
 use crate::frontend::Denial;
+use crate::net::tls::tests::over;
 
 async fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -120,43 +124,130 @@ async fn a_connection_without_a_head_is_no_error_to_anybody() {
     assert!(matches!(done, Handshake::Failed { cause: "no_head", .. }), "{done:?}");
 }
 
-#[tokio::test]
-async fn a_client_that_has_finished_its_direction_is_still_served() {
-    let (mut client, server) = pair().await;
-    client.write_all(b"CONNECT node1:22 HTTP/1.0\r\n\r\n").await.unwrap();
+/// A client ends its direction behind its head, long before the session is open.
+async fn is_served<N, C>(mut client: N, served: C)
+where
+    N: AsyncRead + AsyncWrite + Unpin,
+    C: Connection,
+{
+    let (go, wait) = oneshot::channel();
+    client.write_all(b"CONNECT node1:22 HTTP/1.0\r\n\r\nearly").await.unwrap();
     client.shutdown().await.unwrap();
-    let (finish, wait) = oneshot::channel();
     let open = async |_: Parts| {
-        // hyper has seen the end of the client's direction by now if it looks for it at all.
+        // Its end has been seen by now by whoever looks for it.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        finish.send(()).unwrap();
+        go.send(()).unwrap();
         Ok(1)
     };
-    let done = handshake(server, open).await;
+    let done = handshake(served, open).await;
     wait.await.unwrap();
-    assert!(matches!(done, Handshake::Opened { session: 1, .. }), "{done:?}");
+    let Handshake::Opened { session: 1, mut socket, mut early } = done else { panic!("not opened") };
+    let mut space = [0; 9];
+    while let n @ 1.. = socket.read(&mut space).await.unwrap() {
+        early = [&early, &space[..n]].concat().into();
+    }
+    assert_eq!(early, "early");
+    socket.write_all(b"SSH-2.0").await.unwrap();
+    socket.shutdown().await.unwrap();
+    drop(socket);
+    let mut told = String::new();
+    client.read_to_string(&mut told).await.unwrap();
+    assert_eq!(told, "HTTP/1.0 200 Connection established\r\n\r\nSSH-2.0");
 }
 
 #[tokio::test]
-async fn a_reset_while_opening_cancels_it() {
-    let (mut client, server) = pair().await;
+async fn a_client_that_has_finished_its_direction_is_still_served() {
+    let (client, server) = pair().await;
+    is_served(client, server).await;
+    let (client, server) = UnixStream::pair().unwrap();
+    is_served(client, server).await;
+    let (client, server) = pair().await;
+    let (client, server) = over(client, server).await;
+    is_served(client, server).await;
+}
+
+/// The opening is dropped once the client has gone away.
+async fn is_dropped<N, C>(mut client: N, served: C, leave: impl FnOnce(N))
+where
+    N: AsyncWrite + Unpin,
+    C: Connection,
+{
     client.write_all(b"CONNECT node1:22 HTTP/1.1\r\n\r\n").await.unwrap();
     let (asked, is_asked) = oneshot::channel();
     let open = async |_: Parts| {
         asked.send(()).unwrap();
         pending::<Result<(), _>>().await
     };
-    let reset = async {
+    let leaves = async {
         is_asked.await.unwrap();
-        SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
-        drop(client);
+        leave(client);
         pending::<()>().await;
     };
     let done = tokio::select! {
-        done = handshake(server, open) => done,
-        () = reset => unreachable!(),
+        done = handshake(served, open) => done,
+        () = leaves => unreachable!(),
     };
-    assert!(matches!(done, Handshake::Failed { cause: "reset_while_opening", .. }), "{done:?}");
+    assert!(matches!(done, Handshake::Failed { cause: "reset_while_opening", .. }));
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_while_opening_cancels_it() {
+    let reset = |client: TcpStream| SockRef::from(&client).set_linger(Some(Duration::ZERO)).unwrap();
+    let (client, server) = pair().await;
+    is_dropped(client, server, reset).await;
+    let (client, server) = pair().await;
+    let (client, server) = over(client, server).await;
+    is_dropped(client, server, |client| reset(client.into_inner().0)).await;
+    let (client, server) = UnixStream::pair().unwrap();
+    is_dropped(client, server, drop).await;
+}
+
+/// Remembers each write, and how much had been written at each flush.
+#[derive(Debug)]
+struct Recorded(DuplexStream, Vec<Vec<u8>>, Vec<usize>);
+
+impl Connection for Recorded {
+    fn tcp(&self) -> Option<&TcpStream> {
+        None
+    }
+}
+
+impl AsyncRead for Recorded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, out)
+    }
+}
+
+impl AsyncWrite for Recorded {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.1.push(bytes.to_vec());
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let written = self.1.len();
+        self.2.push(written);
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test]
+async fn the_200_leaves_alone_and_at_once() {
+    let (mut client, server) = duplex(1000);
+    let recorded = Recorded(server, Vec::new(), Vec::new());
+    client.write_all(b"CONNECT node-a:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await.unwrap();
+    let done = handshake(recorded, async |_| Ok(())).await;
+    let Handshake::Opened { socket: Recorded(_, written, flushed), .. } = done else { panic!("{done:?}") };
+    assert_eq!(written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
+    assert_eq!(flushed.last(), Some(&1), "flushed once it was written");
 }

@@ -1,7 +1,7 @@
 //! A whole front end: a line `node:port` over a unix socket, answered by `ok` or by why not.
 use super::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
 
 pub(super) struct Line;
 
@@ -26,9 +26,10 @@ impl FrontEnd<UnixStream> for Line {
                 Err(_) => return Handshake::Failed { cause: "no_head", socket: Some(socket) },
             }
         }
-        visit.user = socket.peer_cred().ok().map(|user| format!("uid {}", user.uid()));
-        let request = line.trim().parse().map(|target| OpenRequest { target, credentials: HeaderMap::new() });
-        let (answer, session) = match visit.open(request.map_err(Denial::from), new_trace()).await {
+        if let Ok(user) = socket.peer_cred() {
+            visit.proof = Proof::User(format!("uid {}", user.uid()));
+        }
+        let (answer, session) = match visit.open(asks(line.trim()), new_trace()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
@@ -40,9 +41,39 @@ impl FrontEnd<UnixStream> for Line {
     }
 }
 
-impl Connection for UnixStream {
-    fn tcp(&self) -> Option<&TcpStream> {
-        None
+/// Any number of lines over one connection: each is opened, and answered with what its session says first.
+pub(super) struct Lines;
+
+impl FrontEnd<UnixStream> for Lines {
+    const NAME: &'static str = "lines";
+    const CATEGORY: Category = Category::Ssh;
+    type Connection = UnixStream;
+
+    fn span(&self, _from: SocketAddr) -> Span {
+        Span::none()
+    }
+
+    fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
+        Bytes::new()
+    }
+
+    async fn handshake(&self, socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+        let mut lines = BufReader::new(socket);
+        let mut line = String::new();
+        while lines.read_line(&mut line).await.unwrap() > 0 {
+            let opened = match visit.judge(asks(line.trim()), new_trace()).await {
+                Ok(permitted) => permitted.open().await,
+                Err(denied) => Err(denied),
+            };
+            let answer = match opened {
+                Ok(mut granted) => take(&mut granted.session).await.unwrap(),
+                Err(denied) => format!("no: {}", denied.denial).into(),
+            };
+            lines.get_mut().write_all(&[&answer, &b"\n"[..]].concat()).await.unwrap();
+            visit.waits();
+            line.clear();
+        }
+        Handshake::Served(Some(lines.into_inner()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What each frame does to an end, and to an end whose halves have moved.
+//! Handles each frame, and the end of a session once both halves are done.
 
 use tokio::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl SessionState {
-    /// One frame from `from`.
+    /// Handles one frame that came over the link `from`.
     pub(crate) fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
@@ -22,7 +22,9 @@ impl SessionState {
             SessionFrame::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
             SessionFrame::Lost { .. } => DROPPED,
             SessionFrame::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
-            SessionFrame::Broken { total, refusal } if matches!(self.phase, Phase::Open | Phase::Said) => {
+            SessionFrame::Broken { total, refusal }
+                if matches!(self.phase, Phase::Open | Phase::Delivered) =>
+            {
                 self.broken(total, refusal)
             }
             SessionFrame::Broken { .. } => DROPPED,
@@ -51,7 +53,7 @@ impl SessionState {
     }
 
     fn opened(&mut self, limit: u64, epoch: u64, instance: Option<Instance>) -> Effects {
-        if self.phase != Phase::Asking || epoch != self.epoch {
+        if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
         self.phase = Phase::Open;
@@ -63,14 +65,19 @@ impl SessionState {
     }
 
     fn refused(&mut self, epoch: u64, refusal: Refusal) -> Effects {
-        if self.phase != Phase::Asking || epoch != self.epoch {
+        if !self.asks_to_open() || epoch != self.epoch {
             return DROPPED;
         }
-        if refusal.code == Code::NotHere {
+        if self.phase == Phase::Asking && refusal.code == Code::NotHere {
             self.path = None;
             return Effects { state: true, ..Effects::default() };
         }
         self.gone(refusal)
+    }
+
+    /// Whether it waits for the answer to an Open. One that was given up asks for it by a Resume.
+    fn asks_to_open(&self) -> bool {
+        self.phase == Phase::Asking || self.phase == Phase::Resuming && self.departed.is_some()
     }
 
     fn put_back(&mut self, received: u64, limit: u64, epoch: u64) -> Effects {
@@ -89,7 +96,7 @@ impl SessionState {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
-            // Sent by a pod between, not by the acceptor: the next path may lead to the acceptor.
+            // A pod on the path sent it, not the acceptor: the next path may lead to the acceptor.
             Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }
@@ -101,15 +108,20 @@ impl SessionState {
             return DROPPED;
         }
         if self.phase == Phase::Leaving {
-            // The last frame goes to where the opener is now: the link it waits on may be dead without anybody knowing.
+            // The last frame goes to where the opener is now: the link that it ran on may be dead unnoticed.
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
+        }
+        if self.phase == Phase::Dialling && received.is_some() {
+            // Nobody resumes what was not open, but to take it back.
+            (self.epoch, self.path) = (epoch, Some(from));
+            return self.taken_back();
         }
         let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
             (Phase::Open | Phase::Parked, None) if fresh => Some(Answer::Opened),
-            (Phase::Open | Phase::Parked | Phase::Said, Some(_)) => Some(Answer::Resumed),
+            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(Answer::Resumed),
             _ => return DROPPED,
         };
         self.epoch = epoch;
@@ -118,7 +130,7 @@ impl SessionState {
         if let Err(bad) = self.say_again(received.unwrap_or(0), limit) {
             return self.violated(bad);
         }
-        if answer.is_some() && self.phase != Phase::Said {
+        if answer.is_some() && self.phase != Phase::Delivered {
             self.phase = Phase::Open;
         }
         self.resumed += u32::from(answer == Some(Answer::Resumed));
@@ -127,6 +139,7 @@ impl SessionState {
     }
 
     pub(crate) fn lose_path(&mut self, now: Instant) -> Effects {
+        self.note_astray();
         self.path = None;
         self.parked_since = Some(now);
         match self.phase {
@@ -152,7 +165,7 @@ impl SessionState {
             self.phase = Phase::Leaving;
             self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
-            self.phase = Phase::Said;
+            self.phase = Phase::Delivered;
         }
         effects
     }

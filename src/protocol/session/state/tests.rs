@@ -68,7 +68,7 @@ fn acceptor(phase: Phase) -> SessionState {
     if phase == Phase::Parked {
         let _ = end.on_frame(A, SessionFrame::Lost { epoch: 1 }, now());
     }
-    if phase == Phase::Said {
+    if phase == Phase::Delivered {
         end.send.finish();
         assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
         let _ = end.on_frame(A, SessionFrame::Finish { total: 1 }, now());
@@ -254,13 +254,11 @@ async fn acceptor_dialling() {
     for frame in [data(1), credit(), finish(), open(1), resume(1)] {
         dropped(acceptor(Phase::Dialling), A, frame);
     }
-    for frame in [open(2), resume(2)] {
-        let mut end = acceptor(Phase::Dialling);
-        let _ = end.on_frame(B, frame, now());
-        assert_eq!((end.path(), end.next_frame(B, 99).0), (Some(B), None), "silent while it still dials");
-        let _ = end.accept(now());
-        assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
-    }
+    let mut end = acceptor(Phase::Dialling);
+    let _ = end.on_frame(B, open(2), now());
+    assert_eq!((end.path(), end.next_frame(B, 99).0), (Some(B), None), "silent while it still dials");
+    let _ = end.accept(now());
+    assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Opened { epoch: 2, .. })));
     let mut end = acceptor(Phase::Dialling);
     let _ = end.link_ended(A, None, now());
     assert_eq!((end.phase(), end.path()), (Phase::Dialling, None));
@@ -358,23 +356,23 @@ async fn acceptor_parked() {
 #[tokio::test]
 async fn acceptor_that_has_said_and_heard_all() {
     for frame in [data(1), credit(), finish(), open(2), resume(1)] {
-        dropped(acceptor(Phase::Said), A, frame);
+        dropped(acceptor(Phase::Delivered), A, frame);
     }
-    let mut end = acceptor(Phase::Said);
+    let mut end = acceptor(Phase::Delivered);
     let _ = end.on_frame(
         B,
         SessionFrame::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None },
         now(),
     );
     assert!(matches!(end.next_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
-    assert_eq!(end.phase(), Phase::Said);
-    let mut end = acceptor(Phase::Said);
+    assert_eq!(end.phase(), Phase::Delivered);
+    let mut end = acceptor(Phase::Delivered);
     let _ = end.link_ended(A, None, now());
-    assert!(end.phase() == Phase::Said && end.parked_since().is_some());
-    let mut end = acceptor(Phase::Said);
+    assert!(end.phase() == Phase::Delivered && end.parked_since().is_some());
+    let mut end = acceptor(Phase::Delivered);
     assert!(end.on_frame(A, reset(1, Code::Over), now()).forget);
     assert!(end.ended().is_none());
-    assert_eq!(acceptor(Phase::Said).abandon(refusal(Code::GivenUp), now()), Effects::default());
+    assert_eq!(acceptor(Phase::Delivered).abandon(refusal(Code::GivenUp), now()), Effects::default());
 }
 
 #[tokio::test]
@@ -561,7 +559,7 @@ async fn whoever_hears_that_its_peer_broke_off_reads_what_came_before_and_says_t
             matches!(end.next_frame(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Effects { forget: true, .. }) if refusal == over())
         );
     }
-    let mut end = acceptor(Phase::Said);
+    let mut end = acceptor(Phase::Delivered);
     let _ = end.on_frame(A, broken(1), now());
     assert!(
         matches!(end.next_frame(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == over())
@@ -586,4 +584,80 @@ async fn what_waits_to_be_delivered_gives_way() {
     let mut end = acceptor(Phase::Parked);
     let _ = end.break_off(refusal(Code::GivenUp), now());
     assert!(end.give_way().1.forget);
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_next_one() {
+    let mut end = opener(Phase::Asking);
+    end.asks_of(instance());
+    let _ = end.link_ended(A, None, now());
+    assert!(!end.abandon(refusal(Code::GivenUp), now()).forget);
+    assert!(end.needs_path() && end.departed_since().is_some() && end.instance() == instance());
+    let _ = end.ask(B);
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{words:?}");
+    // An acceptor that is open says so, by whichever word, and hears that it is given up.
+    for answer in [
+        SessionFrame::Resumed { received: 0, limit: 500, epoch: 2 },
+        SessionFrame::Opened { limit: 500, epoch: 2, instance: instance() },
+    ] {
+        let mut end = given_up();
+        let _ = end.on_frame(B, answer, now());
+        assert_eq!(said(&mut end, B), [broken(0)]);
+        assert!(end.on_frame(B, reset(2, Code::Over), now()).forget);
+    }
+    // One that is not there, or was not open, has nothing more to hear.
+    for answer in [
+        reset(2, Code::Unknown),
+        reset(2, Code::GivenUp),
+        SessionFrame::Refused { epoch: 2, refusal: refusal(Code::TargetRefused) },
+    ] {
+        assert!(given_up().on_frame(B, answer, now()).forget);
+    }
+    let mut end = given_up();
+    assert!(end.on_frame(B, reset(2, Code::NotHere), now()).state && end.needs_path(), "it looks on");
+}
+
+/// An opening that was given up when it had no path, and has sent a Resume on B with epoch 2.
+fn given_up() -> SessionState {
+    let mut end = opener(Phase::Asking);
+    let _ = end.link_ended(A, None, now());
+    let _ = end.abandon(refusal(Code::GivenUp), now());
+    let _ = end.ask(B);
+    assert_eq!(said(&mut end, B).len(), 1);
+    end
+}
+
+#[tokio::test]
+async fn an_opening_that_can_have_reached_nobody_is_forgotten_at_once() {
+    let mut unsent = opener(Phase::Asking);
+    let _ = unsent.on_frame(A, SessionFrame::Refused { epoch: 1, refusal: refusal(Code::NotHere) }, now());
+    assert!(unsent.abandon(refusal(Code::GivenUp), now()).forget, "it is not there");
+    let (send, recv) = halves();
+    let mut unsent = SessionState::opener("node1:22".parse().unwrap(), "me".into(), send, recv);
+    let _ = unsent.ask(A);
+    let _ = unsent.link_ended(A, None, now());
+    assert!(unsent.abandon(refusal(Code::GivenUp), now()).forget, "its Open was never sent");
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_before_its_next_open_is_sent_opens_nothing() {
+    let mut end = opener(Phase::Asking);
+    let _ = end.ask(B);
+    assert!(!end.abandon(refusal(Code::GivenUp), now()).forget);
+    let words = said(&mut end, B);
+    assert!(matches!(words[..], [SessionFrame::Resume { epoch: 2, .. }]), "{words:?}");
+}
+
+#[tokio::test]
+async fn an_acceptor_that_is_resumed_while_it_dials_stops_and_says_so_once() {
+    let mut end = acceptor(Phase::Dialling);
+    let _ = end.link_ended(A, None, now());
+    assert!(!end.on_frame(B, resume(2), now()).dropped);
+    assert_eq!(
+        said(&mut end, B)[..],
+        [SessionFrame::Reset { epoch: 2, refusal: end.ended().unwrap().clone() }]
+    );
+    assert_eq!((end.phase(), end.ended().unwrap().code), (Phase::Gone, Code::GivenUp));
+    assert_eq!(end.accept(now()), Effects::default());
 }

@@ -1,0 +1,83 @@
+//! Who may come in at the ports for clients: from what the settings say to the gates that front ends stand behind.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tracing::info_span;
+
+use super::core::Core;
+use crate::config::cloud::{Access, Auth};
+use crate::drain::Drain;
+use crate::frontend::{Gate, Logins, Users};
+use crate::net::reload::Reload;
+use crate::policy::Networks;
+use crate::startup::{Kind, Startup};
+
+/// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
+/// together.
+#[derive(Debug, Default)]
+pub(super) struct Gates {
+    files: BTreeMap<PathBuf, Option<UserFile>>,
+}
+
+/// Who may come in at one port, with all that is needed to tell.
+#[derive(Debug, Clone)]
+pub(super) struct Guard {
+    access: Access,
+    logins: Option<Arc<Logins>>,
+}
+
+#[derive(Debug)]
+struct UserFile {
+    users: Reload<Users>,
+    logins: Arc<Logins>,
+}
+
+impl Gates {
+    /// Reads what a port needs; `None`: a file will not do, which is noted.
+    pub(super) fn prepare(&mut self, access: &Access, startup: &mut Startup) -> Option<Guard> {
+        let logins = match &access.auth {
+            Auth::None => None,
+            Auth::Basic { users, key } => {
+                let read = || UserFile::read(users, key, startup);
+                let file = self.files.entry(users.clone()).or_insert_with(read);
+                Some(file.as_ref()?.logins.clone())
+            }
+        };
+        Some(Guard { access: access.clone(), logins })
+    }
+
+    /// Follows the files.
+    pub(super) fn watch(self, drain: &Drain) {
+        for file in self.files.into_values().flatten() {
+            drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
+        }
+    }
+}
+
+impl Guard {
+    /// Networks of balancers before the port.
+    pub(super) fn proxies(&self) -> Networks {
+        self.access.proxy_protocol.clone()
+    }
+
+    /// The gate of a front end.
+    pub(super) fn gate(self, core: &Core) -> Gate {
+        let Self { access, logins } = self;
+        let Access { allow_from, rules, names, .. } = access;
+        Gate { allow_from, logins, names, rules, zone: Some(core.zone.clone()) }
+    }
+}
+
+impl UserFile {
+    fn read(path: &Path, key: &str, startup: &mut Startup) -> Option<Self> {
+        let shown = path.display().to_string();
+        let parse = move |text: &[u8]| {
+            Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
+        };
+        let users = startup.keep(Kind::Config, &[key], Reload::file(path, parse))?;
+        let logins = Arc::new(Logins::new(users.clone()));
+        Some(Self { users, logins })
+    }
+}

@@ -1,0 +1,192 @@
+//! Whose an address is: from what a client names (a node, its address, a pod's, a Service) to a node and the target as
+//! that node's edge knows it.
+//!
+//! A fixed table of networks counts first, then what Kubernetes says. Whether the node has an edge is no question here: a
+//! [`Location`] says what is dialled where it has none.
+
+mod facts;
+#[cfg(feature = "kubernetes")]
+mod objects;
+mod table;
+#[cfg(feature = "kubernetes")]
+mod watch;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnet::IpNet;
+
+use crate::names::{Host, NodeName, Target};
+use crate::policy::plain;
+
+use facts::Backing;
+pub use facts::{Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
+pub use table::{Claims, FactTable};
+#[cfg(feature = "kubernetes")]
+pub use watch::AddressWatch;
+
+/// Which networks are behind which node, and what Kubernetes says of nodes, pods and Services.
+///
+/// One lock holds the facts; it is taken for one look or one change, and no other one under it.
+#[derive(Debug, Default)]
+pub struct AddressBook {
+    /// The longest prefix first.
+    fixed: Vec<(IpNet, NodeName)>,
+    facts: Mutex<Facts>,
+}
+
+/// Where a target is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// At a node, if an edge runs there.
+    Node {
+        /// The node.
+        node: NodeName,
+        /// The target as its edge knows it.
+        target: Target,
+        /// What is dialled where it has no edge, by whoever may; `None`: it is an edge's for certain.
+        direct: Option<Target>,
+    },
+    /// At no node that is known.
+    Nobody(Target),
+}
+
+/// Why a target is nowhere, although it is known what is meant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotLocated {
+    /// Two sites use the same private network. Cure: ask for the node by its name.
+    #[error("{ip} is an address at both {one} and {other}, and perhaps at more nodes")]
+    Ambiguous {
+        /// The address.
+        ip: IpAddr,
+        /// One of the nodes.
+        one: NodeName,
+        /// Another one.
+        other: NodeName,
+    },
+    /// A name of a Service's form, and there is none. Usual cause: a slip of the pen.
+    #[error("there is no Service {0}")]
+    NoService(String),
+    /// The Service has other ports.
+    #[error("Service {service} has no TCP port {port}")]
+    NoPort {
+        /// As `namespace/name`.
+        service: String,
+        /// The port that was asked for.
+        port: u16,
+    },
+    /// Usual cause: its pods are not ready, or its selector matches none.
+    #[error("Service {0} has no ready endpoint{at_edges}", at_edges = if *.1 { " at an edge" } else { "" })]
+    NoEndpoint(
+        /// As `namespace/name`.
+        String,
+        /// Those at no node do not count, as `user_services` says.
+        bool,
+    ),
+}
+
+impl AddressBook {
+    /// What is in one of these networks is behind that node, whatever Kubernetes says; of several networks that hold an
+    /// address the narrowest counts.
+    pub fn new(mut fixed: Vec<(IpNet, NodeName)>) -> Self {
+        fixed.sort_by_key(|(net, _)| std::cmp::Reverse(net.prefix_len()));
+        Self { fixed, facts: Mutex::default() }
+    }
+
+    /// Where a target is. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
+    ///
+    /// A name that is no Service's is taken for a node's, known or not.
+    ///
+    /// # Errors
+    ///
+    /// It is known what is meant, and that it is nowhere, or in two places.
+    pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, NotLocated> {
+        let (facts, port) = (self.facts(), target.port);
+        let target = match &target.host {
+            Host::Ip(ip) => Target { host: Host::Ip(plain(*ip)), port },
+            Host::Name(_) => target.clone(),
+        };
+        if let Some(location) = self.fixed(&target) {
+            return Ok(location);
+        }
+        match facts.backing(&target, chance, |ip| self.fixed_node(ip).is_some())? {
+            None => {}
+            Some(Backing::Outside(target)) => return Ok(Location::Nobody(target)),
+            Some(Backing::Endpoint { at, node: Some(node) }) => return Ok(Location::known(node, at.into())),
+            Some(Backing::Endpoint { at, node: None }) => {
+                let target = Target::from(at);
+                return self.fixed(&target).map_or_else(|| at_address(&facts, at.ip(), target), Ok);
+            }
+        }
+        match &target.host {
+            Host::Ip(ip) => at_address(&facts, *ip, target.clone()),
+            Host::Name(name) => Ok(at_name(&facts, name, &target)),
+        }
+    }
+
+    /// The node of a pod, also of one that has finished, whose logs its kubelet may still have.
+    pub fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
+        self.facts().node_of_pod(namespace, name)
+    }
+
+    /// The network of a node's pods that holds this address; the address alone if Kubernetes names none.
+    pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
+        let ip = plain(ip);
+        self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
+    }
+
+    /// Takes in what has changed.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
+        change(&mut self.facts())
+    }
+
+    fn fixed(&self, target: &Target) -> Option<Location> {
+        let Host::Ip(ip) = target.host else { return None };
+        let node = self.fixed_node(ip)?.clone();
+        Some(Location::Node { node, target: target.clone(), direct: None })
+    }
+
+    fn fixed_node(&self, ip: IpAddr) -> Option<&NodeName> {
+        self.fixed.iter().find(|(net, _)| net.contains(&ip)).map(|(_, node)| node)
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Location {
+    /// At a node that Kubernetes names, where the target is dialled as it stands.
+    fn known(node: NodeName, target: Target) -> Self {
+        Self::Node { node, target: target.clone(), direct: Some(target) }
+    }
+}
+
+fn at_address(facts: &Facts, ip: IpAddr, target: Target) -> Result<Location, NotLocated> {
+    Ok(facts.node_at(ip)?.map_or(Location::Nobody(target.clone()), |node| Location::known(node, target)))
+}
+
+/// A node's own target has the node's name, so that its edge dials the machine itself, loopback first.
+fn at_name(facts: &Facts, name: &str, target: &Target) -> Location {
+    let direct = facts.address_of(name).map(|ip| Target { host: Host::Ip(ip), port: target.port });
+    match name.parse() {
+        Ok(node) => {
+            let direct = Some(direct.unwrap_or_else(|| target.clone()));
+            Location::Node { node, target: target.clone(), direct }
+        }
+        Err(_) => Location::Nobody(target.clone()),
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node { node, target, .. } => write!(f, "{target} at {node}"),
+            Self::Nobody(target) => write!(f, "{target}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

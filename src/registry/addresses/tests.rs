@@ -1,0 +1,385 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::str::FromStr as _;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn ips(texts: &[&str]) -> Box<[IpAddr]> {
+    texts.iter().map(|text| ip(text)).collect()
+}
+
+fn node(name: &str) -> NodeName {
+    name.parse().unwrap()
+}
+
+fn machine(ips: Box<[IpAddr]>) -> NodeFacts {
+    NodeFacts { ips, pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
+}
+
+fn port(name: &str, number: u16) -> ServicePort {
+    ServicePort { name: name.into(), number }
+}
+
+fn pod(at: &str, addresses: &[&str]) -> PodFacts {
+    PodFacts { node: node(at), ips: ips(addresses) }
+}
+
+fn service(addresses: &[&str], ports: &[ServicePort]) -> ServiceFacts {
+    ServiceFacts { ips: ips(addresses), ports: ports.into(), external: None }
+}
+
+fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -> SliceFacts {
+    let endpoint = |(at, on): &(&str, Option<&str>)| ReadyEndpoint { ip: ip(at), node: on.map(node) };
+    SliceFacts { service: service.into(), ports: ports.into(), ready: ready.iter().map(endpoint).collect() }
+}
+
+/// A cluster with an edge and its camera, a pod there, one of the node's own network, and one that has finished.
+fn book() -> AddressBook {
+    let nets = [("10.0.7.0/24", "edge1"), ("10.0.7.9/32", "edge2")];
+    let book = AddressBook::new(nets.map(|(net, at)| (net.parse().unwrap(), node(at))).into());
+    book.change(|facts| {
+        facts.nodes.put("edge1", machine(ips(&["192.168.1.5", "fd00::5"])));
+        facts.nodes.put("master", machine(ips(&["172.16.0.1"])));
+        facts.nodes.put("bare", machine(ips(&[])));
+        facts.pods.put("shop/web", pod("edge1", &["10.244.1.7", "fd01::7"]));
+        facts.pods.put("kube-system/proxy", pod("edge1", &[]));
+        facts.pods.put("shop/job", pod("edge2", &[]));
+    });
+    book
+}
+
+/// What `text` leads to: `target at node, else what is dialled directly`, or an error.
+fn locate(book: &AddressBook, text: &str, chance: f64) -> String {
+    match book.locate(&text.parse().unwrap(), chance) {
+        Ok(Location::Node { node, target, direct: Some(direct) }) if direct == target => {
+            format!("{target} at {node}, else so")
+        }
+        Ok(Location::Node { node, target, direct: Some(direct) }) => {
+            format!("{target} at {node}, else {direct}")
+        }
+        Ok(Location::Node { node, target, direct: None }) => format!("{target} at {node}"),
+        Ok(Location::Nobody(target)) => format!("{target} directly"),
+        Err(why) => why.to_string(),
+    }
+}
+
+fn expect(book: &AddressBook, expected: &[(&str, &str)]) {
+    for (asked, found) in expected {
+        assert_eq!(locate(book, asked, 0.0), *found, "{asked}");
+    }
+}
+
+#[test]
+fn a_node_is_found_by_its_name_and_its_addresses_and_so_is_a_pod() {
+    expect(
+        &book(),
+        &[
+            ("edge1:22", "edge1:22 at edge1, else 192.168.1.5:22"),
+            ("bare:22", "bare:22 at bare, else so"),
+            ("stranger:22", "stranger:22 at stranger, else so"),
+            ("192.168.1.5:10250", "192.168.1.5:10250 at edge1, else so"),
+            ("[fd00::5]:22", "[fd00::5]:22 at edge1, else so"),
+            ("[::ffff:192.168.1.5]:22", "192.168.1.5:22 at edge1, else so"),
+            ("10.244.1.7:80", "10.244.1.7:80 at edge1, else so"),
+            ("[fd01::7]:80", "[fd01::7]:80 at edge1, else so"),
+            ("10.244.1.8:80", "10.244.1.8:80 directly"),
+        ],
+    );
+}
+
+#[test]
+fn a_fixed_network_counts_before_kubernetes_and_the_narrowest_of_several() {
+    let book = book();
+    book.change(|facts| facts.pods.put("shop/other", pod("edge3", &["10.0.7.1"])));
+    expect(
+        &book,
+        &[
+            ("10.0.7.1:80", "10.0.7.1:80 at edge1"),
+            ("10.0.7.9:80", "10.0.7.9:80 at edge2"),
+            ("[::ffff:10.0.7.9]:80", "10.0.7.9:80 at edge2"),
+            ("10.0.8.1:80", "10.0.8.1:80 directly"),
+        ],
+    );
+}
+
+#[test]
+fn the_node_of_a_pod_is_known_by_its_name_whatever_its_addresses() {
+    let book = book();
+    let of = |namespace, name| book.node_of_pod(namespace, name).map(|node| node.to_string());
+    assert_eq!(of("shop", "web").as_deref(), Some("edge1"));
+    assert_eq!(of("kube-system", "proxy").as_deref(), Some("edge1"), "it has its node's addresses");
+    assert_eq!(of("shop", "job").as_deref(), Some("edge2"), "its logs are still to be had");
+    assert_eq!(of("default", "web"), None);
+}
+
+#[test]
+fn the_network_of_an_address_is_that_of_its_nodes_pods() {
+    let of = |at: &str| book().pod_network(&node("Edge1"), ip(at)).to_string();
+    assert_eq!((of("10.244.1.7"), of("::ffff:10.244.1.7")), ("10.244.1.0/24".into(), "10.244.1.0/24".into()));
+    assert_eq!((of("10.0.0.1"), of("fd01::7")), ("10.0.0.1/32".into(), "fd01::7/128".into()));
+}
+
+#[test]
+fn an_address_at_two_nodes_is_told_to_be_so() {
+    let book = book();
+    book.change(|facts| facts.pods.put("shop/twin", pod("edge1", &["10.244.1.7"])));
+    expect(&book, &[("10.244.1.7:80", "10.244.1.7:80 at edge1, else so")]);
+    book.change(|facts| facts.pods.put("shop/web2", pod("edge2", &["10.244.1.7"])));
+    let both = "10.244.1.7 is an address at both edge1 and edge2, and perhaps at more nodes";
+    expect(&book, &[("10.244.1.7:80", both)]);
+    book.change(|facts| facts.nodes.put("edge3", machine(ips(&["192.168.1.5"]))));
+    let both = "192.168.1.5 is an address at both edge1 and edge3, and perhaps at more nodes";
+    expect(&book, &[("192.168.1.5:80", both)]);
+    book.change(|facts| facts.nodes.remove("edge3"));
+    expect(&book, &[("192.168.1.5:80", "192.168.1.5:80 at edge1, else so")]);
+}
+
+fn with_service() -> AddressBook {
+    let book = book();
+    book.change(|facts| {
+        let ports = [port("web", 80), port("admin", 81)];
+        facts.services.put("shop/web", service(&["10.96.0.7", "fd96::7"], &ports));
+        let (one, two) = ([port("web", 8080), port("admin", 9090)], [port("web", 8081)]);
+        facts.slices.put("shop/web-a", slice("shop/web", &one, &[("10.244.1.7", Some("edge1"))]));
+        let ready =
+            [("10.244.2.7", Some("edge2")), ("172.16.0.1", None), ("10.0.7.9", None), ("192.0.2.1", None)];
+        facts.slices.put("shop/web-b", slice("shop/web", &two, &ready));
+        facts.slices.put("shop/web-6", slice("shop/web", &one, &[("fd01::7", Some("edge1"))]));
+    });
+    book
+}
+
+#[test]
+fn a_service_is_found_by_each_of_its_names_and_addresses() {
+    let book = with_service();
+    let found = "10.244.1.7:8080 at edge1, else so";
+    for name in
+        ["web.shop", "web.shop.svc", "web.shop.svc.cluster.local", "WEB.Shop.svc.example.org.", "10.96.0.7"]
+    {
+        assert_eq!(locate(&book, &format!("{name}:80"), 0.0), found, "{name}");
+    }
+    expect(
+        &book,
+        &[
+            ("web.shop:81", "10.244.1.7:9090 at edge1, else so"),
+            ("[fd96::7]:80", "[fd01::7]:8080 at edge1, else so"),
+            ("web.shop:82", "Service shop/web has no TCP port 82"),
+            ("other.shop:80", "other.shop:80 at other.shop, else so"),
+            ("web.shop.example:80", "web.shop.example:80 at web.shop.example, else so"),
+            ("other.shop.svc:80", "other.shop.svc:80 at other.shop.svc, else so"),
+        ],
+    );
+    book.change(|facts| {
+        facts.services.begin();
+        facts.services.finish();
+    });
+    expect(&book, &[("other.shop.svc:80", "there is no Service shop/other")]);
+}
+
+#[test]
+fn every_ready_endpoint_of_every_slice_has_its_turn() {
+    let book = with_service();
+    let found: Vec<_> = (0..5).map(|n| locate(&book, "web.shop:80", (f64::from(n) + 0.5) / 5.0)).collect();
+    let expected = [
+        "10.244.1.7:8080 at edge1, else so",
+        "10.244.2.7:8081 at edge2, else so",
+        "172.16.0.1:8081 at master, else so",
+        "10.0.7.9:8081 at edge2",
+        "192.0.2.1:8081 directly",
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(locate(&book, "web.shop:80", 1.0), expected[4], "chance may be whole");
+}
+
+#[test]
+fn what_is_written_by_hand_of_a_service_counts() {
+    let book = with_service();
+    book.change(|facts| facts.sides.insert("shop/web".to_owned(), Side::Edge));
+    let found: BTreeSet<_> = (0..40).map(|n| locate(&book, "web.shop:80", f64::from(n) / 40.0)).collect();
+    assert_eq!(found.len(), 4);
+    assert!(!found.contains("192.0.2.1:8081 directly"), "{found:?}");
+    book.change(|facts| {
+        facts.slices.put("shop/web-a", slice("shop/web", &[port("web", 80)], &[]));
+        facts.slices.put("shop/web-b", slice("shop/web", &[port("web", 80)], &[("192.0.2.1", None)]));
+    });
+    expect(&book, &[("web.shop:80", "Service shop/web has no ready endpoint at an edge")]);
+    book.change(|facts| facts.sides.insert("shop/web".to_owned(), Side::Cloud));
+    expect(
+        &book,
+        &[
+            ("web.shop:80", "web.shop:80 directly"),
+            ("10.96.0.7:80", "10.96.0.7:80 directly"),
+            ("web.shop:82", "web.shop:82 directly"),
+        ],
+    );
+}
+
+#[test]
+fn a_service_may_be_headless_or_another_name_or_without_endpoints() {
+    let book = book();
+    book.change(|facts| {
+        facts.services.put("shop/db", service(&[], &[port("sql", 3306)]));
+        facts
+            .slices
+            .put("shop/db-a", slice("shop/db", &[port("sql", 13306)], &[("10.244.1.9", Some("edge1"))]));
+        let external = ServiceFacts { external: Some("example.org".parse().unwrap()), ..service(&[], &[]) };
+        facts.services.put("shop/out", external);
+        facts.services.put("shop/idle", service(&["10.96.0.9"], &[port("", 80)]));
+    });
+    expect(
+        &book,
+        &[
+            ("db.shop:13306", "10.244.1.9:13306 at edge1, else so"),
+            ("out.shop.svc:443", "example.org:443 directly"),
+            ("idle.shop:80", "Service shop/idle has no ready endpoint"),
+            ("10.96.0.9:80", "Service shop/idle has no ready endpoint"),
+        ],
+    );
+    book.change(|facts| facts.nodes.put("idle.shop", machine(ips(&[]))));
+    expect(&book, &[("idle.shop:80", "idle.shop:80 at idle.shop, else so")]);
+}
+
+#[test]
+fn a_list_that_begins_anew_takes_nothing_away_until_it_is_whole() {
+    let book = book();
+    let there = |asked| locate(&book, asked, 0.0) != format!("{asked} directly");
+    book.change(|facts| facts.pods.begin());
+    book.change(|facts| facts.pods.put("shop/new", pod("edge2", &["10.244.2.1"])));
+    assert!(there("10.244.1.7:80") && there("10.244.2.1:80"));
+    // It broke off, and is begun again.
+    book.change(|facts| facts.pods.begin());
+    book.change(|facts| facts.pods.put("shop/moved", pod("edge2", &["10.244.2.2"])));
+    assert!(!book.change(|facts| facts.pods.is_listed()));
+    book.change(|facts| facts.pods.finish());
+    assert!(book.change(|facts| facts.pods.is_listed()));
+    assert!(!there("10.244.1.7:80") && !there("10.244.2.1:80") && there("10.244.2.2:80"));
+    assert_eq!(book.node_of_pod("shop", "web"), None);
+    book.change(|facts| facts.pods.put("shop/moved", pod("edge2", &["10.244.2.3"])));
+    assert!(!there("10.244.2.2:80") && there("10.244.2.3:80"));
+}
+
+/// One thing that is heard of pods.
+#[derive(Debug, Clone)]
+enum Heard {
+    Begin,
+    Finish,
+    Put(u8, u8, Vec<u8>),
+    Remove(u8),
+}
+
+fn heard() -> impl Strategy<Value = Heard> {
+    prop_oneof![
+        1 => Just(Heard::Begin),
+        1 => Just(Heard::Finish),
+        6 => (0..5_u8, 0..3_u8, proptest::collection::vec(0..5_u8, 0..3)).prop_map(|(pod, at, ips)| Heard::Put(pod, at, ips)),
+        2 => (0..5_u8).prop_map(Heard::Remove),
+    ]
+}
+
+/// Pods the slow way: a list of what is known, and of what the list under way has named.
+#[derive(Debug, Default)]
+struct Model {
+    pods: BTreeMap<u8, (u8, Vec<u8>)>,
+    named: BTreeSet<u8>,
+}
+
+impl Model {
+    fn hear(&mut self, heard: &Heard) {
+        match heard {
+            Heard::Begin => self.named.clear(),
+            Heard::Finish => {
+                let named = std::mem::take(&mut self.named);
+                self.pods.retain(|pod, _| named.contains(pod));
+                self.named = named;
+            }
+            Heard::Put(pod, at, ips) => {
+                self.pods.insert(*pod, (*at, ips.clone()));
+                self.named.insert(*pod);
+            }
+            Heard::Remove(pod) => {
+                self.pods.remove(pod);
+                self.named.remove(pod);
+            }
+        }
+    }
+
+    fn nodes_of(&self, address: u8) -> BTreeSet<u8> {
+        self.pods.values().filter(|(_, ips)| ips.contains(&address)).map(|(at, _)| *at).collect()
+    }
+}
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::from([10, 244, 0, last])
+}
+
+fn tell(book: &AddressBook, heard: &Heard) {
+    book.change(|facts| match heard {
+        Heard::Begin => facts.pods.begin(),
+        Heard::Finish => facts.pods.finish(),
+        Heard::Put(pod, at, ips) => {
+            let ips = ips.iter().map(|ip| address(*ip)).collect();
+            facts.pods.put(&format!("n/{pod}"), PodFacts { node: node(&format!("edge{at}")), ips });
+        }
+        Heard::Remove(pod) => facts.pods.remove(&format!("n/{pod}")),
+    });
+}
+
+proptest! {
+    #[test]
+    fn pods_are_where_a_plain_list_of_them_says(all in proptest::collection::vec(heard(), 0..60)) {
+        let (book, mut model) = (AddressBook::default(), Model::default());
+        for heard in all {
+            tell(&book, &heard);
+            model.hear(&heard);
+            for last in 0..5 {
+                let target = Target { host: Host::Ip(address(last)), port: 80 };
+                let found = book.locate(&target, 0.5);
+                let nodes = model.nodes_of(last);
+                let expected = nodes.first().map(|at| node(&format!("edge{at}")));
+                match (nodes.len(), found) {
+                    (0, Ok(Location::Nobody(_))) => {}
+                    (1, Ok(Location::Node { node, .. })) => prop_assert_eq!(Some(node), expected),
+                    (2.., Err(NotLocated::Ambiguous { .. })) => {}
+                    (nodes, found) => prop_assert!(false, "{} at {} nodes: {:?}", last, nodes, found),
+                }
+            }
+            for pod in 0..5 {
+                let expected = model.pods.get(&pod).map(|(at, _)| node(&format!("edge{at}")));
+                prop_assert_eq!(book.node_of_pod("n", &pod.to_string()), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_service_leads_to_one_of_its_ready_endpoints_and_to_each_of_them_at_some_chance(
+        slices in proptest::collection::vec(proptest::collection::vec((0..40_u8, proptest::option::of(0..3_u8)), 0..4), 0..4),
+    ) {
+        let book = AddressBook::default();
+        let mut all = BTreeSet::new();
+        book.change(|facts| {
+            facts.services.put("n/s", service(&["10.96.0.1"], &[port("p", 80)]));
+            for (i, endpoints) in slices.iter().enumerate() {
+                let number = 8000 + u16::try_from(i).unwrap();
+                let ready = endpoints.iter().map(|(ip, at)| {
+                    all.insert((SocketAddr::new(address(*ip), number), at.map(|at| node(&format!("edge{at}")).to_string())));
+                    ReadyEndpoint { ip: address(*ip), node: at.map(|at| node(&format!("edge{at}"))) }
+                });
+                let slice = SliceFacts { service: "n/s".into(), ports: [port("p", number)].into(), ready: ready.collect() };
+                facts.slices.put(&format!("n/s-{i}"), slice);
+            }
+        });
+        let target: Target = "s.n.svc:80".parse().unwrap();
+        let found: BTreeSet<_> = (0..160).filter_map(|n| match book.locate(&target, f64::from(n) / 160.0) {
+            Ok(Location::Node { node, target, .. }) => Some((target.to_string().parse().unwrap(), Some(node.to_string()))),
+            Ok(Location::Nobody(target)) => Some((target.to_string().parse().unwrap(), None)),
+            Err(_) => None,
+        }).collect();
+        prop_assert_eq!(found, all);
+    }
+}
