@@ -16,7 +16,7 @@ use crate::frontend::{ClientKey, Denial};
 use crate::names::{Host, NodeName, Target};
 use crate::net::door::Slot;
 use crate::protocol::Category;
-use crate::route::Request;
+use crate::route::{NotOpened, Request};
 use crate::telemetry::Access;
 
 /// A client's request, as its front end has read it.
@@ -245,7 +245,10 @@ impl Permitted {
                 let alive = context.metrics.sessions.begin(access.front);
                 Ok(Opened { session, early: Bytes::new(), access, alive, slot })
             }
-            Err(error) => Err((Denied::new(error.into(), access, &context, from), slot)),
+            Err(NotOpened { session, why }) => {
+                access.id = session;
+                Err((Denied::new(why.into(), access, &context, from), slot))
+            }
         }
     }
 }
