@@ -53,7 +53,8 @@ impl Backend {
         match dialled {
             Ok(socket) => {
                 let alive = self.metrics.sessions.begin(FRONT);
-                let opened = Opened { session: offer.accept(), early: Bytes::new(), access, alive, slot: () };
+                let opened =
+                    Opened { session: offer.accept().into(), early: Bytes::new(), access, alive, slot: () };
                 carry(opened, LocalPeer::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
             }
             Err(refusal) => {

@@ -24,7 +24,7 @@ use hyper::ext::ReasonPhrase;
 use crate::names::{NameError, Target};
 use crate::net::door::{self, Door, Limits, Source};
 use crate::protocol::{Code, Refusal};
-use crate::registry::NotFound;
+use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
 
 /// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
@@ -75,6 +75,15 @@ pub enum Denial {
     /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
+    /// The target is known, and at no node, or at two.
+    #[error(transparent)]
+    NotLocated(#[from] NotLocated),
+    /// Loopback, link-local, a cloud's metadata and the like: no pod dials them for clients.
+    #[error("{0} is no target: the cloud never dials itself, its links or its metadata for clients")]
+    OffLimits(Target),
+    /// The target is at no node, and this process could not dial it.
+    #[error("{0}")]
+    Direct(Refusal),
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
@@ -120,6 +129,10 @@ impl Denial {
                 format!("node {node}: {}", in_general(refusal.code))
             }
             Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::Direct(refusal) if !trusted => in_general(refusal.code).to_owned(),
+            Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
+                format!("{ip} is an address at several nodes")
+            }
             other => other.to_string(),
         }
     }
@@ -185,6 +198,9 @@ impl Denial {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
             Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
+            Self::NotLocated(why) => not_located(why),
+            Self::OffLimits(_) => (S::FORBIDDEN, "off_limits", "ask for the node by its name"),
+            Self::Direct(refusal) => not_dialled(refusal),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
             }
@@ -224,6 +240,31 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
         }
     };
     (status, refusal.code.name(), next)
+}
+
+/// The same for a target that is nowhere.
+fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
+    match why {
+        NotLocated::Ambiguous { .. } => {
+            (StatusCode::MISDIRECTED_REQUEST, "ambiguous", "ask for the node by its name")
+        }
+        NotLocated::NoEndpoint(..) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", "check that the pods of the Service are ready")
+        }
+        NotLocated::NoService(_) | NotLocated::NoPort { .. } => {
+            (StatusCode::BAD_GATEWAY, "no_service", "check the name and the ports of the Service")
+        }
+    }
+}
+
+/// The same for a target that this process could not dial.
+fn not_dialled(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
+    let (status, name, _) = refused(refusal);
+    let next = match refusal.code {
+        Code::NotAllowed => "add the target to [mode.cloud.direct] targets of tunnel-cloud",
+        _ => "check that the pod of tunnel-cloud can resolve and reach the target",
+    };
+    (status, name, next)
 }
 
 /// What a code means, without the far end's own text, which may hold addresses.

@@ -64,6 +64,11 @@ impl NodeName {
         &self.0
     }
 
+    /// Stands where no node is: whoever is told of it dials by itself.
+    pub fn outside() -> Self {
+        Self("-".into())
+    }
+
     /// Stands where a link between pods speaks of no node.
     pub fn none() -> Self {
         Self("pod".into())

@@ -19,7 +19,7 @@ use super::stop::Stopping;
 use crate::admin::Readiness;
 use crate::backend::Backend;
 use crate::config::cloud::{Cloud, MEMORY};
-use crate::dialer::{LocalAddresses, Place, TargetDialer};
+use crate::dialer::{DirectDialer, LocalAddresses, Place, TargetDialer};
 use crate::drain::Drain;
 use crate::frontend::{self, ClientKey, FrontContext, Gate};
 use crate::names::Instance;
@@ -29,7 +29,7 @@ use crate::net::resolver::Resolver;
 use crate::policy::Zone;
 use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Limits, Link, SessionTable, Windows};
-use crate::registry::Registry;
+use crate::registry::{AddressBook, Registry};
 use crate::route::Route;
 use crate::telemetry::{Metrics, third_of_memory};
 
@@ -51,6 +51,10 @@ pub(super) struct Core {
     /// The pods as Kubernetes reports them.
     #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
     pub(super) pods: Pods,
+    /// Whose an address is.
+    pub(super) addresses: Arc<AddressBook>,
+    /// Dials for clients what is at no node.
+    pub(super) direct: DirectDialer,
     /// Links that this pod has dialled to other pods; `None` if it is alone.
     pub(super) made: Option<mpsc::Receiver<Link>>,
 }
@@ -85,8 +89,11 @@ impl Core {
         if let Some(siblings) = &siblings {
             siblings::report(siblings.clone(), readiness.clone(), &links);
         }
+        let addresses = Arc::new(AddressBook::new(settings.addresses.fixed.clone()));
+        kubernetes::follow_addresses(settings.addresses.cluster.as_ref(), &addresses, &readiness, &links);
         let dialer = dialer(settings, files, own);
         let session = &settings.session;
+        let direct = DirectDialer::new(for_clients(&dialer, settings), session.open_timeout);
         let context = PodContext {
             proven,
             registry,
@@ -103,7 +110,18 @@ impl Core {
         };
         let client_sessions = frontend::sessions(session.max, session.max_for_client);
         let resolver = files.resolver.clone();
-        let core = Self { context, client_sessions, zone, resolver, readiness, stopping, pods, made };
+        let core = Self {
+            context,
+            client_sessions,
+            zone,
+            resolver,
+            readiness,
+            stopping,
+            pods,
+            addresses,
+            direct,
+            made,
+        };
         core.spawn_upkeep(files);
         core
     }
@@ -116,6 +134,8 @@ impl Core {
             sessions: self.client_sessions.clone(),
             pool: pool.clone(),
             route: route.clone(),
+            addresses: self.addresses.clone(),
+            direct: Some(self.direct.clone()),
             metrics: ground.metrics.clone(),
             drain: self.stopping.clients.clone(),
         }
@@ -167,6 +187,12 @@ fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> Target
         listening: listening.into_iter().collect(),
         resolver: files.resolver.clone(),
     }
+}
+
+/// The same, dialling for clients.
+fn for_clients(dialer: &TargetDialer, settings: &Cloud) -> TargetDialer {
+    let targets = Arc::new(ArcSwap::from_pointee(settings.addresses.direct.clone()));
+    TargetDialer { place: Place::ForClients, targets, ..dialer.clone() }
 }
 
 /// Receive windows of a pod's sessions in bytes.

@@ -1,13 +1,16 @@
 //! Starts the task that follows the ready pods of a Service in Kubernetes.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::admin::Readiness;
 use crate::config::cloud::ClusterSettings;
 use crate::drain::Drain;
+use crate::registry::AddressBook;
 #[cfg(feature = "kubernetes")]
-use crate::registry::{self, EndpointWatch, KnownEndpoints};
+use crate::registry::{self, AddressWatch, EndpointWatch, KnownEndpoints};
 
 /// The pods as Kubernetes reports them; all absent if it is not asked.
 #[derive(Debug, Default)]
@@ -41,6 +44,25 @@ pub(super) fn follow(
 pub(super) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> Pods {
     Pods::default()
 }
+
+/// Keeps `book` as the cluster says, if there is one; what it does not tell is a note in `readiness`.
+#[cfg(feature = "kubernetes")]
+pub(super) fn follow_addresses(
+    cluster: Option<&ClusterSettings>,
+    book: &Arc<AddressBook>,
+    readiness: &Readiness,
+    drain: &Drain,
+) {
+    let Some(cluster) = cluster else { return };
+    let readiness = readiness.clone();
+    let tell = move |what, state| readiness.note(what, state);
+    let followed = AddressWatch::new(reached(cluster), book.clone(), tell);
+    drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
+}
+
+/// Does nothing: a build without Kubernetes has no cluster in its settings.
+#[cfg(not(feature = "kubernetes"))]
+pub(super) fn follow_addresses(_: Option<&ClusterSettings>, _: &Arc<AddressBook>, _: &Readiness, _: &Drain) {}
 
 /// How to reach the cluster.
 #[cfg(feature = "kubernetes")]

@@ -149,6 +149,38 @@ impl<'t> Table<'t> {
         tables
     }
 
+    /// Takes all keys that are left, in their order in the file: names that the user has chosen, each with its table. A
+    /// value that is no table counts as a table with the one key `short`.
+    pub(super) fn named(&mut self, short: &'static str, report: &mut Report) -> Vec<(String, Self)> {
+        let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
+        entries.sort_by_key(|entry| entry.place);
+        let mut tables = Vec::new();
+        for Entry { name, place, value } in entries {
+            let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
+            report.known.push(path.clone());
+            report.given.insert(path.clone());
+            let table = match value {
+                DeValue::Table(table) => Self::fold(path, place, table, report),
+                value => {
+                    let entry = Entry { name: short.to_owned(), place, value };
+                    Self {
+                        path,
+                        place: Some(place),
+                        entries: BTreeMap::from([(fold(short), entry)]),
+                        ..Self::default()
+                    }
+                }
+            };
+            tables.push((name, table));
+        }
+        tables
+    }
+
+    /// Notes a fault of the table's own name.
+    pub(super) fn complain_of_name(&self, found: &str, wanted: impl Into<String>, report: &mut Report) {
+        report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), wanted);
+    }
+
     /// Takes a key whose value is not looked at. Is it there?
     pub(super) fn skip(&mut self, key: &'static str, report: &mut Report) -> bool {
         self.take(key, report).is_some()
