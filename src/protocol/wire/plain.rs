@@ -147,6 +147,14 @@ impl Plain {
         now: Instant,
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = word {
+            if category == Category::Https {
+                let refusal = Refusal::new(Code::TargetUnreachable, NO_TLS);
+                return Some(Decoded {
+                    id,
+                    category,
+                    frames: vec![SessionFrame::Refused { refusal, epoch }],
+                });
+            }
             self.open(id, category, &target, epoch, now);
             return None;
         }
@@ -280,6 +288,10 @@ fn over(id: SessionId, session: &PlainSession) -> Decoded {
     ];
     Decoded { id, category: session.category, frames }
 }
+
+/// Why a plain edge gets no session of an HTTPS front end.
+const NO_TLS: &str = "it is SuperEdge's edge, which speaks no TLS to targets: set mode = \"passthrough\" in \
+                      [mode.cloud.https], or run this program's edge there";
 
 /// How long after the last byte a finished direction waits for the other, as `closed` ends both.
 const HALF_OPEN: Duration = Duration::from_secs(30);
