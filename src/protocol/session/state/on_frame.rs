@@ -1,4 +1,4 @@
-//! What each frame does to an end, and to an end whose halves have moved.
+//! Handles each frame, and the end of a session once both halves are done.
 
 use tokio::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl SessionState {
-    /// One frame from `from`.
+    /// Handles one frame that came over the link `from`.
     pub(crate) fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
@@ -96,7 +96,7 @@ impl SessionState {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
-            // Sent by a pod between, not by the acceptor: the next path may lead to the acceptor.
+            // A pod on the path sent it, not the acceptor: the next path may lead to the acceptor.
             Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }
@@ -108,7 +108,7 @@ impl SessionState {
             return DROPPED;
         }
         if self.phase == Phase::Leaving {
-            // The last frame goes to where the opener is now: the link it waits on may be dead without anybody knowing.
+            // The last frame goes to where the opener is now: the link that it ran on may be dead unnoticed.
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
