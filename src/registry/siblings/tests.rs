@@ -16,7 +16,9 @@ pub(in crate::registry) fn pod(number: u64) -> SiblingPod {
 }
 
 /// Those of a pod of which nobody listens at any address.
-fn siblings(list: &[&str]) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
+pub(in crate::registry) fn siblings(
+    list: &[&str],
+) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
     let client = tls::Client { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
     let tls = Reload::fixed(Dialer { config: client.load().unwrap().load(), name });
