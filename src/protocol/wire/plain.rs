@@ -289,10 +289,6 @@ fn over(id: SessionId, session: &PlainSession) -> Decoded {
     Decoded { id, category: session.category, frames }
 }
 
-/// Why a plain edge gets no session of an HTTPS front end.
-const NO_TLS: &str = "it is SuperEdge's edge, which speaks no TLS to targets: set mode = \"passthrough\" in \
-                      [mode.cloud.https], or run this program's edge there";
-
 /// How long after the last byte a finished direction waits for the other, as `closed` ends both.
 const HALF_OPEN: Duration = Duration::from_secs(30);
 /// How long a target's end waits for the peer to send more.
