@@ -258,6 +258,14 @@ impl Registry {
         self.lock().linked.keys().cloned().collect()
     }
 
+    /// The node whose link here is the oldest, and whether there are others.
+    pub fn longest(&self) -> Option<(NodeName, bool)> {
+        let nodes = self.lock();
+        let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
+        let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
+        Some((node.clone(), nodes.linked.len() > 1))
+    }
+
     /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
