@@ -28,21 +28,10 @@ stop() {
 trap stop EXIT
 trap 'exit 130' INT TERM
 
-pod_config() {
+registry_config() {
   local all
   all=$(printf '"%s:9000", ' "${pods[@]}")
   cat <<END
-[mode.cloud.stream.server]
-listen = "$1:9000"
-log_listen = "$1:51010"
-key = "$dir/pod.key"
-cert = "$dir/pod.crt"
-ca = "$dir/ca.crt"
-tokenfile = "$dir/tokens"
-[mode.cloud.ssh]
-listen = "$1:$connect"
-[mode.cloud.session]
-drain = "3s"
 [mode.cloud.registry]
 zone = "$zone"
 publish = "etcd"
@@ -54,15 +43,9 @@ nodes = ["node*"]
 END
 }
 
-edge_config() {
+# more_of_edge NUMBER: what edges here have beside the rest.
+more_of_edge() {
   cat <<END
-[mode.edge.stream.client]
-node = "node$1"
-token = "token-of-node$1"
-cert = "$dir/ca.crt"
-dns = "tunnel.test"
-server_name = "$service:9000"
-log_listen = "127.0.0.1:5102$1"
 metrics_listen = "127.0.0.1:5202$1"
 [mode.edge.session]
 drain = "1s"
@@ -92,7 +75,7 @@ if [[ -z ${TUNNEL:-} ]]; then
 fi
 
 certificates "$service" "${pods[@]}"
-printf 'node%s:token-of-node%s\n' 1 1 2 2 3 3 4 4 >"$dir/tokens"
+tokens "${edges[@]/#/node}"
 balancer >"$dir/balancer"
 chmod +x "$dir/balancer"
 cat >"$dir/Corefile" <<END
@@ -112,12 +95,12 @@ await etcd curl -sf -m 2 "$clients/health"
 start coredns "$coredns" -conf "$dir/Corefile"
 start service socat "TCP-LISTEN:9000,bind=$service,reuseaddr,fork" "EXEC:$dir/balancer"
 for i in "${!pods[@]}"; do
-  pod_config "${pods[i]}" >"$dir/pod$((i + 1)).toml"
+  { pod_config "${pods[i]}" 9000 51010 "$connect" 3s && registry_config; } >"$dir/pod$((i + 1)).toml"
   POD_IP=${pods[i]} start "pod$((i + 1))" "$TUNNEL" --m=cloud --c="$dir/pod$((i + 1)).toml"
 done
 for i in "${!pods[@]}"; do await "pod$((i + 1))" ready "${pods[i]}:51010"; done
 for i in "${edges[@]}"; do
-  edge_config "$i" >"$dir/edge$i.toml"
+  { edge_config "node$i" "$service:9000" "127.0.0.1:5102$i" && more_of_edge "$i"; } >"$dir/edge$i.toml"
   start "edge$i" "$TUNNEL" --m=edge --c="$dir/edge$i.toml"
 done
 for i in "${edges[@]}"; do await "edge$i" ready "127.0.0.1:5102$i"; done

@@ -41,19 +41,8 @@ build() {
   cp "$target/$out/tunnel" "$dir/$name"
 }
 
-pod_config() {
+registry_config() {
   cat <<END
-[mode.cloud.stream.server]
-listen = "$1:$grpc"
-log_listen = "$1:$log"
-key = "$dir/pod.key"
-cert = "$dir/pod.crt"
-ca = "$dir/ca.crt"
-tokenfile = "$dir/tokens"
-[mode.cloud.ssh]
-listen = "$1:$connect"
-[mode.cloud.session]
-drain = "15s"
 [mode.cloud.registry]
 siblings = ["$first:$grpc", "$second:$grpc"]
 END
@@ -130,7 +119,9 @@ session() {
 pairing() {
   local result
   started=()
-  for pod in first second; do pod_config "${!pod}" >"$dir/$pod.toml"; done
+  for pod in first second; do
+    { pod_config "${!pod}" "$grpc" "$log" "$connect" 15s && registry_config; } >"$dir/$pod.toml"
+  done
   start first "$dir/$1" --m=cloud --c="$dir/first.toml"
   start second "$dir/$2" --m=cloud --c="$dir/second.toml"
   start echo socat "TCP-LISTEN:$echo,bind=127.0.0.1,reuseaddr,fork" PIPE
@@ -161,16 +152,8 @@ git archive "$rev" | tar -x -m -C "$tree"
 build "$tree" target/compat old "$@"
 build . target new "$@"
 certificates "$service" "$first" "$second"
-echo 'node1:token-of-node1' >"$dir/tokens"
-cat >"$dir/edge.toml" <<END
-[mode.edge.stream.client]
-node = "node1"
-token = "token-of-node1"
-cert = "$dir/ca.crt"
-dns = "tunnel.test"
-server_name = "$service:$grpc"
-log_listen = "127.0.0.1:$log"
-END
+tokens node1
+edge_config node1 "$service:$grpc" "127.0.0.1:$log" >"$dir/edge.toml"
 
 printf '%-10s %-10s %-10s %s\n' 'first pod' 'second pod' edge "session (old is $rev)"
 for edge in old new; do

@@ -35,6 +35,42 @@ await() {
 
 ready() { curl -sf -m 2 "http://$1/readyz"; }
 
+# pod_config ADDRESS GRPC LOG CONNECT DRAIN: the settings of a pod with these ports there, and this time to stop.
+pod_config() {
+  cat <<END
+[mode.cloud.stream.server]
+listen = "$1:$2"
+log_listen = "$1:$3"
+key = "$dir/pod.key"
+cert = "$dir/pod.crt"
+ca = "$dir/ca.crt"
+tokenfile = "$dir/tokens"
+[mode.cloud.ssh]
+listen = "$1:$4"
+[mode.cloud.session]
+drain = "$5"
+END
+}
+
+# edge_config NODE CLOUD LOG: the settings of an edge that links to the cloud there, with its log port here.
+edge_config() {
+  cat <<END
+[mode.edge.stream.client]
+node = "$1"
+token = "token-of-$1"
+cert = "$dir/ca.crt"
+dns = "tunnel.test"
+server_name = "$2"
+log_listen = "$3"
+END
+}
+
+# tokens NODE...: the tokens of these nodes, as `edge_config` has them.
+tokens() {
+  local node
+  for node; do echo "$node:token-of-$node"; done >"$dir/tokens"
+}
+
 # certificates ADDRESS...: an authority, and a certificate that is good for pods at these addresses.
 certificates() {
   local names="DNS:tunnel.test" at

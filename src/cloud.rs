@@ -35,22 +35,27 @@ use crate::frontend::{Connect, FrontEnd};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
-use crate::startup::{Faults, Startup};
+use crate::startup::{StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics};
 
-/// A running pod: its addresses, and how to stop it.
-#[derive(Debug)]
-pub struct Pod {
+/// Where a pod listens.
+#[derive(Debug, Clone)]
+pub struct PodBound {
     /// Address of the port that edges dial.
     pub grpc: SocketAddr,
-    /// Address of the CONNECT front end; `None` if the default port could not be had.
-    pub ssh: Option<SocketAddr>,
     /// Names and addresses of all front ends on TCP ports, in the order in which their modules are read.
     pub clients: Vec<(&'static str, SocketAddr)>,
     /// Address of the port for health, log level and metrics.
     pub log: SocketAddr,
     /// Address of the port for metrics alone.
-    pub metrics_at: Option<SocketAddr>,
+    pub metrics: Option<SocketAddr>,
+}
+
+/// A running pod: its addresses, and how to stop it.
+#[derive(Debug)]
+pub struct Pod {
+    /// Where it listens.
+    pub bound: PodBound,
     /// Its metrics.
     pub metrics: Metrics,
     /// The nodes that are linked here.
@@ -85,24 +90,25 @@ impl Pod {
     /// # Errors
     ///
     /// Every file that cannot be used, and every configured port that cannot be bound. Nothing runs then.
-    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, Faults> {
+    pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
         let Prepared { files, ports, gates, client_ports } = startup.finish(prepared)?;
         let port = ports.grpc.at().port();
         let core = Core::new(&settings, &files, port, ports.own(&client_ports));
-        let clients: Vec<_> = client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect();
+        let bound = PodBound {
+            grpc: ports.grpc.at(),
+            clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
+            log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
+            metrics: ports.metrics.as_ref().map(Listener::at),
+        };
         gates.watch(&core.stopping.links);
         for port in client_ports {
             (port.spawn)(&core);
         }
         publish::spawn(&settings, files.dns, &core, port);
         let pod = Self {
-            grpc: ports.grpc.at(),
-            ssh: clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at),
-            clients,
-            log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
-            metrics_at: ports.metrics.as_ref().map(Listener::at),
+            bound,
             metrics: core.context.ground.metrics.clone(),
             registry: core.context.registry.clone(),
             table: core.context.ground.table.clone(),
@@ -114,7 +120,8 @@ impl Pod {
         admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
-        info!(grpc = %pod.grpc, ssh = pod.ssh.map(tracing::field::display), log = %pod.log, "pod is up");
+        let PodBound { grpc, log, .. } = &pod.bound;
+        info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");
         Ok(pod)
     }
 
@@ -132,6 +139,13 @@ impl Pod {
             level,
             level_from_anywhere,
         }
+    }
+}
+
+impl PodBound {
+    /// Address of the CONNECT front end; `None` if the default port could not be had.
+    pub fn connect(&self) -> Option<SocketAddr> {
+        self.clients.iter().find(|(name, _)| *name == CONNECT).map(|(_, at)| *at)
     }
 }
 

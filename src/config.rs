@@ -17,6 +17,7 @@ pub mod cloud;
 pub mod edge;
 mod fold;
 mod listen;
+mod report;
 mod unserved;
 mod value;
 
@@ -79,15 +80,13 @@ pub struct Fault {
     pub key: String,
     /// The line in the file, from 1, where there is one.
     pub line: Option<usize>,
-    /// What stands there; never a secret. `None`: nothing does.
-    pub found: Option<String>,
-    /// What is allowed, or what to do.
-    pub wanted: String,
+    /// What stands there, never a secret, and what is allowed or what to do.
+    pub text: String,
 }
 
-/// All that is wrong, in the order of the file; never empty. Displays as one line each.
+/// All that is wrong. Displays as one line each.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults(Vec<Fault>);
+pub struct Faults<F = Fault>(Vec<F>);
 
 /// Something the operator should know of a file that loads nevertheless.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,23 +129,29 @@ impl<T> Reading<T> {
     }
 }
 
-impl Faults {
+impl<F> Faults<F> {
     /// Each of them.
-    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
+    pub fn iter(&self) -> std::slice::Iter<'_, F> {
         self.0.iter()
     }
 }
 
-impl<'a> IntoIterator for &'a Faults {
-    type Item = &'a Fault;
-    type IntoIter = std::slice::Iter<'a, Fault>;
+impl<F> FromIterator<F> for Faults<F> {
+    fn from_iter<I: IntoIterator<Item = F>>(faults: I) -> Self {
+        Self(faults.into_iter().collect())
+    }
+}
+
+impl<'a, F> IntoIterator for &'a Faults<F> {
+    type Item = &'a F;
+    type IntoIter = std::slice::Iter<'a, F>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
     }
 }
 
-impl std::error::Error for Faults {}
+impl<F: fmt::Debug + fmt::Display> std::error::Error for Faults<F> {}
 
 impl fmt::Display for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -168,14 +173,11 @@ impl fmt::Display for Fault {
         if !self.key.is_empty() {
             write!(f, "{}: ", self.key)?;
         }
-        match &self.found {
-            Some(found) => write!(f, "{found}: {}", self.wanted),
-            None => write!(f, "missing: {}", self.wanted),
-        }
+        f.write_str(&self.text)
     }
 }
 
-impl fmt::Display for Faults {
+impl<F: fmt::Display> fmt::Display for Faults<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, fault) in self.0.iter().enumerate() {
             if i > 0 {

@@ -29,16 +29,23 @@ use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
 use crate::registry::Uplinks;
 use crate::route::Route;
-use crate::startup::{Faults, Startup};
+use crate::startup::{StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics, third_of_memory};
 
-/// A running edge, and where its admin port listens.
-#[derive(Debug)]
-pub struct Edge {
+/// Where an edge listens.
+#[derive(Debug, Clone)]
+pub struct EdgeBound {
     /// Health, log level, metrics; none if the implicit port could not be had.
     pub log: Option<SocketAddr>,
     /// Metrics alone.
-    pub metrics_at: Option<SocketAddr>,
+    pub metrics: Option<SocketAddr>,
+}
+
+/// A running edge.
+#[derive(Debug)]
+pub struct Edge {
+    /// Where it listens.
+    pub bound: EdgeBound,
     /// The numbers.
     pub metrics: Metrics,
     /// The sessions.
@@ -59,7 +66,7 @@ impl Edge {
     /// # Errors
     ///
     /// Every file that will not do, and every port that was asked for and cannot be had. Nothing runs then.
-    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, Faults> {
+    pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports) = startup.finish(prepared)?;
@@ -71,7 +78,7 @@ impl Edge {
         let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
         edge.links.spawn(span, Arc::new(keeper).keep());
         edge.admin(level, level_from_anywhere).spawn(ports.log, ports.metrics, &edge.admin);
-        if let Some(log) = edge.log {
+        if let Some(log) = edge.bound.log {
             info!(%log, "edge is up");
         }
         Ok(edge)
@@ -94,8 +101,10 @@ impl Edge {
         let table = SessionTable::new(Instance::random(), limits, metrics.clone());
         let uplinks = Uplinks::new(client.node.clone());
         Self {
-            log: ports.log.as_ref().map(Listener::at),
-            metrics_at: ports.metrics.as_ref().map(Listener::at),
+            bound: EdgeBound {
+                log: ports.log.as_ref().map(Listener::at),
+                metrics: ports.metrics.as_ref().map(Listener::at),
+            },
             route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
             metrics,
             table,

@@ -12,12 +12,12 @@ use tunnel::cloud::Pod;
 use tunnel::command::{self, Args, Command, Form, Mode, is_wrong};
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::Edge as EdgeSettings;
-use tunnel::config::{Concern, Environment, Secret, Warning};
+use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::secret::warn_of_readers;
 use tunnel::net::{files, reload};
-use tunnel::startup::{Faults, Kind, Startup};
+use tunnel::startup::{Kind, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
@@ -89,10 +89,11 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
 }
 
 /// One line for each fault.
-fn tell(faults: &Faults, config: &Path) {
-    for fault in faults.iter() {
-        let key = Some(&fault.key).filter(|key| !key.is_empty()).map(field::display);
-        error!(key, line = fault.line, "{}", fault.text);
+fn tell(faults: &StartFaults, config: &Path) {
+    for found in faults {
+        let Fault { key, line, text } = &found.fault;
+        let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
+        error!(key, line, "{text}");
     }
     error!(config = %config.display(), faults = faults.iter().count(), "not started");
 }
@@ -154,7 +155,11 @@ fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either>
 }
 
 /// Serves until a signal ends it, or looks for all that is in the way.
-async fn serve(settings: Option<Either>, mut startup: Startup, level: LogLevel) -> Result<Drained, Faults> {
+async fn serve(
+    settings: Option<Either>,
+    mut startup: Startup,
+    level: LogLevel,
+) -> Result<Drained, StartFaults> {
     let signals = startup.keep(Kind::System, &["signals"], Signals::of_a_daemon());
     let (settings, mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),

@@ -6,6 +6,7 @@ pub mod dial;
 pub mod door;
 pub mod entrance;
 pub mod files;
+pub mod hooked;
 pub mod listen;
 pub mod pem;
 pub mod pool;

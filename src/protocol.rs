@@ -1,4 +1,4 @@
-//! The protocol: links, and sessions that outlive them. What the rows above may use is re-exported here.
+//! The protocol: links, and sessions that outlive them. Re-exports what upper rows may use.
 
 mod budget;
 mod link;
@@ -23,7 +23,7 @@ pub use crate::protocol::wire::hello::{Caller, Dialect, Hello};
 pub use crate::protocol::wire::opener::Opener;
 pub use crate::protocol::wire::peer::Peer;
 
-/// Locks what no panic can leave half done: each lock of this layer is held for a few plain steps.
+/// Locks a mutex and ignores poisoning: each lock of this layer is held for a few steps that cannot panic half way.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,6 +9,8 @@ mod dns;
 #[cfg(feature = "kubernetes")]
 mod endpoints;
 mod find;
+#[cfg(feature = "kubernetes")]
+mod follow;
 mod publish;
 mod siblings;
 mod uplinks;
@@ -25,6 +27,8 @@ use crate::names::{Instance, NodeName};
 use crate::protocol::{Found, LinkSender};
 use crate::telemetry::Metrics;
 
+#[cfg(feature = "kubernetes")]
+pub use addresses::AddressWatch;
 pub use addresses::{
     AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
     ServiceFacts, ServicePort, Side, SliceFacts,

@@ -6,14 +6,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::config::{self, Listen};
+use crate::config::{self, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener};
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.
 #[derive(Debug, Default)]
 pub struct Startup {
-    faults: Vec<Fault>,
+    faults: Vec<StartFault>,
     /// The keys whose values count; none: all of them do.
     given: Option<BTreeSet<String>>,
     is_check: bool,
@@ -21,15 +21,11 @@ pub struct Startup {
 
 /// One thing that is in the way.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct StartFault {
     /// Whom to blame.
     pub kind: Kind,
-    /// The whole key, or keys, of the config; or what else names the value, as `NODE_IP`. Empty: the text says it.
-    pub key: String,
-    /// The line of the config, from 1, where there is one.
-    pub line: Option<usize>,
-    /// The value, what is wrong with it, and the remedy.
-    pub text: String,
+    /// The key, or keys; empty if the text says it. What is wrong with the value, and the remedy.
+    pub fault: Fault,
 }
 
 /// Whom to blame; the gravest first: what no second try mends.
@@ -48,8 +44,7 @@ pub enum Kind {
 }
 
 /// All that is in the way; displays as one line each.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Faults(Vec<Fault>);
+pub type StartFaults = Faults<StartFault>;
 
 impl Startup {
     /// Files are read, those as well that a start leaves for later; no port is tried.
@@ -75,13 +70,15 @@ impl Startup {
             warnings.clear();
             self.given = Some(given);
         }
-        self.faults.extend(faults.into_iter().map(Fault::from));
+        let of_config = |fault| StartFault { kind: Kind::Config, fault };
+        self.faults.extend(faults.into_iter().map(of_config));
         (settings, warnings)
     }
 
     /// Notes a fault.
     pub fn fault(&mut self, kind: Kind, key: impl Into<String>, text: impl Into<String>) {
-        self.faults.push(Fault { kind, key: key.into(), line: None, text: text.into() });
+        let fault = Fault { key: key.into(), line: None, text: text.into() };
+        self.faults.push(StartFault { kind, fault });
     }
 
     /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
@@ -136,7 +133,7 @@ impl Startup {
     /// # Errors
     ///
     /// All that was noted; nothing, where nothing was and something lacks nevertheless, as in a check.
-    pub fn finish<T>(self, prepared: Option<T>) -> Result<T, Faults> {
+    pub fn finish<T>(self, prepared: Option<T>) -> Result<T, StartFaults> {
         match prepared {
             Some(prepared) if self.faults.is_empty() => Ok(prepared),
             _ => Err(self.into_faults()),
@@ -144,14 +141,14 @@ impl Startup {
     }
 
     /// All that was noted, each thing once.
-    pub fn into_faults(self) -> Faults {
-        let mut faults: Vec<Fault> = Vec::new();
+    pub fn into_faults(self) -> StartFaults {
+        let mut faults: Vec<StartFault> = Vec::new();
         for fault in self.faults {
             if !faults.contains(&fault) {
                 faults.push(fault);
             }
         }
-        Faults(faults)
+        faults.into_iter().collect()
     }
 
     fn is_given(&self, key: &str) -> bool {
@@ -164,46 +161,16 @@ impl Startup {
     }
 }
 
-impl Faults {
-    /// Each of them.
-    pub fn iter(&self) -> std::slice::Iter<'_, Fault> {
-        self.0.iter()
-    }
-
+impl StartFaults {
     /// The gravest kind among them; none if there are none.
     pub fn gravest(&self) -> Option<Kind> {
-        self.0.iter().map(|fault| fault.kind).min()
+        self.iter().map(|found| found.kind).min()
     }
 }
 
-impl std::error::Error for Faults {}
-
-impl From<config::Fault> for Fault {
-    fn from(fault: config::Fault) -> Self {
-        let found = fault.found.as_deref().unwrap_or("missing");
-        let text = format!("{found}: {}", fault.wanted);
-        Self { kind: Kind::Config, key: fault.key, line: fault.line, text }
-    }
-}
-
-impl fmt::Display for Fault {
+impl fmt::Display for StartFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(line) = self.line {
-            write!(f, "line {line}: ")?;
-        }
-        if !self.key.is_empty() {
-            write!(f, "{}: ", self.key)?;
-        }
-        f.write_str(&self.text)
-    }
-}
-
-impl fmt::Display for Faults {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, fault) in self.0.iter().enumerate() {
-            write!(f, "{}{fault}", if i > 0 { "\n" } else { "" })?;
-        }
-        Ok(())
+        self.fault.fmt(f)
     }
 }
 

@@ -7,7 +7,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tracing::{debug, field, info, info_span, warn};
 
 use crate::cloud::asked;
-use crate::cloud::callers::{CONNECTIONS, Callers, HANDSHAKES, TURNS};
+use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
@@ -15,6 +15,7 @@ use crate::net::entrance::Entrance;
 use crate::net::files;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
+use crate::net::tls::{Acceptor, HANDSHAKES};
 use crate::policy::Networks;
 use crate::protocol::grpc::{Call, Dismissal};
 use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkSender, Refusal};
@@ -40,7 +41,8 @@ pub(super) fn spawn(
     let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 4)));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies, refused, refusals };
-    let handler = Arc::new(Callers { tls, calls, handshakes: Door::new(TURNS), shared });
+    let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
+    let handler = Arc::new(Callers { calls, handshakes, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 

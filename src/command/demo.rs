@@ -36,9 +36,9 @@ pub async fn run(check: bool, stop: impl Future<Output = ()>, say: &dyn Fn(&str)
     say(&format!("{:>7} certificates and a token made in {}", since(begun), files.path().display()));
 
     let pod = Pod::start(files.cloud()?, None).context("starting the pod")?;
-    let ssh = pod.ssh.context("the pod has no CONNECT port")?;
-    say(&format!("{:>7} pod:  edges link to {}, clients come to {ssh}", since(begun), pod.grpc));
-    let edge = Edge::start(files.edge(pod.grpc)?, None).context("starting the edge")?;
+    let ssh = pod.bound.connect().context("the pod has no CONNECT port")?;
+    say(&format!("{:>7} pod:  edges link to {}, clients come to {ssh}", since(begun), pod.bound.grpc));
+    let edge = Edge::start(files.edge(pod.bound.grpc)?, None).context("starting the edge")?;
     wait_for_node(&pod).await?;
     say(&format!("{:>7} edge: {NODE} is linked", since(begun)));
 

@@ -1,26 +1,14 @@
 //! Tables as written become tables that are asked for one key after the other, and know what nobody asked for.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use strsim::osa_distance;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+pub(super) use super::report::Report;
 use super::value::{self, Wrong};
-use super::{Concern, Fault, Reading, Warning};
-
-/// What reading has found out so far.
-#[derive(Debug, Default)]
-pub(super) struct Report {
-    /// Each with its place, in bytes from the start of the file; the line follows in [`Report::finish`].
-    faults: Vec<(usize, Fault)>,
-    warnings: Vec<Warning>,
-    /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
-    pub(super) known: Vec<String>,
-    /// Those of them that stand in the file and were understood.
-    given: BTreeSet<String>,
-}
 
 /// A table whose keys are folded. Keys are asked for by the spelling we document; [`Table::finish`] makes a fault of
 /// each one that was never asked for.
@@ -41,59 +29,6 @@ struct Entry<'t> {
     name: String,
     place: usize,
     value: DeValue<'t>,
-}
-
-impl Report {
-    /// Notes what is wrong outside the file, or missing in it.
-    pub(super) fn fault(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
-        self.place_fault(None, key, found, wanted);
-    }
-
-    /// Notes what the operator should know.
-    pub(super) fn warn(&mut self, key: impl Into<String>, kind: Concern, text: impl Into<String>) {
-        self.warnings.push(Warning { key: key.into(), kind, text: text.into() });
-    }
-
-    /// How many faults there are so far.
-    pub(super) fn fault_count(&self) -> usize {
-        self.faults.len()
-    }
-
-    /// All that was found out, with the line of each fault.
-    pub(super) fn finish<T>(mut self, text: &str, settings: T) -> Reading<T> {
-        self.faults.sort_by_key(|(place, _)| *place);
-        let line = lines_of(text);
-        let mut broken = BTreeSet::new();
-        let mut faults = Vec::new();
-        // A line that is not TOML is told once, and what was read there in spite of it was never meant.
-        for (place, fault) in &self.faults {
-            let line = (*place != NOWHERE).then(|| line(*place));
-            if fault.key.is_empty() && broken.insert(line) {
-                faults.push(Fault { line, ..fault.clone() });
-            }
-        }
-        for (place, fault) in self.faults {
-            let line = (place != NOWHERE).then(|| line(place));
-            let unread = fault.found.is_none() && !broken.is_empty();
-            if !fault.key.is_empty() && !unread && !broken.contains(&line) {
-                faults.push(Fault { line, ..fault });
-            }
-        }
-        faults.sort_by_key(|fault| fault.line.unwrap_or(NOWHERE));
-        let given = if broken.is_empty() { self.given } else { BTreeSet::new() };
-        Reading { settings, warnings: self.warnings, faults, given }
-    }
-
-    fn place_fault(
-        &mut self,
-        place: Option<usize>,
-        key: &str,
-        found: Option<String>,
-        wanted: impl Into<String>,
-    ) {
-        let fault = Fault { key: key.to_owned(), line: None, found, wanted: wanted.into() };
-        self.faults.push((place.unwrap_or(NOWHERE), fault));
-    }
 }
 
 impl<'t> Table<'t> {
@@ -315,19 +250,10 @@ fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeVal
     Entry { name: name.get_ref().to_string(), place: name.span().start, value: value.into_inner() }
 }
 
-/// Which line a place is in, counted from 1. The text is read once: a bad file may have a fault in every line.
-fn lines_of(text: &str) -> impl Fn(usize) -> usize {
-    let ends: Vec<_> = text.match_indices('\n').map(|(place, _)| place).collect();
-    move |place| ends.partition_point(|end| *end < place) + 1
-}
-
 /// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.
 fn fold(key: &str) -> String {
     key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
 }
-
-/// Place of what stands nowhere in the file: it is reported last.
-const NOWHERE: usize = usize::MAX;
 
 /// Characters of a key that count. Ours are shorter by far, and the search for the nearest one is quadratic.
 const MAX_KEY_LEN: usize = 64;
@@ -340,8 +266,8 @@ mod tests {
     fn two_spellings_of_one_key_are_one_if_they_agree() {
         let mut report = Report::default();
         Table::parse("grpc_port = 1\ngrpcport = 1\nGRPCPort = \"1\"", &mut report);
-        assert!(report.faults.is_empty());
+        assert_eq!(report.fault_count(), 0);
         Table::parse("grpc_port = 1\ngrpcport = 2", &mut report);
-        assert_eq!(report.faults.len(), 1);
+        assert_eq!(report.fault_count(), 1);
     }
 }

@@ -439,10 +439,10 @@ proptest! {
             writeln!(text, "{key}{slip} = 1").unwrap();
         }
         let faults = cloud_faults(&text);
-        let told: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.wanted.clone())).collect();
+        let told: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
         let expected: Vec<_> = chosen
             .iter()
-            .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("did you mean {key}?")))
+            .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("not a key that is known: did you mean {key}?")))
             .collect();
         prop_assert_eq!(told, expected);
     }

@@ -11,18 +11,19 @@ mod shares;
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::hooked::{Hooked, ReadHook};
 use crate::policy::plain;
 
 pub use shares::{Effects, Full, Limits, Shares};
@@ -169,7 +170,7 @@ impl<K: Clone + Ord + Hash> Slot<K> {
 
     /// Wraps the holder's connection so that its reads mark the slot as active or silent.
     pub fn attend<T>(&self, io: T) -> Attended<T, K> {
-        Attended { io, slot: Some((self.door.clone(), self.id)), silent: true }
+        Hooked { io, hook: Attendance { slot: Some((self.door.clone(), self.id)), silent: true } }
     }
 
     /// Cancelled when the slot is lost: the holder must close its connection at once.
@@ -193,27 +194,23 @@ impl<K: Clone + Ord + Hash> Drop for Slot<K> {
 
 /// A connection that marks its slot: a read that finds nothing marks the holder as silent, any other as active. Once
 /// the slot is given back it is a plain wrapper.
+pub type Attended<T, K = Source> = Hooked<T, Attendance<K>>;
+
+/// The slot that an [`Attended`] connection marks, and how it last did.
 #[derive(Debug)]
-pub struct Attended<T, K: Clone + Ord + Hash = Source> {
-    io: T,
+pub struct Attendance<K: Clone + Ord + Hash = Source> {
     slot: Option<(Door<K>, u64)>,
     silent: bool,
 }
 
-impl<T, K: Clone + Ord + Hash> Attended<T, K> {
-    /// The connection, to set its options.
-    pub fn io(&self) -> &T {
-        &self.io
-    }
-}
-
-impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash + Unpin> AsyncRead for Attended<T, K> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl<K: Clone + Ord + Hash> ReadHook for Attendance<K> {
+    fn poll_read<T: AsyncRead + Unpin>(
+        &mut self,
+        io: Pin<&mut T>,
         cx: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.io).poll_read(cx, out);
+        let read = io.poll_read(cx, out);
         let silent = read.is_pending();
         if let Some((door, id)) = self.slot.as_ref().filter(|_| silent != self.silent) {
             let held = door.inside().shares.heard(*id, !silent, Instant::now());
@@ -223,32 +220,6 @@ impl<T: AsyncRead + Unpin, K: Clone + Ord + Hash + Unpin> AsyncRead for Attended
             }
         }
         read
-    }
-}
-
-impl<T: AsyncWrite + Unpin, K: Clone + Ord + Hash + Unpin> AsyncWrite for Attended<T, K> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 

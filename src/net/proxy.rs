@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::dial::{DialError, dial};
 use crate::names::Target;
-use crate::telemetry::said;
+use crate::telemetry::printable;
 use exempt::Exempt;
 
 /// The proxy for connections to pods, and the targets that are dialled without it.
@@ -147,7 +147,7 @@ impl Proxy {
         let line =
             String::from_utf8_lossy(head.split(|b| *b == b'\r').next().unwrap_or_default()).into_owned();
         if line.starts_with("HTTP/1.") {
-            Ok(said(&line))
+            Ok(printable(&line))
         } else {
             Err(io::Error::new(io::ErrorKind::InvalidData, "its answer is not HTTP/1"))
         }

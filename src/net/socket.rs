@@ -1,7 +1,7 @@
 //! Sockets as streams that hand bytes over without copying, with no buffer while nothing arrives.
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::server::TlsStream;
 
 use super::ByteStream;
-use super::door::Attended;
+use super::hooked::{Hooked, ReadHook};
 use super::pool::{Buffer, Pool};
 
 /// The stream of a client or a target: TCP, TLS over it, or another kind.
@@ -22,13 +22,13 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
     /// kind, which always ends in good order.
     fn tcp(&self) -> Option<&TcpStream>;
 
-    /// Completes once the peer has gone away such that nothing can be said to it any more; never, where that cannot be
-    /// told. One that has only finished its direction is not gone. Reads nothing. Cancel safe.
+    /// Completes once the peer has reset the connection; never, where the system does not report that. A peer that has
+    /// only finished its direction is not gone. Reads nothing. Cancel safe.
     fn gone(&self) -> impl Future<Output = ()> + Send {
         let tcp = self.tcp();
         async move {
             match tcp {
-                // It ends with an error as well once the runtime does.
+                // It also ends, with an error, when the runtime shuts down.
                 Some(tcp) => drop(tcp.ready(Interest::ERROR).await),
                 None => std::future::pending().await,
             }
@@ -76,13 +76,7 @@ impl<T: Connection> Connection for TlsStream<T> {
     }
 }
 
-impl<T: Connection> Connection for Attended<T> {
-    fn tcp(&self) -> Option<&TcpStream> {
-        self.io().tcp()
-    }
-}
-
-impl<T: Connection> Connection for Buffered<T> {
+impl<T: Connection, H: ReadHook + Unpin + Send> Connection for Hooked<T, H> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.io.tcp()
     }
@@ -99,8 +93,10 @@ pub struct Socket<T> {
 /// A socket for TLS to sit on, read 64 KiB at a time: the TLS library asks for 4 KiB, a system call each.
 ///
 /// What arrives waits in a pool buffer, which goes back once a read finds nothing. Writes pass straight through.
-pub struct Buffered<T> {
-    io: T,
+pub type Buffered<T> = Hooked<T, ReadBuffer>;
+
+/// What has arrived of a [`Buffered`] socket's bytes.
+pub struct ReadBuffer {
     pool: Pool,
     arrived: Option<Arrived>,
 }
@@ -125,12 +121,7 @@ impl<T> Socket<T> {
 impl<T> Buffered<T> {
     /// Wraps a socket.
     pub fn new(io: T, pool: Pool) -> Self {
-        Self { io, pool, arrived: None }
-    }
-
-    /// The socket inside, to set its options.
-    pub fn io(&self) -> &T {
-        &self.io
+        Self { io, hook: ReadBuffer { pool, arrived: None } }
     }
 }
 
@@ -169,47 +160,25 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> ByteStream for Socket<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Buffered<T> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.arrived.as_ref().is_none_or(Arrived::is_empty) {
-            let buffer = match this.arrived.take() {
+impl ReadHook for ReadBuffer {
+    fn poll_read<T: AsyncRead + Unpin>(
+        &mut self,
+        io: Pin<&mut T>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.arrived.as_ref().is_none_or(Arrived::is_empty) {
+            let buffer = match self.arrived.take() {
                 Some(used_up) => used_up.buffer,
-                None => this.pool.take(),
+                None => self.pool.take(),
             };
-            let arrived = ready!(Arrived::poll(&mut this.io, cx, buffer))?;
-            this.arrived = (!arrived.is_empty()).then_some(arrived);
+            let arrived = ready!(Arrived::poll(io, cx, buffer))?;
+            self.arrived = (!arrived.is_empty()).then_some(arrived);
         }
-        if let Some(arrived) = &mut this.arrived {
+        if let Some(arrived) = &mut self.arrived {
             arrived.copy(out);
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Buffered<T> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
     }
 }
 
@@ -219,9 +188,9 @@ impl<T: fmt::Debug> fmt::Debug for Socket<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Buffered<T> {
+impl fmt::Debug for ReadBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffered").field("io", &self.io).finish_non_exhaustive()
+        f.write_str("ReadBuffer")
     }
 }
 
@@ -235,12 +204,12 @@ struct Arrived {
 impl Arrived {
     /// Reads once; when nothing is there, `buffer` goes back to its pool.
     fn poll<T: AsyncRead + Unpin>(
-        io: &mut T,
+        io: Pin<&mut T>,
         cx: &mut Context<'_>,
         mut buffer: Buffer,
     ) -> Poll<io::Result<Self>> {
         let mut unfilled = ReadBuf::new(&mut buffer);
-        ready!(Pin::new(io).poll_read(cx, &mut unfilled))?;
+        ready!(io.poll_read(cx, &mut unfilled))?;
         let filled = unfilled.filled().len();
         Poll::Ready(Ok(Self { buffer, taken: 0, filled }))
     }
@@ -295,7 +264,7 @@ mod tests {
         })
         .await;
         assert_eq!(pool.idle(), 1, "the one buffer both used is back");
-        assert!(buffered.arrived.is_none());
+        assert!(buffered.hook.arrived.is_none());
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
 
+mod accept;
 mod leaf;
 mod mutual;
 mod offer;
@@ -16,6 +17,7 @@ use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
+pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
 use verify::{Anyone, Siblings};

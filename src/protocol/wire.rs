@@ -1,4 +1,4 @@
-//! Bytes to frames and back: the two dialects, and what two peers say of themselves when they meet.
+//! Bytes to frames and back: the two dialects, and the hello of a link.
 
 pub mod codec;
 pub mod extension;

@@ -1,4 +1,4 @@
-//! The access log: exactly one line for every session, however it went.
+//! The access log: exactly one line for each session, also for one that failed.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use crate::names::{NodeName, SessionId, Target};
 use super::Refusals;
 use super::log::ACCESS;
 
-/// One session's line, filled as the session goes; [`Self::end`] writes it, and so does dropping it, as `cut`.
+/// The line of one session, filled while it runs. [`Self::end`] writes it; dropping it writes it with the result `cut`.
 #[derive(Debug)]
 pub struct Access {
-    /// Which front end it came by (`ssh`, ...), or `backend` at the edge.
+    /// The name of the front end (`ssh`, ...), or `backend` at the edge.
     pub front: &'static str,
-    /// Which session, once it has an id; its first 8 digits are shown.
+    /// The session's id, once it has one; the line shows 8 digits.
     pub id: Option<SessionId>,
-    /// The trace a client was told, or brought.
+    /// The client's trace, its own or the one that it was sent.
     pub trace: String,
-    /// Which node was asked for, if that could be told.
+    /// The node, if the request names one.
     pub node: Option<NodeName>,
-    /// What was asked for, if it could be read.
+    /// The target, if it could be parsed.
     pub target: Option<Target>,
-    /// Who asked: an address, at the edge what the pod said of it.
+    /// The client: its address; at the edge the text of the Open frame.
     pub client: String,
-    /// Who proved to be asking.
+    /// The user that the client has proved to be.
     pub user: Option<String>,
     /// Bytes from the client towards the target.
     pub up: u64,
     /// Bytes from the target towards the client.
     pub down: u64,
-    /// How often the session went on by another path.
+    /// How often the session was resumed over another path.
     pub resumed: u32,
-    /// What the client was answered, as an HTTP status; none at the edge, which answers no client.
+    /// The HTTP status of the answer; `None` at the edge, which answers no client.
     pub status: Option<u16>,
     begun: Instant,
     written: bool,
@@ -65,12 +65,12 @@ impl Access {
         self.begun.elapsed()
     }
 
-    /// Writes the line: `result` is a fixed word, `why` says for people who ended it.
+    /// Writes the line: `result` is a fixed word, `why` a sentence that names the side that ended the session.
     pub fn end(mut self, result: &str, why: &str) {
         self.write(result, why);
     }
 
-    /// As [`Self::end`], for a session that was refused to one at `from`: no line if there are too many like it.
+    /// As [`Self::end`], for a client at `from` that was refused: no line if there are too many alike.
     pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &Refusals) {
         self.written = true;
         if refusals.may_tell(result, from) {

@@ -1,4 +1,4 @@
-//! Log lines: where they go, in which form, and how many of them.
+//! Log lines: destination, format and level.
 
 mod clean;
 mod files;
@@ -18,10 +18,10 @@ use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 use clean::Clean;
 use files::Files;
 
-/// Where log lines go, and how they look.
+/// Destination, format and first level of log lines.
 #[derive(Debug, Clone, Default)]
 pub struct LogSettings {
-    /// One JSON object a line instead of text.
+    /// One JSON object for each line instead of text.
     pub json: bool,
     /// Daily files in this directory, 7 days and 100 MiB of them kept; it is made if need be. None: stderr only.
     pub dir: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub struct LogSettings {
     pub verbosity: i32,
 }
 
-/// Running logs. Keep it until the very end of the process: dropping it writes what still waits.
+/// Running logs. Keep it until the very end of the process: dropping it writes the lines that wait.
 #[must_use = "dropping it stops the writers"]
 pub struct Logs {
     level: LogLevel,
@@ -41,7 +41,7 @@ pub struct Logs {
     _writers: Vec<WorkerGuard>,
 }
 
-/// The knob for how much is logged, turned while the program runs. Cheap to clone.
+/// Sets the level of the log while the program runs. Cheap to clone.
 #[derive(Clone)]
 pub struct LogLevel(reload::Handle<Targets, Registry>);
 
@@ -51,18 +51,18 @@ pub enum LogError {
     /// The directory cannot be made or written to; give the process the right, or another `--log-dir`.
     #[error("cannot write log files in {}: {cause}", .dir.display())]
     Dir {
-        /// Which directory.
+        /// The directory.
         dir: PathBuf,
-        /// Why not.
+        /// The system's error.
         #[source]
         cause: io::Error,
     },
-    /// Somebody else in this process takes the log lines already.
+    /// Logging was started before in this process.
     #[error("logs were started twice in one process")]
     Twice,
 }
 
-/// Nobody listens to log lines any more, so their level cannot be set.
+/// Logging has ended, so the level cannot be set.
 #[derive(Debug, thiserror::Error)]
 #[error("logs have ended")]
 pub struct LogEnded;
@@ -72,7 +72,7 @@ impl Logs {
     ///
     /// # Errors
     ///
-    /// If the directory cannot be used, or if logging was started before.
+    /// The directory cannot be used, or logging was started before.
     pub fn start(settings: LogSettings) -> Result<Self, LogError> {
         let mut writers = Vec::new();
         let mut outputs = Vec::new();
@@ -95,7 +95,7 @@ impl Logs {
         Ok(Self { level, in_files_only, _writers: writers })
     }
 
-    /// The knob for the level.
+    /// A handle that sets the level.
     pub fn level(&self) -> LogLevel {
         self.level.clone()
     }
@@ -105,7 +105,7 @@ impl Logs {
         self.in_files_only
     }
 
-    /// What `work` logs goes to stderr, at once and nowhere else.
+    /// Runs `work`; its log lines go to stderr, at once and nowhere else.
     pub fn on_stderr(json: bool, work: impl FnOnce()) {
         let (filter, _level) = LogLevel::new(0);
         let lines = tracing_subscriber::registry().with(filter).with(output(io::stderr, json));
@@ -114,7 +114,7 @@ impl Logs {
 }
 
 impl LogLevel {
-    /// A filter layer to be put directly on the registry, and its knob.
+    /// A filter layer for the registry, and the handle that sets its level.
     pub fn new(verbosity: i32) -> (reload::Layer<Targets, Registry>, Self) {
         let (layer, handle) = reload::Layer::new(targets(verbosity));
         (layer, Self(handle))
@@ -158,7 +158,7 @@ fn targets(verbosity: i32) -> Targets {
         4 | 5 => (LevelFilter::DEBUG, LevelFilter::DEBUG),
         6.. => (LevelFilter::TRACE, LevelFilter::TRACE),
     };
-    // These tell of each failed try. We tell of all they fail in, once, and say what to do.
+    // These libraries log each failed try. This program logs the failure once, with the remedy.
     let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
     targets.with_target("tunnel", ours).with_target(ACCESS, ours)
@@ -184,7 +184,7 @@ where
     }
 }
 
-/// The target of the one line that every session ends with.
+/// The target of the access lines.
 pub(super) const ACCESS: &str = "access";
 
 /// Lines that may wait for a slow disk before new ones are lost; the room for them is taken at the start.
@@ -229,7 +229,8 @@ pub(super) mod tests {
             });
             assert_eq!(lines.lines().count(), 1, "{lines}");
             assert!(
-                lines.ends_with('\n') && lines.trim_end().chars().all(crate::telemetry::said::is_printable),
+                lines.ends_with('\n')
+                    && lines.trim_end().chars().all(crate::telemetry::printable::is_printable),
                 "{lines:?}"
             );
             assert!(lines.matches("b \u{e9}").count() >= 5, "{lines}");

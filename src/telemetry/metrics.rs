@@ -1,4 +1,4 @@
-//! Every metric's name, unit and meaning, in one place.
+//! All metrics with their units and meanings.
 
 mod labels;
 mod names;
@@ -18,78 +18,78 @@ use labels::{Budget, Cause, Ended, Front, Pod};
 
 use super::process::Process;
 
-/// The numbers of this process: made once by the wiring, given to every part that counts. Cheap to clone.
+/// The metrics of this process: made once by the wiring, passed to every part that counts. Cheap to clone.
 ///
-/// Labels are fixed words of ours (front end, cause, result), never text from a peer, so that nobody can make the list
-/// of series grow. The fields that one session touches often are plain counters.
+/// Labels are fixed words (front end, cause, result), never text from a peer, so that no peer can make the list of
+/// series grow. Counters that a session changes often are plain fields.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Nodes that are linked to this pod; SuperEdge's only metric, kept.
+    /// Nodes that are linked to this pod. SuperEdge's only metric, under its name.
     pub nodes: Gauge,
-    /// Links alive now.
+    /// Links that are alive.
     pub links: Gauge,
     /// Links that ended, by cause.
     pub links_ended: Causes,
-    /// Calls that asked to become a link and were refused, by cause.
+    /// Calls that were refused a link, by cause.
     pub calls_refused: Causes,
-    /// Times that two processes that were both alive had one name, of which one is linked here.
+    /// How often two living processes had the same name while one of them was linked here.
     pub name_conflicts: Counter,
-    /// Times that an edge began to dial its cloud again.
+    /// How often an edge began to dial its cloud again.
     pub reconnects: Counter,
-    /// Time from a ping to its answer, on every link.
+    /// Seconds from a ping to its answer, on every link.
     pub round_trip: Timing,
-    /// Plain links left unread because a session's queue was full: how often.
+    /// How often a plain link was left unread because a session's queue was full.
     pub stalls: Counter,
     /// Sessions of each front end or of the back end.
     pub sessions: Sessions,
-    /// Time from a session's request to its answer, good or bad.
+    /// Seconds from a session's request to its answer, good or bad.
     pub opening: Timing,
     /// Bytes from clients towards targets.
     pub bytes_up: Counter,
     /// Bytes from targets towards clients.
     pub bytes_down: Counter,
-    /// Sessions reset before their end, by cause.
+    /// Sessions that were reset before their end, by cause.
     pub resets: Causes,
-    /// Sessions that broke off and were forgotten before all that had been accepted was delivered, by cause.
+    /// Sessions whose last bytes were dropped before they were delivered, by cause.
     pub undelivered: Causes,
-    /// Times that a session with an end here went on over another path.
+    /// How often a session with an end here was resumed over another path.
     pub resumed: Counter,
-    /// Sessions that only pass through this pod; looked at every few seconds.
+    /// Sessions that are relayed by this pod; set every few seconds.
     pub passing: Gauge,
-    /// What sessions may hold in memory, by budget; looked at every few seconds.
+    /// Bytes that sessions hold in memory, by budget; set every few seconds.
     pub memory: Memory,
-    /// Frames dropped because they came from the wrong link, role or attempt, or are not known, by cause.
+    /// Frames that were dropped (wrong link, role or attempt, or unknown), by cause.
     pub frames_dropped: Causes,
     /// Client connections closed without a session, by cause (head too slow, not HTTP, too many, ...).
     pub connections_refused: Causes,
-    /// Records that stand where DNS reads them.
+    /// Records that are published for DNS.
     pub published: Gauge,
-    /// Times that records could not be written.
+    /// How often records could not be written.
     pub publish_failures: Counter,
-    /// Which of the refusals that are counted here may have a line in the log as well.
+    /// Limits the log lines about refusals that are counted here.
     pub refusals: Refusals,
     registry: Arc<Registry>,
 }
 
-/// A counter for each of a few causes, which are fixed words of ours.
+/// A counter for each cause; causes are fixed words.
 #[derive(Debug, Clone, Default)]
 pub struct Causes(Family<Cause, Counter>);
 
-/// Bytes held of each of a few budgets, and their bounds.
+/// Bytes held of each budget, and its bound.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
     used: Family<Budget, Gauge>,
     limit: Family<Budget, Gauge>,
 }
 
-/// Sessions alive now, and sessions ended by result, for each front end.
+/// Sessions that are alive, and sessions that ended by result, for each front end.
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
     now: Family<Front, Gauge>,
     total: Family<Ended, Counter>,
 }
 
-/// A session that is alive: counted as such until dropped.
+/// Counts one session as alive until dropped.
 #[derive(Debug)]
 pub struct Alive {
     sessions: Sessions,
@@ -97,12 +97,12 @@ pub struct Alive {
     result: &'static str,
 }
 
-/// How long something took.
+/// A histogram of times in seconds.
 #[derive(Debug, Clone)]
 pub struct Timing(Histogram);
 
 impl Metrics {
-    /// The type of [`Self::encode`]'s text.
+    /// The content type of [`Self::encode`]'s text.
     pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
     /// The metrics of a pod, whose namespace and name (empty when not known) become the labels of `tunnel_cloud_nodes`.
@@ -119,10 +119,10 @@ impl Metrics {
         Self::with(Registry::default(), Gauge::default())
     }
 
-    /// All numbers as OpenMetrics text, to be served as [`Self::CONTENT_TYPE`].
+    /// All metrics as OpenMetrics text, to be served as [`Self::CONTENT_TYPE`].
     pub fn encode(&self) -> String {
         let mut text = String::with_capacity(TEXT_BYTES);
-        // Writing to a String fails only if a metric's own encoding does; what stands before it is still of use.
+        // Writing to a String fails only if a metric's own encoding fails; the text before it is still served.
         if encode(&mut text, &self.registry).is_err() {
             tracing::error!("metrics could not be written in full");
         }
@@ -170,14 +170,14 @@ impl Causes {
         self.0.get_or_create(&Cause { cause }).inc();
     }
 
-    /// How many were counted for `cause`.
+    /// The count of `cause`.
     pub fn counted(&self, cause: &'static str) -> u64 {
         self.0.get_or_create(&Cause { cause }).get()
     }
 }
 
 impl Memory {
-    /// Of `budget`, a fixed word of ours, so many of so many bytes are held now.
+    /// Sets the bytes that are held of `budget` (a fixed word), and its bound.
     pub fn set(&self, budget: &'static str, used: usize, limit: usize) {
         for (family, bytes) in [(&self.used, used), (&self.limit, limit)] {
             family.get_or_create(&Budget { budget }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -186,13 +186,13 @@ impl Memory {
 }
 
 impl Sessions {
-    /// Counts a session of `front` as alive until the answer is dropped.
+    /// Counts a session of `front` as alive until the result is dropped.
     pub fn begin(&self, front: &'static str) -> Alive {
         self.now.get_or_create(&Front { front }).inc();
         Alive { sessions: self.clone(), front, result: "cut" }
     }
 
-    /// Counts a session that was refused before it lived.
+    /// Counts a session that was refused before it opened.
     pub fn refused(&self, front: &'static str, result: &'static str) {
         self.total.get_or_create(&Ended { front, result }).inc();
     }
@@ -202,7 +202,7 @@ impl Sessions {
         self.now.get_or_create(&Front { front }).get()
     }
 
-    /// Sessions of `front` that had this result.
+    /// Sessions of `front` that ended with this result.
     pub fn ended(&self, front: &'static str, result: &'static str) -> u64 {
         self.total.get_or_create(&Ended { front, result }).get()
     }
@@ -223,7 +223,7 @@ impl Drop for Alive {
 }
 
 impl Timing {
-    /// Adds one that took `time`.
+    /// Adds one observation.
     pub fn observe(&self, time: Duration) {
         self.0.observe(time.as_secs_f64());
     }
@@ -233,13 +233,13 @@ impl Timing {
     }
 }
 
-/// Room for the text of a process at work, in bytes, so that it does not grow step by step.
+/// Bytes reserved for the text, so that it does not grow step by step.
 const TEXT_BYTES: usize = 8 * 1024;
 
-/// From a link on one machine to one that is given up.
+/// Buckets in seconds, from a link on one machine to one that is given up.
 const ROUND_TRIP_SECONDS: [f64; 10] = [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
 
-/// From a target on one machine to the longest patience.
+/// Buckets in seconds, from a target on one machine to the longest time-out.
 const OPENING_SECONDS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 12.0];
 
 #[cfg(test)]

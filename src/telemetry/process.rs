@@ -1,4 +1,4 @@
-//! What the kernel and the runtime say about this process, read when somebody asks.
+//! Metrics of the process itself, read from the kernel and the runtime at each scrape.
 
 use std::fmt;
 use std::fs;
@@ -13,7 +13,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-/// Memory, processor time and open files of this process, from `/proc/self`, and its tasks, at each scrape.
+/// Memory in bytes, processor seconds, open files and tasks of this process.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -55,7 +55,7 @@ pub fn third_of_memory(most: usize) -> usize {
     third.map_or(most, |third| third.min(most))
 }
 
-/// How much memory this process may use, in bytes: the smallest limit of its cgroups (v2 and v1), if there is one.
+/// The process's memory limit in bytes: the smallest limit of its cgroups (v2 and v1), if there is one.
 fn memory_limit() -> Option<u64> {
     let paths = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let limits = paths.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
@@ -70,19 +70,19 @@ fn resident_bytes(stat: &Stat) -> Option<i64> {
     i64::try_from(stat.rss_bytes().get()).ok()
 }
 
-/// User and system together.
+/// Processor seconds, user and system together.
 fn cpu_time(stat: &Stat) -> Duration {
     Duration::from_secs_f64((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// By hand, as procfs counts its own as well, and `.` and `..` on kernels before 6.2.
+/// Counts open files. The procfs crate would count its own too, and `.` and `..` on kernels before 6.2.
 fn open_files() -> Option<i64> {
     // The directory's own descriptor is open while it is read.
     let files = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
     i64::try_from(files).ok()
 }
 
-/// None outside a runtime.
+/// The tasks of the runtime; `None` outside of one.
 fn tasks() -> Option<i64> {
     let runtime = tokio::runtime::Handle::try_current().ok()?;
     i64::try_from(runtime.metrics().num_alive_tasks()).ok()

@@ -1,4 +1,4 @@
-//! Which refusals have a line of their own in the log, so that nobody can fill it with them.
+//! Limits the log lines about refusals, so that no client can fill the log.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -11,15 +11,15 @@ use tracing::warn;
 
 /// Lets through `EACH` refusals a second for each cause and source, and sums up the rest. Cheap to clone.
 ///
-/// Sources beyond `MOST` in a second share one place for each cause.
+/// Sources beyond `MOST` in a second share one count for each cause.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals(Arc<Mutex<Second>>);
 
-/// How many there were in this second, by cause and source; none: all the others.
+/// Refusals in this second, by cause and source; a source of `None` stands for all others.
 type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
 impl Refusals {
-    /// Whether the refusal that there is now, for that fixed word's cause, may have its line.
+    /// Counts a refusal, and returns whether it may be logged. `cause` is a fixed word.
     pub fn may_tell(&self, cause: &'static str, from: IpAddr) -> bool {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let one = (cause, Some(source(from)));
@@ -29,7 +29,7 @@ impl Refusals {
         *count <= EACH
     }
 
-    /// Begins a new second each second, and says what the last one has kept quiet, until `end` completes. Cancel safe.
+    /// Once a second logs how many lines were withheld and starts to count anew, until `end` completes. Cancel safe.
     pub async fn sum_up(self, end: impl Future<Output = ()>) {
         let mut end = pin!(end);
         loop {
@@ -51,7 +51,7 @@ impl Refusals {
     }
 }
 
-/// Who counts as one: an IPv4 address, or the /64 of an IPv6 address, by its first address.
+/// What counts as one source: an IPv4 address, or the /64 of an IPv6 address, by its first address.
 fn source(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
@@ -59,9 +59,9 @@ fn source(from: IpAddr) -> IpAddr {
     }
 }
 
-/// Lines a second for each cause and source.
+/// Lines per second for each cause and source.
 const EACH: u64 = 20;
-/// Causes and sources that are told apart within a second.
+/// Pairs of cause and source that are counted apart within a second.
 const MOST: usize = 100;
 const SECOND: Duration = Duration::from_secs(1);
 

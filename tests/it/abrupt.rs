@@ -181,7 +181,7 @@ async fn survives_a_cut(client: &TestPod, holder: &TestPod, line: &Line, edge: &
 async fn an_answer_survives_the_cut_of_the_line_that_it_was_said_on() {
     let place = TestDir::new();
     let pods = pods::start(&place, 2);
-    let line = Line::to(pods[1].pod.grpc).await;
+    let line = Line::to(pods[1].pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     for client in [&pods[1], &pods[0]] {
         survives_a_cut(client, &pods[1], &line, &edge).await;
@@ -210,7 +210,7 @@ async fn watched() -> (SocketAddr, mpsc::Receiver<()>) {
 async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there_is_one() {
     let place = TestDir::new();
     let pods = pods::start(&place, 2);
-    let line = Line::to(pods[1].pod.grpc).await;
+    let line = Line::to(pods[1].pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let (target, mut ended) = watched().await;
     for client in [&pods[1], &pods[0]] {
@@ -228,7 +228,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
             clients::reset(socket);
             wait_until("the client is gone", || client.pod.metrics.sessions.now("ssh") == 0).await;
             line.reset();
-            line.lead_to(pods[1].pod.grpc);
+            line.lead_to(pods[1].pod.bound.grpc);
             wait_until("there is a new link", || {
                 pods[1].link("node1").is_some_and(|link| link.sender.id != old.sender.id)
             })
@@ -248,7 +248,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
 async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_there_is_one() {
     let place = TestDir::new();
     let pods = pods::start(&place, 2);
-    let line = Line::to(pods[1].pod.grpc).await;
+    let line = Line::to(pods[1].pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let go = Arc::new(Notify::new());
     let when = go.clone();
@@ -269,7 +269,7 @@ async fn a_target_that_breaks_off_without_a_path_is_told_with_its_reason_once_th
         wait_until("the link is away", || pods[1].link("node1").is_none()).await;
         go.notify_one();
         wait_until("the target is gone", || edge.metrics.sessions.now("backend") == 0).await;
-        line.lead_to(pods[1].pod.grpc);
+        line.lead_to(pods[1].pod.bound.grpc);
         clients::is_reset(&mut socket).await;
         assert_eq!(client.pod.metrics.sessions.ended("ssh", "target_failed"), 1);
     }

@@ -45,7 +45,7 @@ port = 8000
     let (settings, warnings) = Cloud::read(&cloud, &Environment::default()).unwrap();
     assert!(!warnings.is_empty(), "what is not served is named");
     let pod = Pod::start(settings, None).unwrap();
-    let ports = [pod.grpc, pod.ssh.unwrap(), pod.log, pod.metrics_at.unwrap()];
+    let ports = [pod.bound.grpc, pod.bound.connect().unwrap(), pod.bound.log, pod.bound.metrics.unwrap()];
     assert!(ports.iter().all(|at| at.ip().is_unspecified() && at.port() != 0), "{ports:?}");
 
     let edge = format!(
@@ -63,11 +63,11 @@ logport = 0
 cert = "/etc/tunnel/certs/apiserver-kubelet-client.crt"
 key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
 "#,
-        pod.grpc.port()
+        pod.bound.grpc.port()
     );
     let env = Environment { node_name: Some("node1".into()), ..Environment::default() };
     let _edge = Edge::start(Settings::read(&edge, &env).unwrap().0, None).unwrap();
-    let pod = TestPod { connect: ([127, 0, 0, 1], pod.ssh.unwrap().port()).into(), pod };
+    let pod = TestPod { connect: ([127, 0, 0, 1], pod.bound.connect().unwrap().port()).into(), pod };
     pod.has("node1").await;
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
 }
@@ -76,7 +76,7 @@ key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
 async fn an_edge_dials_through_the_proxy_of_its_environment() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
-    let grpc = pod.pod.grpc;
+    let grpc = pod.pod.bound.grpc;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = listener.local_addr().unwrap();
     let (told, mut tells) = tokio::sync::mpsc::channel(1);
@@ -132,7 +132,8 @@ async fn an_edge_reads_its_token_and_its_target_addresses_as_configured() {
     .await;
     let pod = TestPod::start(&place);
     let token_file = format!("token_file = \"{}/mine\"", place.path().display());
-    let text = place.edge("node1", pod.pod.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
+    let text =
+        place.edge("node1", pod.pod.bound.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
     let _edge = Edge::start(Settings::read(&text, &Environment::default()).unwrap().0, None).unwrap();
     pod.has("node1").await;
     // The node's own name is tried on 127.0.0.1 and on [::1].

@@ -22,7 +22,7 @@ async fn says(edge: &Edge, status: u16, text: &str) {
     let mut last = String::new();
     let ask = async {
         loop {
-            let page = get(edge.log.unwrap(), "/readyz").await;
+            let page = get(edge.bound.log.unwrap(), "/readyz").await;
             last = page.body;
             if page.status == status && last.contains(text) {
                 break;
@@ -49,7 +49,7 @@ async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_
     let older = edge(&place, &pods[0], "node1").await;
     let keeps = pods[0].has("node1").await;
     let begun = Instant::now();
-    let younger = start_edge(&place.edge("node1", pods[1].pod.grpc, ""));
+    let younger = start_edge(&place.edge("node1", pods[1].pod.bound.grpc, ""));
     says(&younger, 503, &format!("node node1 is linked from {} by another process", keeps.from)).await;
     says(&older, 200, "name: another process came as node node1, at pod ").await;
     wait_until("both pods count it", || conflicts(&pods[0]) > 0 && conflicts(&pods[1]) > 0).await;
@@ -68,7 +68,7 @@ async fn at_one_pod_both_edges_are_told_too() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
     let older = edge(&place, &pod, "node1").await;
-    let younger = start_edge(&place.edge("node1", pod.pod.grpc, ""));
+    let younger = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     says(&younger, 503, "by another process, which is alive").await;
     says(&older, 200, "name: another process came as node node1, from 127.0.0.1:").await;
     assert_eq!(conflicts(&pod), 1);
@@ -111,7 +111,7 @@ async fn scripted(place: &TestDir, pod: &TestPod, number: u128, old: bool) -> Ca
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
     let headers = if old { peer::old(headers) } else { headers };
-    peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap()
+    peer::link_as_pod(place, pod.pod.bound.grpc, Some(shows), headers, "node1").await.unwrap()
 }
 
 fn found(instance: u128, age: Option<Duration>) -> FrameKind {

@@ -65,7 +65,7 @@ async fn silent_connections_from_one_address_keep_no_edge_out() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let begun = Instant::now();
-    let _silent = silent(SILENT, OTHER, pod.pod.grpc).await;
+    let _silent = silent(SILENT, OTHER, pod.pod.bound.grpc).await;
     let linked = Instant::now();
     let _edge = edge(&place, &pod, "node1").await;
     assert!(linked.elapsed() < Duration::from_secs(2), "linked after {:?}", linked.elapsed());
@@ -92,10 +92,10 @@ async fn edges_behind_one_address_come_back_beside_silent_connections_from_there
 /// How long it takes until many edges are linked that come at once from an address, beside so many silent connections.
 async fn come_back(place: &TestDir, others: usize) -> Duration {
     let pod = TestPod::start(place);
-    let _silent = silent(others, "127.0.0.1", pod.pod.grpc).await;
+    let _silent = silent(others, "127.0.0.1", pod.pod.bound.grpc).await;
     let begun = Instant::now();
     let edges: Vec<Edge> =
-        (0..EDGES).map(|n| start_edge(&place.edge(&format!("edge{n}"), pod.pod.grpc, ""))).collect();
+        (0..EDGES).map(|n| start_edge(&place.edge(&format!("edge{n}"), pod.pod.bound.grpc, ""))).collect();
     wait_until("all are linked", || pod.pod.registry.nodes().len() == EDGES).await;
     let took = begun.elapsed();
     join_all(edges.into_iter().map(|edge| edge.stop(async {}))).await;
@@ -138,9 +138,9 @@ async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
 async fn idle_connections_to_an_admin_port_keep_no_probe_out() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
-    let _silent = silent(200, "127.0.0.1", pod.pod.log).await;
+    let _silent = silent(200, "127.0.0.1", pod.pod.bound.log).await;
     for _ in 0..10 {
-        assert_eq!(get(pod.pod.log, "/livez").await.status, 200);
+        assert_eq!(get(pod.pod.bound.log, "/livez").await.status, 200);
     }
 }
 
@@ -231,7 +231,7 @@ async fn edges_behind_a_balancer_are_known_by_their_own_addresses() {
     );
     let pod = TestPod::from_text(&text);
     let balancer = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (at, to) = (balancer.local_addr().unwrap(), pod.pod.grpc);
+    let (at, to) = (balancer.local_addr().unwrap(), pod.pod.bound.grpc);
     beside(async move {
         while let Ok((mut edge, _)) = balancer.accept().await {
             let mut onward = connect_from(OTHER, to).await;

@@ -27,7 +27,7 @@ async fn a_pod_that_stops_is_not_ready_takes_nobody_and_lets_its_sessions_finish
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    let (log, connect, grpc) = (pod.pod.log, pod.connect, pod.pod.grpc);
+    let (log, connect, grpc) = (pod.pod.bound.log, pod.connect, pod.pod.bound.grpc);
     let (metrics, table) = (pod.pod.metrics.clone(), pod.pod.table.clone());
     assert_eq!(get(log, "/readyz").await.status, 200);
     let stopped = beside(pod.pod.stop(pending()));
@@ -94,7 +94,7 @@ async fn a_pod_that_stops_takes_no_new_links() {
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    let (connect, grpc) = (pod.connect, pod.pod.grpc);
+    let (connect, grpc) = (pod.connect, pod.pod.bound.grpc);
     let stopped = beside(pod.pod.stop(pending()));
     is_closed(connect).await;
     let refused = peer::try_link(&place, grpc, "node2", Some(Instance::random())).await.err().unwrap();
@@ -110,7 +110,7 @@ async fn an_edge_that_stops_finishes_its_sessions_and_refuses_new_ones() {
     let edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    let log = edge.log.unwrap();
+    let log = edge.bound.log.unwrap();
     let stopped = beside(edge.stop(pending()));
     let asked = async {
         loop {

@@ -171,7 +171,7 @@ async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
     let dns = Dns::start(Says::Nothing).await;
     let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"", dns.at);
     let pod = TestPod::from_text(&pods::config(&place, pods::addresses(1)[0], &lines));
-    let line = Line::to(pod.pod.grpc).await;
+    let line = Line::to(pod.pod.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -275,7 +275,7 @@ async fn pods_of_different_authorities_say_so_when_they_are_asked_whether_they_a
         let said = format!("other pods: pod {other} cannot be reached: ");
         let begun = Instant::now();
         loop {
-            let ready = clients::get(pod.pod.log, "/readyz").await;
+            let ready = clients::get(pod.pod.bound.log, "/readyz").await;
             assert_eq!(ready.status, 200, "{ready:?}");
             if ready.body.contains(&said) && ready.body.contains("TLS as") {
                 break;

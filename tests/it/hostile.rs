@@ -318,11 +318,11 @@ async fn garbage_before_and_after_tls_is_closed() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
-    let mut before = TcpStream::connect(pod.pod.grpc).await.unwrap();
+    let mut before = TcpStream::connect(pod.pod.bound.grpc).await.unwrap();
     before.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = soon("its end", before.read_to_end(&mut Vec::new())).await;
     wait_until("it is counted", || pod.pod.metrics.calls_refused.counted("tls") == 1).await;
-    let mut after = peer::encrypted(&place, pod.pod.grpc).await;
+    let mut after = peer::encrypted(&place, pod.pod.bound.grpc).await;
     after.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let _ = soon("its end", after.read_to_end(&mut Vec::new())).await;
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
@@ -334,8 +334,8 @@ async fn a_thousand_connections_that_never_speak_do_no_harm() {
     let pod = TestPod::start(&place);
     let edge_one = edge(&place, &pod, "node1").await;
     hurry();
-    let _silent = raw::silent(pod.pod.grpc, 1000).await;
-    let edge_two = start_edge(&place.edge("node2", pod.pod.grpc, ""));
+    let _silent = raw::silent(pod.pod.bound.grpc, 1000).await;
+    let edge_two = start_edge(&place.edge("node2", pod.pod.bound.grpc, ""));
     let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
     wait_until("they are closed", || refused("silent") == 1000).await;
@@ -351,7 +351,7 @@ async fn a_call_that_never_comes_is_not_waited_for() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
     hurry();
-    let mut silent = peer::encrypted(&place, pod.pod.grpc).await;
+    let mut silent = peer::encrypted(&place, pod.pod.bound.grpc).await;
     let _ = silent.read_to_end(&mut Vec::new()).await;
     let late = || pod.pod.metrics.calls_refused.counted("no_call_in_time");
     wait_until("it is counted", || late() == 1).await;

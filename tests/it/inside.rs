@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::ByteStream as _;
-use tunnel::protocol::{Code, Session};
+use tunnel::protocol::{Category, Code, Session};
+use tunnel::route::Request;
 
 use crate::support::line::Line;
 use crate::support::pods::{self, Separate};
@@ -53,6 +54,22 @@ async fn a_pod_dials_nothing_for_edges_unless_it_is_told_to() {
 }
 
 #[tokio::test]
+async fn of_a_session_that_the_far_end_refused_the_id_is_told() {
+    let place = TestDir::new();
+    let pod = TestPod::with(&place, "");
+    let asker = edge(&place, &pod, "asker").await;
+    wait_until("the edge has a link", || asker.metrics.links.get() > 0).await;
+    let request = |to| Request {
+        node: "asker".parse().unwrap(),
+        target: target(to),
+        category: Category::HttpProxy,
+        client: "test".into(),
+    };
+    let refused = asker.route.open(request("asker:22")).await.unwrap_err();
+    assert!(refused.session.is_some(), "{refused}");
+}
+
+#[tokio::test]
 async fn an_edge_reaches_what_a_pod_may_dial_by_address_and_by_name_and_nothing_else() {
     let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
     let entry = format!("\"127.0.0.0/8:{}\", \"10.0.0.0/8:{}\", \"own:*\"", echo.port(), other.port());
@@ -81,13 +98,13 @@ async fn what_a_pod_dialled_for_an_edge_goes_on_when_the_edge_moves_to_other_pod
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let all = pods::addresses(3);
     let pods: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
-    let line = Line::to(pods[0].pod.grpc).await;
+    let line = Line::to(pods[0].pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     pods[0].has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "at the first").await;
     for pod in [&pods[1], &pods[2], &pods[0], &pods[1]] {
-        line.lead_to(pod.pod.grpc);
+        line.lead_to(pod.pod.bound.grpc);
         line.reset();
         pod.has("asker").await;
         says(&mut session, "through another, or back").await;
@@ -109,12 +126,12 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
     let texts = texts(&place, &all);
     let mut first = Separate::start(texts[0].clone()).await;
     let second = TestPod::from_text(&texts[1]);
-    let line = Line::to(first.pod.pod.grpc).await;
+    let line = Line::to(first.pod.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, "[mode.edge.session]\ngrace = \"30s\"\n"));
     first.pod.has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;
-    line.lead_to(second.pod.grpc);
+    line.lead_to(second.pod.bound.grpc);
     first.kill();
     second.has("asker").await;
     // As long as its pod does not answer it may come back; another process in its place is proof that it does not.
@@ -122,7 +139,7 @@ async fn what_a_pod_dialled_for_an_edge_ends_with_that_pod() {
     assert_eq!(ends(&mut session).await, Code::Unknown);
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "after").await;
-    line.lead_to(again.pod.grpc);
+    line.lead_to(again.pod.bound.grpc);
     line.reset();
     says(&mut session, "and again").await;
 }
@@ -132,13 +149,13 @@ async fn what_a_lone_pod_dialled_ends_at_once_when_another_process_takes_its_pla
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let text = place.cloud(&allow("\"127.0.0.0/8:*\""));
     let mut first = Separate::start(text.clone()).await;
-    let line = Line::to(first.pod.pod.grpc).await;
+    let line = Line::to(first.pod.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     first.pod.has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
     says(&mut session, "before").await;
     let second = TestPod::from_text(&text);
-    line.lead_to(second.pod.grpc);
+    line.lead_to(second.pod.bound.grpc);
     first.kill();
     assert_eq!(ends(&mut session).await, Code::Unknown);
 }
@@ -149,11 +166,11 @@ async fn a_pod_that_stops_carries_on_what_it_dialled_for_an_edge_that_has_moved(
     let all = pods::addresses(2);
     let mut both: Vec<_> = texts(&place, &all).iter().map(|text| TestPod::from_text(text)).collect();
     let (second, first) = (both.remove(1), both.remove(0));
-    let line = Line::to(first.pod.grpc).await;
+    let line = Line::to(first.pod.bound.grpc).await;
     let asker = start_edge(&place.edge("asker", line.at, ""));
     first.has("asker").await;
     let mut session = inside(&asker, "asker", &echo.to_string()).await.unwrap();
-    line.lead_to(second.pod.grpc);
+    line.lead_to(second.pod.bound.grpc);
     let (metrics, stopped) = (first.pod.metrics.clone(), beside(first.pod.stop(pending())));
     second.has("asker").await;
     wait_until("the edge has both links", || asker.metrics.links.get() == 2).await;

@@ -19,7 +19,7 @@ use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within
 
 /// What an edge that is not ready says of it.
 async fn not_ready(edge: &Edge, because: &str) {
-    let log = edge.log.unwrap();
+    let log = edge.bound.log.unwrap();
     let mut last = String::new();
     let ask = async {
         loop {
@@ -39,7 +39,7 @@ async fn not_ready(edge: &Edge, because: &str) {
 
 async fn is_ready(edge: &Edge) {
     let ask = async {
-        while get(edge.log.unwrap(), "/readyz").await.status != 200 {
+        while get(edge.bound.log.unwrap(), "/readyz").await.status != 200 {
             sleep(BETWEEN).await;
         }
     };
@@ -53,7 +53,7 @@ const BETWEEN: Duration = Duration::from_millis(20);
 async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
-    let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "wrong"));
+    let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(TOKEN, "wrong"));
     not_ready(&edge, "link: the cloud refused: invalid token (Unauthenticated): compare the token here")
         .await;
     assert!(pod.pod.registry.nodes().is_empty());
@@ -65,7 +65,7 @@ async fn an_edge_believes_only_its_own_authority() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let pod = TestPod::start(&place);
     let strange = Authority::new().write(other.path(), &[NAME]).ca;
-    let text = place.edge("node1", pod.pod.grpc, "");
+    let text = place.edge("node1", pod.pod.bound.grpc, "");
     let edge = start_edge(&text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap()));
     not_ready(&edge, "TLS with the cloud as \"cloud.test\" failed").await;
     assert!(pod.pod.registry.nodes().is_empty());
@@ -75,7 +75,7 @@ async fn an_edge_believes_only_its_own_authority() {
 async fn an_edge_wants_the_name_that_it_was_told() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
-    let edge = start_edge(&place.edge("node1", pod.pod.grpc, "").replace(NAME, "other.test"));
+    let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(NAME, "other.test"));
     not_ready(&edge, "TLS with the cloud as \"other.test\" failed").await;
     assert!(pod.pod.registry.nodes().is_empty());
 }
@@ -86,7 +86,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
     place.file("token", "default:another");
     let pod = TestPod::start(&place);
     hurry();
-    let edge = start_edge(&place.edge("node1", pod.pod.grpc, ""));
+    let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     not_ready(&edge, "invalid token").await;
     place.file("token", &format!("default:{TOKEN}"));
     wait_within(4 * crate::support::PATIENCE, "the edge is let in", || pod.link("node1").is_some()).await;
@@ -99,7 +99,7 @@ async fn a_changed_token_file_counts_for_who_comes_next() {
 async fn wait_refused(place: &TestDir, pod: &TestPod) {
     let refused = async {
         loop {
-            match peer::try_link(place, pod.pod.grpc, "node2", Some(Instance::random())).await {
+            match peer::try_link(place, pod.pod.bound.grpc, "node2", Some(Instance::random())).await {
                 Err(status) => break assert_eq!(status.code(), Grpc::Unauthenticated),
                 Ok(_) => sleep(BETWEEN).await,
             }
@@ -113,10 +113,10 @@ async fn a_node_with_a_line_of_its_own_cannot_use_the_default_token() {
     let place = TestDir::new();
     place.file("token", &format!("default:{TOKEN}\nnode1:its own"));
     let pod = TestPod::start(&place);
-    let refused = peer::try_link(&place, pod.pod.grpc, "node1", None).await.err().unwrap();
+    let refused = peer::try_link(&place, pod.pod.bound.grpc, "node1", None).await.err().unwrap();
     assert_eq!((refused.code(), refused.message()), (Grpc::Unauthenticated, "invalid token"));
     peer::link(&place, &pod, "node2", None).await;
-    let own = place.edge("node1", pod.pod.grpc, "").replace(TOKEN, "itsown");
+    let own = place.edge("node1", pod.pod.bound.grpc, "").replace(TOKEN, "itsown");
     let _edge = start_edge(&own);
     pod.has("node1").await;
 }
@@ -130,7 +130,7 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
     let current = || pod.link("node1").unwrap().sender;
     let link = async || {
         let before = pod.link("node1").map(|linked| linked.sender.id);
-        let call = peer::link_as_pod(&place, pod.pod.grpc, None, beside(), "node1").await.unwrap();
+        let call = peer::link_as_pod(&place, pod.pod.bound.grpc, None, beside(), "node1").await.unwrap();
         wait_until("the new link is the node's", || pod.link("node1").map(|l| l.sender.id) != before).await;
         call
     };
@@ -145,7 +145,7 @@ async fn a_link_that_is_marked_stands_beside_the_one_before_until_the_edge_ends_
     let mut fourth = link().await;
     first.ends().await;
     assert!(!middle.is_closed() && current().id != middle.id, "of three the oldest goes");
-    let _last = peer::try_link(&place, pod.pod.grpc, "node1", Some(instance)).await.unwrap();
+    let _last = peer::try_link(&place, pod.pod.bound.grpc, "node1", Some(instance)).await.unwrap();
     fourth.ends().await;
     wait_until("without the mark the newest stands alone", || middle.is_closed()).await;
     assert_eq!(pod.pod.registry.nodes().len(), 1);
@@ -157,7 +157,7 @@ async fn a_second_link_of_one_process_replaces_the_first_at_once() {
     let pod = TestPod::start(&place);
     let mut first = peer::link(&place, &pod, "node1", instance).await;
     let old = pod.has("node1").await;
-    let _second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
+    let _second = peer::try_link(&place, pod.pod.bound.grpc, "node1", instance).await.unwrap();
     first.ends().await;
     wait_until("the old one's end is over", || pod.pod.metrics.links.get() == 1).await;
     let new = pod.link("node1").expect("the old one's end leaves the new one alone");
@@ -172,13 +172,13 @@ async fn of_two_machines_with_one_name_the_one_that_is_alive_stays() {
     let edge = edge(&place, &pod, "node1").await;
     let old = pod.has("node1").await;
     let refused =
-        peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.err().unwrap();
+        peer::try_link(&place, pod.pod.bound.grpc, "node1", Some(Instance::random())).await.err().unwrap();
     assert_eq!(refused.code(), Grpc::AlreadyExists);
     assert!(refused.message().contains(&old.from.to_string()), "{refused:?}");
     assert_eq!(pod.link("node1").unwrap().sender.id, old.sender.id);
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
 
-    let newcomer = start_edge(&place.edge("node1", pod.pod.grpc, ""));
+    let newcomer = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     not_ready(&newcomer, &format!("node node1 is linked from {}", old.from)).await;
     is_ready(&edge).await;
 }
@@ -191,7 +191,7 @@ async fn a_frozen_link_is_replaced_after_two_seconds() {
     let old = pod.has("node1").await;
     hurry();
     let begun = Instant::now();
-    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
+    let _new = peer::try_link(&place, pod.pod.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
     assert_eq!(begun.elapsed().as_secs(), 2);
     wait_until("the new one is there", || pod.link("node1").is_some_and(|l| l.sender.id != old.sender.id))
         .await;
@@ -207,7 +207,7 @@ async fn a_plain_link_gives_way_at_once() {
     let old = pod.has("node1").await;
     hurry();
     let begun = Instant::now();
-    let _new = peer::try_link(&place, pod.pod.grpc, "node1", Some(Instance::random())).await.unwrap();
+    let _new = peer::try_link(&place, pod.pod.bound.grpc, "node1", Some(Instance::random())).await.unwrap();
     wait_until("the old one is closed", || old.sender.is_closed()).await;
     assert!(begun.elapsed().as_secs() < 1);
     plain.ends().await;
@@ -249,7 +249,7 @@ async fn a_link_that_answers_its_pings_stays() {
 async fn an_edge_whose_line_is_cut_is_back_at_once() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
-    let line = Line::to(pod.pod.grpc).await;
+    let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let old = pod.has("node1").await;
     is_ready(&edge).await;

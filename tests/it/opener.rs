@@ -184,7 +184,7 @@ async fn an_edge_lets_its_session_be_taken_up_by_who_opened_it() {
 async fn old_pod(place: &TestDir, pod: &TestPod, number: u128, node: &str) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = peer::old(Caller::pod_request(Instance::from_bits(number)));
-    peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, node).await.unwrap()
+    peer::link_as_pod(place, pod.pod.bound.grpc, Some(shows), headers, node).await.unwrap()
 }
 
 #[tokio::test]
@@ -236,7 +236,7 @@ async fn edges_of_version_1_open_accept_and_resume_at_a_new_pod() {
     let pods = start(&place, 2);
     let old = async |pod: &TestPod, name: &str, instance| {
         let hello = Hello::edge_request(&name.parse().unwrap(), TOKEN, Instance::from_bits(instance));
-        let call = peer::dial(&place, pod.pod.grpc, peer::old(hello), name).await.unwrap();
+        let call = peer::dial(&place, pod.pod.bound.grpc, peer::old(hello), name).await.unwrap();
         pod.has(name).await;
         call
     };

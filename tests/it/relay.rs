@@ -91,13 +91,13 @@ async fn a_pod_that_was_told_of_no_other_asks_nobody() {
 async fn a_session_follows_its_node_from_pod_to_pod() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 3);
-    let line = Line::to(pods[1].pod.grpc).await;
+    let line = Line::to(pods[1].pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     pods[1].has("node1").await;
     let mut client = pods[0].open(&at("node1", echo)).await;
     echoed(&mut client, "at the second pod").await;
     for to in [0, 2, 1, 2] {
-        line.lead_to(pods[to].pod.grpc);
+        line.lead_to(pods[to].pod.bound.grpc);
         line.reset();
         pods[to].has("node1").await;
         let begun = Instant::now();
@@ -118,7 +118,7 @@ async fn a_session_follows_its_node_from_pod_to_pod() {
 async fn bytes_survive_a_node_that_moves_while_they_flow() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 3);
-    let line = Line::to(pods[1].pod.grpc).await;
+    let line = Line::to(pods[1].pod.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     pods[1].has("node1").await;
     let (mut from, mut to) = pods[0].open(&at("node1", echo)).await.into_split();
@@ -133,7 +133,7 @@ async fn bytes_survive_a_node_that_moves_while_they_flow() {
         let mut part = vec![0; 3 << 20];
         soon("the next part", from.read_exact(&mut part)).await.unwrap();
         back.extend_from_slice(&part);
-        line.lead_to(pods[to].pod.grpc);
+        line.lead_to(pods[to].pod.bound.grpc);
         line.reset();
         pods[to].has("node1").await;
     }
@@ -168,7 +168,7 @@ async fn a_session_outlives_the_pod_that_holds_the_link() {
 async fn a_pods_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 2);
-    let silent = Line::to(pods[0].pod.grpc).await;
+    let silent = Line::to(pods[0].pod.bound.grpc).await;
     let _old = start_edge(&place.edge("node1", silent.at, ""));
     pods[0].has("node1").await;
     silent.fall_silent();
@@ -312,7 +312,8 @@ async fn what_comes_from_a_pod_is_never_sent_to_another() {
     // The first pod knows well where the node is.
     drop(pods[0].open(&at("node1", targets::echo().await)).await);
     let headers = Caller::pod_request(Instance::from_bits(77));
-    let mut link = peer::link_as_pod(&place, pods[0].pod.grpc, own(&place), headers, "node1").await.unwrap();
+    let mut link =
+        peer::link_as_pod(&place, pods[0].pod.bound.grpc, own(&place), headers, "node1").await.unwrap();
     let id = SessionId::random();
     let open = SessionFrame::Open {
         target: "127.0.0.1:22".parse().unwrap(),
@@ -339,7 +340,8 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
     let pods = pods::start(&place, 2);
     let _edge = edge(&place, &pods[1], "node1").await;
     let headers = Caller::pod_request(Instance::from_bits(77));
-    let mut link = peer::link_as_pod(&place, pods[1].pod.grpc, own(&place), headers, "node1").await.unwrap();
+    let mut link =
+        peer::link_as_pod(&place, pods[1].pod.bound.grpc, own(&place), headers, "node1").await.unwrap();
     let instance = Some(Instance::from_bits(78));
     link.say(
         SessionId::random(),
@@ -355,7 +357,7 @@ async fn a_session_is_resumed_only_with_the_process_that_holds_it() {
 async fn nobody_is_a_pod_without_the_clouds_certificate() {
     let place = TestDir::new();
     let pods = pods::start(&place, 1);
-    let grpc = pods[0].pod.grpc;
+    let grpc = pods[0].pod.bound.grpc;
     let headers = || Caller::pod_request(Instance::from_bits(77));
     let link = async |shows, headers: HeaderMap| {
         peer::link_as_pod(&place, grpc, shows, headers, "node1").await.map(drop)
@@ -445,12 +447,12 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
 async fn who_asks_while_a_node_changes_pods_waits_for_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pods = pods::start(&place, 3);
-    let line = Line::to(pods[1].pod.grpc).await;
+    let line = Line::to(pods[1].pod.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     pods[1].has("node1").await;
     echoed(&mut pods[0].open(&at("node1", echo)).await, "before").await;
     for to in [2, 1, 0] {
-        line.lead_to(pods[to].pod.grpc);
+        line.lead_to(pods[to].pod.bound.grpc);
         line.reset();
         let target = at("node1", echo);
         let [one, two, three] = [&pods[0], &pods[1], &pods[2]].map(|pod| try_open(pod, &target));

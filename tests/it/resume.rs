@@ -17,7 +17,7 @@ use crate::support::{beside, hurry, peer, soon, targets, wait_until};
 async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
-    let line = Line::to(pod.pod.grpc).await;
+    let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
     let (mut from, mut to) = pod.open(&at("node1", echo)).await.into_split();
@@ -51,7 +51,7 @@ async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
 async fn a_session_outlives_a_line_that_falls_silent() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
-    let line = Line::to(pod.pod.grpc).await;
+    let line = Line::to(pod.pod.bound.grpc).await;
     let edge = start_edge(&place.edge("node1", line.at, ""));
     let old = pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -78,7 +78,7 @@ async fn a_session_outlives_a_line_that_falls_silent() {
 async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
-    let line = Line::to(pod.pod.grpc).await;
+    let line = Line::to(pod.pod.bound.grpc).await;
     let old = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
@@ -97,7 +97,7 @@ async fn sessions_of_an_edge_that_was_started_again_end_with_a_reason() {
 /// Another process of the same node, once the pod has seen that the old one is dead.
 async fn edge_after(place: &TestDir, pod: &TestPod) -> tunnel::edge::Edge {
     let old = pod.link("node1").unwrap();
-    let new = start_edge(&place.edge("node1", pod.pod.grpc, ""));
+    let new = start_edge(&place.edge("node1", pod.pod.bound.grpc, ""));
     wait_until("the new one is linked", || {
         pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
     })
@@ -141,7 +141,7 @@ async fn a_scripted_edge_resumes_where_it_was() {
     assert_eq!(data, SessionFrame::Data("hello".into()), "no byte above the limit");
     drop(first);
 
-    let mut second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
+    let mut second = peer::try_link(&place, pod.pod.bound.grpc, "node1", instance).await.unwrap();
     let (again, resume) = second.word().await;
     let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
         panic!("{resume:?}")
@@ -178,7 +178,7 @@ async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_
     let (answer, (id, opened)) = tokio::join!(pod.ask("node1:22"), hear);
     assert_eq!(answer.status, 502, "{answer:?}");
 
-    let mut second = peer::try_link(&place, pod.pod.grpc, "node1", instance).await.unwrap();
+    let mut second = peer::try_link(&place, pod.pod.bound.grpc, "node1", instance).await.unwrap();
     let begun = Instant::now();
     let (again, resume) = second.word().await;
     let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
@@ -197,7 +197,7 @@ async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_
 async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
     let pod = TestPod::start(&place);
-    let line = Line::to(pod.pod.grpc).await;
+    let line = Line::to(pod.pod.bound.grpc).await;
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;

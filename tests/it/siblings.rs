@@ -423,7 +423,7 @@ async fn a_pod_that_links_without_end_has_few_links() {
 async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_takes_connections_does_not() {
     let place = TestDir::new();
     let pod = pods::start(&place, 1).remove(0);
-    let (at, port) = (pod.pod.grpc.ip(), pod.pod.grpc.port());
+    let (at, port) = (pod.pod.bound.grpc.ip(), pod.pod.bound.grpc.port());
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
     let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
@@ -433,7 +433,7 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // What looks like a pod and is a proxy that takes everything.
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
-    let (_tell, list) = watch::channel(vec![pod.pod.grpc, proxy.local_addr().unwrap()]);
+    let (_tell, list) = watch::channel(vec![pod.pod.bound.grpc, proxy.local_addr().unwrap()]);
     let (siblings, mut made) = Siblings::new(list, Registry::new(metrics), tls, Pool::new(), ground);
     beside(async move {
         while let Some(mut link) = made.recv().await {

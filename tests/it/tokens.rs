@@ -39,7 +39,7 @@ async fn a_revoked_token_ends_its_links_and_sessions_within_ten_seconds_and_no_o
     for client in &mut kept {
         echoed(client, "after").await;
     }
-    let log = revoked.log.unwrap();
+    let log = revoked.bound.log.unwrap();
     assert!(get(log, "/readyz").await.body.contains("link: "));
     assert!(pods[1].pod.metrics.calls_refused.counted("token") <= 20, "it does not storm");
 }
@@ -69,7 +69,7 @@ async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
     let pods = pods::start(&place, 1);
     let token_file = format!("token_file = \"{}/mine\"", place.path().display());
     let text =
-        place.edge("node1", pods[0].pod.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
+        place.edge("node1", pods[0].pod.bound.grpc, "").replace(&format!("token = \"{TOKEN}\""), &token_file);
     let _edge = start_edge(&text);
     pods[0].has("node1").await;
     let link = || pods[0].link("node1").map(|linked| linked.sender.id);

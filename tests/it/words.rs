@@ -119,7 +119,7 @@ async fn refusals_without_end_are_summed_up_and_all_are_counted() {
         assert_eq!(pod.ask("node1").await.status, 400);
     }
     for _ in 0..30 {
-        assert!(peer::try_link(&place, other.pod.grpc, "node1", None).await.is_err());
+        assert!(peer::try_link(&place, other.pod.bound.grpc, "node1", None).await.is_err());
     }
     assert_eq!(pod.pod.metrics.sessions.ended("ssh", "bad_target"), 100);
     wait_until("each is told, or summed up", || {

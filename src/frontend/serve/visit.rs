@@ -15,7 +15,7 @@ use crate::frontend::{ClientKey, Denial};
 use crate::names::{Host, NodeName, Target};
 use crate::net::door::Slot;
 use crate::protocol::Category;
-use crate::route::Request;
+use crate::route::{NotOpened, Request};
 use crate::telemetry::Access;
 
 /// A client's request, as its front end has read it.
@@ -249,7 +249,10 @@ impl Permitted {
                 let alive = context.metrics.sessions.begin(access.front);
                 Ok(Opened { session, access, alive, slot })
             }
-            Err(error) => Err((Denied::new(error.into(), access, &context, from), slot)),
+            Err(NotOpened { session, why }) => {
+                access.id = session;
+                Err((Denied::new(why.into(), access, &context, from), slot))
+            }
         }
     }
 }

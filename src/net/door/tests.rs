@@ -79,5 +79,5 @@ async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
     assert!(slot.lost().is_cancelled());
     far.write_all(b"hello").await.unwrap();
     near.read_exact(&mut taken).await.unwrap();
-    assert!(near.slot.is_none(), "what was lost is looked after no more");
+    assert!(near.hook.slot.is_none(), "what was lost is looked after no more");
 }

@@ -32,13 +32,12 @@ pub async fn linger<D: ByteStream>(stream: &mut D) {
     .await;
 }
 
-/// Waits until the peer's kernel has all that was written to a socket, which may then be broken off: the kernel discards
-/// what waits to be sent, and TLS what it has not given to the kernel yet, while what has arrived is still read behind it,
-/// as on a direct connection.
+/// Waits until the peer's kernel has all that was written to a socket, which may then be reset. A reset discards what
+/// still waits to be sent here, in the kernel or in TLS, but not what has arrived there.
 ///
 /// Discards what comes meanwhile, so that a peer that first writes and then reads does not get stuck. Gives up when the
 /// peer resets the connection, or after [`DELIVERY`]; where the system does not report acknowledgements, after
-/// [`LINGER_SILENCE`]. A stream that is not TCP needs no wait.
+/// [`LINGER_SILENCE`]. Without TCP under it, what was written arrives by itself.
 pub async fn deliver<C: Connection>(socket: &mut Socket<C>) {
     let begun = Instant::now();
     let (mut pause, mut leaving) = (FIRST_LOOK, Leaving { socket, flushed: false, ended: false });

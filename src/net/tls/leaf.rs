@@ -21,6 +21,18 @@ pub(super) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     })
 }
 
+/// What it calls its owner: the common names of the subject, then the DNS names.
+pub(super) fn names(der: &[u8]) -> Vec<String> {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
+    let common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let others = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
+    let dns = others.into_iter().flatten().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some(*name),
+        _ => None,
+    });
+    common.chain(dns).map(str::to_owned).collect()
+}
+
 /// The dates between which it is valid, in seconds since 1970.
 pub(super) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
     let (_, cert) =
@@ -100,6 +112,16 @@ mod tests {
         assert!(warned(|p| p.not_after = date_time_ymd(2021, 1, 1)).contains("expired on"));
         assert!(warned(|p| p.not_before = date_time_ymd(2029, 1, 1)).contains("not valid before"));
         assert!(check(b"junk").unwrap_err().contains("not an X.509"));
+    }
+
+    #[test]
+    fn its_names_are_the_common_name_and_the_dns_names() {
+        let der = made(|p| {
+            p.distinguished_name.push(rcgen::DnType::CommonName, "system:kube-apiserver");
+            p.subject_alt_names.push(rcgen::SanType::IpAddress([10, 0, 0, 1].into()));
+        });
+        assert_eq!(names(&der), ["system:kube-apiserver", "tunnel.cloud.io"]);
+        assert_eq!(names(b"junk"), [""; 0]);
     }
 
     #[test]

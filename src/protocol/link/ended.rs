@@ -13,10 +13,10 @@ pub enum LinkEnded {
     /// Its pod ended it, because another process has our name.
     #[error("{0}")]
     NameTaken(String),
-    /// Nothing at all was heard for 15 s.
+    /// Nothing arrived for 15 s.
     #[error("nothing was heard for 15s")]
     Silent,
-    /// The peer speaks and does not read.
+    /// The peer sends but does not read.
     #[error("the far end has taken nothing for {UNREAD:?}")]
     Unread,
     /// We closed it: replaced by a newer one, or stopping.

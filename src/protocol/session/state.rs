@@ -31,14 +31,14 @@ pub(crate) struct SessionState {
     astray: bool,
     /// What must be sent before anything else.
     answer: Option<Answer>,
-    /// Why it ended, if it did not end by itself.
+    /// Why it ended, if it did not end in good order.
     ended: Option<Refusal>,
     departed: Option<Departed>,
     parked_since: Option<Instant>,
     resumed: u32,
-    /// Our direction.
+    /// The direction from this end.
     pub send: SendHalf,
-    /// The peer's direction.
+    /// The direction to this end.
     pub recv: RecvHalf,
 }
 
@@ -90,7 +90,7 @@ impl SessionState {
         }
     }
 
-    /// Where it stands.
+    /// Its phase.
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
@@ -105,12 +105,12 @@ impl SessionState {
         self.path
     }
 
-    /// Why it ended, if it did not end by itself.
+    /// Why it ended, if it did not end in good order.
     pub(crate) fn ended(&self) -> Option<&Refusal> {
         self.ended.as_ref()
     }
 
-    /// Since when it has no path, and nobody but the peer can give it one.
+    /// Since when it has waited for a path that only its peer can bring.
     pub(crate) fn parked_since(&self) -> Option<Instant> {
         self.parked_since
     }
@@ -125,7 +125,7 @@ impl SessionState {
         self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
     }
 
-    /// How often it went on on another path.
+    /// How often it was resumed on another path.
     pub(crate) fn resumed(&self) -> u32 {
         self.resumed
     }
@@ -147,7 +147,7 @@ impl SessionState {
         matches!(self.role, Role::Opener { .. })
     }
 
-    /// Opener: asks, or asks on, over `link`: Open before the session was open, Resume after. Any other end stays as it is.
+    /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
     pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
         let answer = match self.phase {
             Phase::Asking => Answer::Open,
@@ -163,7 +163,7 @@ impl SessionState {
         Effects { state: true, ..Effects::default() }
     }
 
-    /// Acceptor: the target answered.
+    /// Acceptor: accepts, because the target answered.
     pub(crate) fn accept(&mut self, now: Instant) -> Effects {
         if self.phase == Phase::Dialling {
             if self.path.is_some() {
@@ -177,7 +177,7 @@ impl SessionState {
         Effects::default()
     }
 
-    /// The path is gone, and with it the session if the link's peer cannot resume.
+    /// Handles the loss of the path. The session ends with it if the link's peer cannot resume.
     pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
         if self.path != Some(link) {
             return Effects::default();

@@ -1,4 +1,4 @@
-//! StreamMsg on the wire: gRPC's framing, protobuf, and no copy of the data in either direction.
+//! Encodes and decodes StreamMsg: gRPC's framing and protobuf, without a copy of the data.
 
 pub(in crate::protocol) mod inbound;
 
@@ -15,39 +15,39 @@ pub(in crate::protocol) mod proto {
 
 pub use proto::StreamMsg;
 
-/// One encoded message: everything but the data, then the data as it was handed in.
+/// One encoded message: all but the data, then the data as the caller passed it.
 #[derive(Debug, Clone, Default)]
 pub struct Chunk {
     head: Bytes,
     data: Bytes,
 }
 
-/// Takes messages out of the bytes of a stream, in whatever pieces they come.
+/// Decodes the messages of a stream, in whatever pieces its bytes come.
 #[derive(Debug, Default)]
 pub struct Reader {
-    /// What is left of the last piece.
+    /// The rest of the last piece.
     rest: Bytes,
-    /// How long that piece was.
+    /// Length of that piece in bytes.
     whole_piece: usize,
     /// The beginning of a message that came in several pieces.
     partial: BytesMut,
 }
 
-/// The stream's bytes are not messages. The link cannot go on.
+/// The stream's bytes are not messages. The link must end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadStream {
-    /// Longer than any peer may send.
+    /// The message is longer than allowed.
     #[error("a message of {0} bytes: the limit is {MOST_BYTES}")]
     TooLong(usize),
-    /// We never say that we can decompress.
+    /// The message is compressed, which this program never offers to accept.
     #[error("a compressed message, which was never agreed")]
     Compressed,
-    /// Not protobuf.
+    /// The message is not protobuf.
     #[error("a message that is not a StreamMsg: {0}")]
     NotAMessage(String),
 }
 
-/// Encodes a message; its `data` is sent from where it lies.
+/// Encodes a message without copying its `data`.
 pub fn encode(mut message: StreamMsg) -> Chunk {
     let data = std::mem::take(&mut message.data);
     let fields = message.encoded_len();
@@ -56,7 +56,7 @@ pub fn encode(mut message: StreamMsg) -> Chunk {
     let mut head = BytesMut::with_capacity(PREFIX + fields + tail);
     head.put_u8(0);
     head.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // A BytesMut grows, so that encoding into one cannot fail.
+    // Encoding into a BytesMut cannot fail, as it grows.
     let _ = message.encode(&mut head);
     if !data.is_empty() {
         head.put_u8(DATA_TAG);
@@ -66,7 +66,7 @@ pub fn encode(mut message: StreamMsg) -> Chunk {
 }
 
 impl Reader {
-    /// Adds the next piece of the stream. To be called once [`Self::message`] has returned none.
+    /// Adds the next piece of the stream. Call it once [`Self::message`] has returned `None`.
     pub fn piece(&mut self, mut piece: Bytes) {
         self.whole_piece = piece.len();
         if self.partial.is_empty() {
@@ -85,7 +85,7 @@ impl Reader {
         let (body, pinned) = if self.partial.is_empty() {
             let whole = PREFIX + length(&self.rest)?.unwrap_or(usize::MAX - PREFIX);
             if self.rest.len() < whole {
-                // Exactly as much as is wanted if that is a frame of ours; what is longer grows as it comes.
+                // Reserves the exact length up to what this program sends; a longer message grows as it comes.
                 self.partial.reserve(whole.min(MOST_RESERVED).max(self.rest.len()));
                 self.partial.extend_from_slice(&self.rest);
                 self.rest = Bytes::new();
@@ -97,7 +97,7 @@ impl Reader {
             if self.missing() > 0 {
                 return Ok(None);
             }
-            // Not split: the next message would share this one's room.
+            // Not split off, because the next message would share this one's allocation.
             let body = std::mem::take(&mut self.partial);
             let room = body.capacity();
             (body.freeze(), room)
@@ -110,7 +110,7 @@ impl Reader {
         Ok(Some(message))
     }
 
-    /// Bytes until the message begun in `partial` is whole, or until its length is known.
+    /// Bytes that are missing in `partial`, until the message is whole or its length is known.
     fn missing(&self) -> usize {
         let wanted = match length(&self.partial) {
             Ok(Some(length)) => PREFIX + length,
@@ -160,7 +160,7 @@ impl fmt::Display for StreamMsg {
     }
 }
 
-/// The length of the message that begins here, once its prefix is there.
+/// The length of the message that begins here, once its prefix has arrived.
 fn length(bytes: &[u8]) -> Result<Option<usize>, BadStream> {
     let Some((prefix, _)) = bytes.split_first_chunk::<PREFIX>() else { return Ok(None) };
     let [compressed, a, b, c, d] = *prefix;
@@ -178,12 +178,12 @@ fn length(bytes: &[u8]) -> Result<Option<usize>, BadStream> {
 const PREFIX: usize = 5;
 /// Field 5, length-delimited.
 const DATA_TAG: u8 = 5 << 3 | 2;
-/// What every gRPC peer accepts at most, and we too.
+/// Longest message in bytes: gRPC's default limit.
 pub const MOST_BYTES: usize = 4 * 1024 * 1024;
 /// Shorter data is copied, and so is what is less than half of the piece it came in, for a slice keeps all of that
 /// alive: a read buffer is seldom longer than [`MOST_RESERVED`], of which this is a quarter.
 const WORTH_SHARING: usize = 16 * 1024;
-/// Room made at once for a message that comes in several pieces: enough for each of ours.
+/// Bytes reserved at once for a message that comes in several pieces: the longest that this program sends.
 const MOST_RESERVED: usize = 64 * 1024 + 1024;
 
 #[cfg(test)]

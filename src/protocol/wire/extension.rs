@@ -13,12 +13,12 @@ use crate::protocol::wire::frame::{
 };
 use crate::protocol::wire::opener::Opener;
 use crate::protocol::wire::peer::Peer;
-use crate::telemetry::said;
+use crate::telemetry::printable;
 
-/// A message that is no frame. It is counted and dropped; the link goes on.
+/// Why a message is not a frame. The message is counted and dropped; the link goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotAFrame {
-    /// A type or category this version does not know.
+    /// This version does not know its type or category.
     #[error("unknown_type")]
     UnknownType,
     /// The topic is not a session id.
@@ -27,7 +27,7 @@ pub enum NotAFrame {
     /// A field cannot be read.
     #[error("bad_field")]
     BadField,
-    /// It speaks for a node that is not the link's.
+    /// It names a node that is not the link's.
     #[error("wrong_node")]
     WrongNode,
 }
@@ -44,7 +44,7 @@ impl NotAFrame {
     }
 }
 
-/// The message that says `frame`.
+/// Encodes a frame as a message.
 pub fn to_message(frame: Frame) -> StreamMsg {
     let node = frame.node.as_str().to_owned();
     match frame.body {
@@ -58,8 +58,8 @@ pub fn to_message(frame: Frame) -> StreamMsg {
             let said = Control { instance: wire(instance), reason, ..Control::default() };
             StreamMsg { data: pack(&said), ..signal(node, CONFLICT, None) }
         }
-        FrameKind::Session(id, category, word) => {
-            let (kind, addr, data) = parts(word);
+        FrameKind::Session(id, category, frame) => {
+            let (kind, addr, data) = parts(frame);
             StreamMsg {
                 node,
                 category: category.name().into(),
@@ -72,7 +72,7 @@ pub fn to_message(frame: Frame) -> StreamMsg {
     }
 }
 
-/// The frame that `message` says, on a link to `peer`.
+/// Decodes a message that came over a link to `peer`.
 pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame> {
     let pods = *peer == Peer::Pod;
     let body = match (message.category.as_str(), message.r#type.as_str()) {
@@ -92,10 +92,10 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
             let category = Category::from_name(category).ok_or(NotAFrame::UnknownType)?;
             let id: SessionId = message.topic.parse().map_err(|_| NotAFrame::BadSession)?;
             let node = named(&message, peer, names_acceptor)?;
-            return Ok(Frame { node, body: FrameKind::Session(id, category, word(message)?) });
+            return Ok(Frame { node, body: FrameKind::Session(id, category, session_frame(message)?) });
         }
     };
-    // Signs of life say nothing about a node, and their name is not looked at.
+    // Pings and pongs concern no node, so their node is not checked.
     let node = match (&body, peer.node()) {
         (FrameKind::Ping(_) | FrameKind::Pong(_), Some(node)) => node.clone(),
         _ => named(&message, peer, false)?,
@@ -103,7 +103,7 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
     Ok(Frame { node, body })
 }
 
-/// The node that a message names: the link's own, or any if it may be another's.
+/// The node that a message names. On an edge's link it must be the edge itself, unless `any` node is allowed.
 fn named(message: &StreamMsg, peer: &Peer, any: bool) -> Result<NodeName, NotAFrame> {
     match peer {
         Peer::Edge(node) | Peer::Cloud(node) if message.node.eq_ignore_ascii_case(node.as_str()) => {
@@ -114,9 +114,9 @@ fn named(message: &StreamMsg, peer: &Peer, any: bool) -> Result<NodeName, NotAFr
     }
 }
 
-fn parts(word: SessionFrame) -> (&'static str, String, Bytes) {
+fn parts(frame: SessionFrame) -> (&'static str, String, Bytes) {
     let blank = Control::default();
-    let (kind, control) = match word {
+    let (kind, control) = match frame {
         SessionFrame::Data(bytes) => return ("tcp-forward", String::new(), bytes),
         SessionFrame::Open { target, limit, epoch, client, opener } => {
             let opener = text(opener);
@@ -142,7 +142,7 @@ fn parts(word: SessionFrame) -> (&'static str, String, Bytes) {
     (kind, String::new(), pack(&control))
 }
 
-fn word(message: StreamMsg) -> Result<SessionFrame, NotAFrame> {
+fn session_frame(message: StreamMsg) -> Result<SessionFrame, NotAFrame> {
     if message.r#type == "tcp-forward" {
         return Ok(SessionFrame::Data(message.data));
     }
@@ -153,7 +153,7 @@ fn word(message: StreamMsg) -> Result<SessionFrame, NotAFrame> {
             target: message.addr.parse().map_err(|_| NotAFrame::BadField)?,
             limit: c.limit,
             epoch: c.epoch,
-            client: said(&c.client),
+            client: printable(&c.client),
             opener: c.opener.parse().ok(),
         },
         "connected" => SessionFrame::Opened {
@@ -188,7 +188,7 @@ fn between_pods(node: String, kind: &str, question: u64, said: Control) -> Strea
 fn about(found: &Found) -> Control {
     let code = if found.here { Code::Over } else { Code::NotHere };
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    // 0 would be none.
+    // 0 stands for none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = wire(found.instance);
     Control { code: u32::from(code as u8), heard: millis(found.heard), instance, age, ..Control::default() }
@@ -231,7 +231,7 @@ fn pack(control: &Control) -> Bytes {
     control.encode_to_vec().into()
 }
 
-/// Category of what is about the link itself.
+/// Category of frames about the link itself.
 pub const STREAM: &str = "stream";
 /// Type of a ping in both dialects.
 pub const HEARTBEAT: &str = "heartbeat";

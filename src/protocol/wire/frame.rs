@@ -7,69 +7,69 @@ use bytes::Bytes;
 
 use crate::names::{Instance, NodeName, SessionId, Target};
 use crate::protocol::wire::opener::Opener;
-use crate::telemetry::said;
+use crate::telemetry::printable;
 
 /// One message on a link; docs/protocol.md#frames has the table of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// Which node it is about: on an edge's link that edge, but for Open and Resume, which name the acceptor; on a link
-    /// between pods the acceptor in all words about a session.
+    /// The node that the frame concerns. On an edge's link it is that edge, but Open and Resume name the acceptor's
+    /// node; on a link between pods it is the acceptor's node in all session frames.
     pub node: NodeName,
-    /// What it carries.
+    /// Its kind and fields.
     pub body: FrameKind,
 }
 
-/// What a [`Frame`] carries.
+/// The kind of a [`Frame`], with its fields.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameKind {
-    /// Something about one session.
+    /// A session frame.
     Session(SessionId, Category, SessionFrame),
-    /// Are you there? Answered by [`FrameKind::Pong`] with the same number; plain peers send no number.
+    /// A ping. The peer answers it with a [`FrameKind::Pong`] of the same number; plain peers send no number.
     Ping(Option<u64>),
-    /// Everything before that ping has arrived.
+    /// The answer to a ping: all that was sent before that ping has arrived.
     Pong(Option<u64>),
-    /// Between pods: is the node linked to you? The number is repeated by the answer.
+    /// Between pods: asks whether the node is linked to the peer. The answer repeats the number.
     Find(u64),
-    /// Between pods: the answer, or unasked that a node has come.
+    /// Between pods: the answer to Find; with question 0 the announcement that a node was linked.
     Found(Found),
-    /// From a pod: attach elsewhere, nothing is cut yet. From an edge: I have.
+    /// From a pod: asks the edge to link to another pod; nothing is cut yet. From an edge: it has done so.
     Drain,
-    /// From a pod: another process has this name as well.
+    /// From a pod: another living process has the same name.
     Conflict(Conflict),
 }
 
-/// A pod's answer or announcement about a node, from its own links only.
+/// A pod's answer or announcement about a node, which concerns only links to that pod itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
-    /// Which question it answers; 0 if nobody asked.
+    /// The number of the Find that it answers; 0 for an announcement.
     pub question: u64,
-    /// Whether the node is linked there.
+    /// Whether the node is linked to the sender.
     pub here: bool,
-    /// How long ago the node was last heard there, in whole milliseconds.
+    /// Age of the last frame from the node at the sender, in whole milliseconds.
     pub heard: Duration,
-    /// The node's process, unless it speaks plain.
+    /// The node's process; `None` with the plain dialect.
     pub instance: Option<Instance>,
-    /// How long ago its link was made, in whole milliseconds; a pod of version 1 does not say.
+    /// Age of its link in whole milliseconds; `None` from a pod of version 1.
     pub age: Option<Duration>,
 }
 
-/// Two processes have one name, and both are alive.
+/// Two living processes have the same name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
-    /// The one that keeps it: between pods, to which this pod is linked; the other pod's has to give way.
+    /// The process that keeps the name. Between pods, the sender is linked to it, and the receiver ends its own link.
     pub instance: Option<Instance>,
-    /// For people; at most 200 bytes, printable.
+    /// A sentence for people; at most 200 bytes, printable.
     pub reason: String,
 }
 
-/// Which session: its name everywhere, which front end asked for it, and at which node its acceptor is.
+/// The key of a session: its id, its front end, and the node of its acceptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SessionKey {
-    /// Its name everywhere.
+    /// The session's id, the same on all links.
     pub id: SessionId,
-    /// Which front end asked.
+    /// The front end that opened it.
     pub category: Category,
-    /// The node at which the target is.
+    /// The node of the acceptor.
     pub node: NodeName,
 }
 
@@ -84,30 +84,31 @@ pub struct SessionKey {
 pub enum SessionFrame {
     /// Dial `target` for `client`; first of a session.
     Open { target: Target, limit: u64, epoch: u64, client: String, opener: Option<Opener> },
-    /// The target answered; before data of that direction.
+    /// The target answered; comes before data of that direction.
     Opened { limit: u64, epoch: u64, instance: Option<Instance> },
-    /// The target cannot be reached; instead of [`SessionFrame::Opened`].
+    /// The target cannot be reached; comes instead of [`SessionFrame::Opened`].
     Refused { epoch: u64, refusal: Refusal },
     /// Bytes, in order.
     Data(Bytes),
     /// End of this direction, which had `total` bytes, its end counted as one.
     Finish { total: u64 },
-    /// The owner of this end is gone, and all that it accepted, `total` bytes with an end, stands before this; with 0 the
-    /// rest is forgotten. The other direction is dropped. Answered by a Reset; until then sent again on each new path.
+    /// The owner of this end is gone. All that it wrote, `total` bytes with an end counted as one, comes before this
+    /// frame; with 0 the rest is forgotten. The other direction is dropped. The peer answers with a Reset; until then
+    /// the frame is sent again on each new path.
     Broken { total: u64, refusal: Refusal },
     /// The session is over, in both directions.
     Reset { epoch: u64, refusal: Refusal },
-    /// What was stored, and how far to send.
+    /// Acknowledges bytes and raises the limit.
     Credit { received: u64, limit: u64 },
     /// From the opener, first on a new path.
     Resume { received: u64, limit: u64, epoch: u64, instance: Option<Instance>, opener: Option<Opener> },
     /// The acceptor's answer, before data of that direction.
     Resumed { received: u64, limit: u64, epoch: u64 },
-    /// This path is gone beyond here.
+    /// The path is broken behind the sender.
     Lost { epoch: u64 },
 }
 
-/// Which front end opened a session.
+/// The kind of front end that opened a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
     /// The CONNECT front end.
@@ -130,7 +131,7 @@ impl Found {
 }
 
 impl SessionFrame {
-    /// Who opened the session, for the frames that carry it.
+    /// The opener, for the frames that carry it.
     pub fn opener(&mut self) -> Option<&mut Option<Opener>> {
         match self {
             Self::Open { opener, .. } | Self::Resume { opener, .. } => Some(opener),
@@ -138,7 +139,7 @@ impl SessionFrame {
         }
     }
 
-    /// Which attempt it opens, resumes, answers or ends, for the frames that carry an epoch.
+    /// The epoch, for the frames that carry one.
     pub fn epoch(&self) -> Option<u64> {
         match self {
             Self::Open { epoch, .. }
@@ -157,9 +158,9 @@ impl SessionFrame {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// For programs.
+    /// The cause, for programs.
     pub code: Code,
-    /// For people; at most 200 bytes, printable.
+    /// A sentence for people; at most 200 bytes, printable.
     pub reason: String,
 }
 
@@ -187,19 +188,19 @@ pub enum Code {
     Violation = 8,
     /// Given up by its owner.
     GivenUp = 9,
-    /// Our own fault.
+    /// An internal error.
     Internal = 10,
 }
 
 impl Refusal {
     /// A refusal whose reason is made printable and cut to 200 bytes.
     pub fn new(code: Code, reason: impl fmt::Display) -> Self {
-        Self { code, reason: said(&reason.to_string()) }
+        Self { code, reason: printable(&reason.to_string()) }
     }
 }
 
 impl Code {
-    /// The code of a number from the wire; one we do not know is [`Code::Internal`].
+    /// The code of a number from the wire; an unknown number is [`Code::Internal`].
     pub fn from_wire(number: u32) -> Self {
         const ALL: [Code; 11] = [
             Code::Over,
@@ -236,7 +237,7 @@ impl Code {
 }
 
 impl Category {
-    /// As it stands on the wire.
+    /// Its text on the wire.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ssh => "ssh",
@@ -247,7 +248,7 @@ impl Category {
         }
     }
 
-    /// From the wire.
+    /// The category of a text from the wire.
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Ssh, Self::Egress, Self::HttpProxy, Self::Tcp, Self::Https]
             .into_iter()

@@ -1,4 +1,4 @@
-//! What the two ends of a link tell each other in gRPC metadata, and what both agreed.
+//! The hello of a link: gRPC metadata in both directions, from which both ends derive the dialect.
 
 use std::fmt;
 
@@ -7,40 +7,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::names::{Instance, NodeName};
 
-/// How the peer talks.
+/// The dialect of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
-    /// SuperEdge's words only; its sessions die with the link.
+    /// SuperEdge's messages only; sessions end with the link.
     Plain,
-    /// With ours, which lets sessions be resumed. The number is the version that both ends speak.
+    /// The extension, with which sessions can be resumed. The number is the version that both ends have.
     Extended(u8),
 }
 
-/// What a caller says of itself.
+/// The hello of a caller.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// Which node, as it claims.
+    /// The node that it claims to be.
     pub node: NodeName,
     /// The secret that proves it.
     pub token: String,
-    /// Its process, if it speaks extended.
+    /// Its process; `None` with the plain dialect.
     pub instance: Option<Instance>,
-    /// What both ends speak.
+    /// The dialect of both ends.
     pub dialect: Dialect,
-    /// Whether an older link of the same process is to stay beside this one, until the edge ends one of them.
+    /// Whether an older link of the same process stays beside this one, until the edge ends one of them.
     pub beside: bool,
 }
 
-/// Who calls.
+/// The caller of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
-    /// An edge, which has a token to prove its name.
+    /// An edge, with a token that proves its name.
     Edge(Hello),
-    /// Another pod, which proved itself with the cloud's certificate. It always speaks extended.
+    /// Another pod, which has shown the cloud's certificate. Its dialect is always extended.
     Pod {
         /// Its process.
         instance: Instance,
-        /// What both ends speak.
+        /// The dialect of both ends.
         dialect: Dialect,
     },
 }
@@ -48,39 +48,39 @@ pub enum Caller {
 /// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (docs/superedge.md#authentication).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// No `authorization`.
+    /// There is no `authorization`.
     #[error("failed to obtain token")]
     NoToken,
-    /// Not the JSON object it should be.
+    /// `authorization` is not the JSON object that is expected.
     #[error("authorization is not the JSON that an edge sends: {0}")]
     NotJson(String),
-    /// The node's name cannot be one.
+    /// The node's name is not valid.
     #[error("{0}")]
     BadName(String),
-    /// A pod that shows a token, or a role we do not know.
+    /// The role is unknown, or a pod shows a token.
     #[error("role {0:?} cannot come with a token")]
     BadRole(String),
-    /// Who says that it is a pod has to show a pod's certificate.
+    /// A caller that claims to be a pod has not shown a pod's certificate.
     #[error("a pod has to show its certificate: give it the cloud's, and name the CA file on this side")]
     NoCertificate,
-    /// A pod of another program, or none.
+    /// The caller claims to be a pod, but not of this program.
     #[error("a pod has to speak the extended dialect")]
     PlainPod,
 }
 
 impl Dialect {
-    /// The newest that this program speaks.
+    /// The newest dialect of this program.
     pub const NEWEST: Self = Self::Extended(VERSION);
-    /// From this version on each Open and Resume says who opened, Found how old a link is, and an edge is told of a
-    /// conflict over its name.
+    /// From this version on each Open and Resume carries the opener, Found carries the age of the link, and an edge
+    /// gets a Conflict about its name.
     pub const CONFLICTS: u8 = 2;
-    /// From this version on an end whose connection broke off says so behind what it has accepted, and is answered.
+    /// From this version on an end whose connection broke off sends Broken behind its last bytes, and gets an answer.
     pub const BREAKS: u8 = 2;
 
     /// From this version on a pod keeps an older link of a process beside a newer one that is marked so.
     pub const BESIDE: u8 = 2;
 
-    /// Whether both ends speak that version of the extended dialect, or a newer one.
+    /// Whether both ends have that version of the extension, or a newer one.
     pub fn has(self, version: u8) -> bool {
         matches!(self, Self::Extended(both) if both >= version)
     }
@@ -120,7 +120,7 @@ impl Caller {
         headers
     }
 
-    /// What both ends speak.
+    /// The dialect of both ends.
     pub fn dialect(&self) -> Dialect {
         match self {
             Self::Edge(hello) => hello.dialect,
@@ -128,7 +128,7 @@ impl Caller {
         }
     }
 
-    /// Its process, if it speaks extended.
+    /// Its process; `None` with the plain dialect.
     pub fn instance(&self) -> Option<Instance> {
         match self {
             Self::Edge(hello) => hello.instance,
@@ -169,8 +169,8 @@ impl Hello {
         headers
     }
 
-    /// As [`Self::edge_request`], for a link that leaves an older one of this process in place. To be said only to a pod
-    /// that has [`Dialect::BESIDE`]: any other closes the older one.
+    /// As [`Self::edge_request`], for a link that leaves an older one of this process in place. Only for a pod that has
+    /// [`Dialect::BESIDE`]: any other closes the older one.
     pub fn beside_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
         let mut headers = Self::edge_request(node, token, instance);
         headers.insert(BESIDE, HeaderValue::from_static("1"));
@@ -182,7 +182,7 @@ impl Hello {
         ours(instance)
     }
 
-    /// What a pod's answer says of it.
+    /// Reads the metadata of a pod's answer.
     pub fn from_response(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
         agreed(headers)
     }
@@ -194,7 +194,7 @@ impl fmt::Debug for Hello {
     }
 }
 
-/// The JSON in `authorization`. Go matches member names without regard to case, and so do we.
+/// The JSON in `authorization`. As in Go, the case of member names does not matter.
 #[derive(Serialize, Deserialize)]
 struct Claim {
     nodename: String,
@@ -239,14 +239,14 @@ fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
     }
 }
 
-/// The highest version of the extended dialect that this program speaks.
+/// The highest version of the extended dialect that this program has.
 const VERSION: u8 = 2;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
-/// Mark of a link that leaves an older one of its process in place.
+/// Header of a link that leaves an older one of its process in place.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
-/// The role of a pod; absent, or any other that is known, it is an edge.
+/// The role of a pod. Without a role, or with any other known one, the caller is an edge.
 const POD: &[u8] = b"pod";
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Who opened a session, as the pod that holds the opener's link vouches for it.
+//! The opener of a session, as vouched for by the pod that holds the opener's link.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::names::{Instance, NodeName};
 use crate::protocol::wire::peer::Peer;
 
-/// Who opened a session. Only the same one may take it up again: its id alone is no proof.
+/// The process or node that opened a session. Only the same one may resume it: knowing the id is not enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Opener {
     /// An edge, by the name that it has proved: `node/NAME` on the wire. Any process of that node.
@@ -15,15 +15,15 @@ pub enum Opener {
     Pod(Instance),
 }
 
-/// Neither `node/NAME` nor `pod/INSTANCE`.
+/// The text is neither `node/NAME` nor `pod/INSTANCE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an opener: want node/NAME or pod/INSTANCE")]
 pub struct NotAnOpener;
 
 impl Opener {
-    /// What counts of what was `said`, over a link to process `instance` of `peer`, about who opens or resumes. An edge is who it has proved to be,
-    /// whatever it says. A pod vouches for its edges, and opens for its clients as itself. To an edge its pod's word
-    /// is good. None: a pod on the way is too old to say it.
+    /// The opener of a request that came over a link to process `instance` of `peer` with the opener `said`. An edge
+    /// is the node that it has proved to be, whatever its frame says. A pod vouches for its edges, and opens for its
+    /// clients as itself. An edge trusts its pod. `None`: a pod on the path is too old to send it.
     pub(crate) fn vouched(said: Option<Self>, peer: &Peer, instance: Option<Instance>) -> Option<Self> {
         match (peer, said) {
             (Peer::Edge(node), _) => Some(Self::Node(node.clone())),
@@ -32,8 +32,8 @@ impl Opener {
         }
     }
 
-    /// Whether two say the same, as far as both are known. No edge can keep its name from being known where its own
-    /// pod says it, so what is not known comes through an older pod.
+    /// Whether two openers are the same, as far as both are known. An edge cannot hide its name, as its own pod adds
+    /// it; so an unknown opener comes through an older pod.
     pub(crate) fn agree(one: Option<&Self>, other: Option<&Self>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => one == other,

@@ -1,20 +1,20 @@
-//! Who is at the other end of a link.
+//! The peer at the other end of a link.
 
 use crate::names::NodeName;
 
-/// Who is at the other end of a link.
+/// The peer at the other end of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// An edge, as its pod sees it: the node that it has proved to be.
+    /// At a pod: an edge, by the node that it has proved to be.
     Edge(NodeName),
-    /// The cloud, as an edge sees it: which node we are.
+    /// At an edge: the cloud. The name is the edge's own node.
     Cloud(NodeName),
-    /// Another pod of this cloud.
+    /// At a pod: another pod of this cloud.
     Pod,
 }
 
 impl Peer {
-    /// Whose link it is; none between pods.
+    /// The node whose link it is; `None` between pods.
     pub fn node(&self) -> Option<&NodeName> {
         match self {
             Self::Edge(node) | Self::Cloud(node) => Some(node),

@@ -1,10 +1,10 @@
-//! The end that stands for a peer that speaks plain: neutral frames as SuperEdge's words, and back.
+//! Stands in for a peer with the plain dialect: turns neutral frames into SuperEdge's messages, and back.
 //!
-//! Of SuperEdge's generations it speaks the newest (docs/superedge.md#generations).
+//! Of SuperEdge's generations it implements the newest (docs/superedge.md#generations).
 //!
 //! A plain peer knows no limits, no half-close and no resume. So its limit is endless, what was handed to the link
 //! counts as received, a finished direction is remembered until the other is finished too, and `closed` ends both. A
-//! target that has ended is most often done with its client, which waits for nothing but that: then `closed` follows soon.
+//! target that has ended is most often done with its client, which only waits for that: then `closed` follows soon.
 
 mod on_message;
 
@@ -21,17 +21,17 @@ use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::extension::{HEARTBEAT, STREAM};
 use crate::protocol::wire::frame::{Category, Code, Frame, FrameKind, Refusal, SessionFrame};
 
-/// The sessions of one plain link, and how far each of them is.
+/// The sessions of one plain link, with the state of each.
 #[derive(Debug)]
 pub struct Plain {
     node: NodeName,
     by_topic: HashMap<String, SessionId>,
     sessions: HashMap<SessionId, PlainSession>,
-    /// What is to be sent; bounded by [`MOST_WAITING`].
+    /// Messages to send; bounded by [`MOST_WAITING`].
     waiting: VecDeque<StreamMsg>,
-    /// Sessions whose target has ended, and when that is looked at: in this order.
+    /// Sessions whose target has ended, each with the time of its next check, in order of time.
     ending: VecDeque<(Instant, SessionId)>,
-    /// Told when there is one more of them.
+    /// Notified when one is added to them.
     pub(crate) more_ending: Arc<Notify>,
 }
 
@@ -41,40 +41,40 @@ struct PlainSession {
     topic: String,
     category: Category,
     epoch: u64,
-    /// Bytes handed to the link.
+    /// Bytes sent to the peer.
     sent: u64,
-    /// Bytes that came from it.
+    /// Bytes received from it.
     received: u64,
-    /// Our direction is finished; said once the peer's is too, or after [`HALF_OPEN`] of silence.
+    /// Our direction is finished. `closed` is sent once the peer's is too, or after [`HALF_OPEN`] of silence.
     finished: bool,
-    /// The target is at our end.
+    /// The target is at this end.
     accepted: bool,
-    /// The peer has sent bytes after our direction was finished.
+    /// Whether the peer has sent bytes after our direction was finished.
     goes_on: bool,
     last: Instant,
 }
 
-/// Words for one of our sessions.
+/// The frames for one session that a plain message becomes.
 #[derive(Debug, PartialEq)]
 pub struct Decoded {
-    /// Which session.
+    /// The session.
     pub id: SessionId,
     /// Its front end.
     pub category: Category,
-    /// What is said, in order.
+    /// The frames, in order.
     pub frames: Vec<SessionFrame>,
 }
 
-/// What a message of the peer becomes.
+/// The result of a message from the peer.
 #[derive(Debug, PartialEq)]
 pub enum Received {
-    /// Words for one session.
+    /// Frames for one session.
     Session(Decoded),
-    /// A sign of life; a pod answers with the same message.
+    /// A ping; a pod answers with the same message.
     Heartbeat,
-    /// It was answered: [`Plain::next_message`] has the message.
+    /// The answer is queued: [`Plain::next_message`] returns it.
     Answered,
-    /// Nothing we know; a fixed word for metrics.
+    /// An unknown message; the cause for metrics.
     Unknown(&'static str),
 }
 
@@ -91,7 +91,7 @@ impl Plain {
         }
     }
 
-    /// Sends one of our frames. Returns the frames that our session gets at once, as the peer will send no answer.
+    /// Sends a frame. Returns the frames that the session here gets at once, because the peer does not send them.
     pub fn send_frame(&mut self, frame: Frame, now: Instant) -> Option<Decoded> {
         match frame.body {
             FrameKind::Ping(_) | FrameKind::Pong(_) => {
@@ -99,7 +99,7 @@ impl Plain {
                 None
             }
             FrameKind::Session(id, category, word) => self.send_session_frame(id, category, word, now),
-            // Never said on a plain link: its link sender takes no signals.
+            // Never sent on a plain link: its link sender accepts no signals.
             FrameKind::Find(_) | FrameKind::Found(_) | FrameKind::Drain | FrameKind::Conflict(_) => None,
         }
     }
@@ -109,31 +109,32 @@ impl Plain {
         self.waiting.pop_front()
     }
 
-    /// Sends the ends of stream that waited long enough for the peer's.
+    /// Sends `closed` for sessions whose end of stream has waited long enough for the peer's.
     pub fn tick(&mut self, now: Instant) -> Vec<Decoded> {
         let late = |s: &PlainSession| s.finished && now - s.last >= HALF_OPEN;
         let ids: Vec<SessionId> = self.sessions.iter().filter(|(_, s)| late(s)).map(|(id, _)| *id).collect();
         ids.into_iter().filter_map(|id| self.close(id)).collect()
     }
 
-    /// When [`Self::ended`] has something to tell next, if nothing changes.
+    /// When to call [`Self::ended`] next, if nothing changes.
     pub fn next_end(&self) -> Option<Instant> {
         self.ending.front().map(|(at, _)| *at)
     }
 
-    /// Sessions whose target ended some time ago, and whose peer has sent nothing since: to be closed, or put off.
+    /// Sessions whose target ended some time ago, and whose peer has sent nothing since. The caller closes each or puts
+    /// it off.
     pub fn ended(&mut self, now: Instant) -> Vec<SessionId> {
         let count = self.ending.iter().take_while(|(at, _)| *at <= now).count();
         let due = self.ending.drain(..count).map(|(_, id)| id);
         due.filter(|id| self.sessions.get(id).is_some_and(|session| !session.goes_on)).collect()
     }
 
-    /// The target has not taken all that came from the peer: its end is looked at again later.
+    /// Puts off the close of a session, because the target has not taken all bytes from the peer yet.
     pub fn put_off(&mut self, id: SessionId, now: Instant) {
         self.ending.push_back((now + AFTER_TARGET, id));
     }
 
-    /// Ends a session in both directions. Returns the frames that our end gets.
+    /// Ends a session in both directions. Returns the frames that this end gets.
     pub fn close(&mut self, id: SessionId) -> Option<Decoded> {
         self.end(id, "EOF").map(|session| over(id, &session))
     }
@@ -212,7 +213,7 @@ impl Plain {
         self.waiting.push_back(message);
     }
 
-    /// A plain edge dials what it is told: its own name may not resolve there, so it is called loopback.
+    /// The target as a plain edge can dial it: the node's own name, which may not resolve there, becomes loopback.
     fn address(&self, target: &Target) -> String {
         match &target.host {
             Host::Name(name) if name.eq_ignore_ascii_case(self.node.as_str()) => {
@@ -265,7 +266,7 @@ fn name(category: Category) -> &'static str {
     }
 }
 
-/// SuperEdge's sign of life: the same in both directions.
+/// SuperEdge's ping, the same message in both directions.
 pub fn heartbeat(node: &NodeName) -> StreamMsg {
     StreamMsg {
         node: node.as_str().into(),
@@ -288,9 +289,9 @@ fn over(id: SessionId, session: &PlainSession) -> Decoded {
     Decoded { id, category: session.category, frames }
 }
 
-/// How long a finished direction waits for the other after the last byte, as `closed` ends both.
+/// How long after the last byte a finished direction waits for the other, as `closed` ends both.
 const HALF_OPEN: Duration = Duration::from_secs(30);
-/// How long a target's end waits for the peer to send more: then nobody will.
+/// How long a target's end waits for the peer to send more.
 const AFTER_TARGET: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests;

@@ -53,8 +53,8 @@ fn resume(opener: Option<&str>) -> SessionFrame {
 
 const POD: &str = "pod/0102030405060708090a0b0c0d0e0f10";
 
-/// Every word of the extended dialect.
-fn words() -> Vec<(&'static str, SessionFrame)> {
+/// Every session frame of the extended dialect.
+fn session_frames() -> Vec<(&'static str, SessionFrame)> {
     vec![
         ("open, version 1", open(None)),
         ("open, of an edge", open(Some("node/Edge-2"))),
@@ -76,7 +76,7 @@ fn words() -> Vec<(&'static str, SessionFrame)> {
     ]
 }
 
-/// Everything else that it says, and who hears it.
+/// Every other frame of it, with the peer that gets it.
 fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
     let found = |age: Option<u64>| {
@@ -102,25 +102,25 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     ]
 }
 
-/// What a plain link says: as a pod to its edge, and as an edge to its pod.
+/// The messages of a plain link: from a pod to its edge, and from an edge to its pod.
 fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let mut said = Vec::new();
     let (mut plain, now) = (Plain::new(node()), Instant::now());
-    let mut say = |plain: &mut Plain, name, id, word| {
+    let mut say = |plain: &mut Plain, name, id, frame| {
         let _ =
-            plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, word) }, now);
+            plain.send_frame(Frame { node: node(), body: FrameKind::Session(id, Category::Ssh, frame) }, now);
         said.push((name, plain.next_message().unwrap()));
     };
     say(&mut plain, "plain connecting", id(), open(None));
     say(&mut plain, "plain tcp-forward", id(), SessionFrame::Data(Bytes::from_static(b"hello")));
     say(&mut plain, "plain closed", id(), SessionFrame::Reset { epoch: 1, refusal: refusal(Code::GivenUp) });
     let connecting = said[0].1.clone();
-    let mut say = |name, topic: &str, word| {
+    let mut say = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
         let crate::protocol::wire::plain::Received::Session(heard) = plain.on_message(message, now) else {
             panic!("an Open")
         };
-        let body = FrameKind::Session(heard.id, Category::Ssh, word);
+        let body = FrameKind::Session(heard.id, Category::Ssh, frame);
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         said.push((name, plain.next_message().unwrap()));
     };
@@ -150,8 +150,8 @@ fn hex(message: StreamMsg) -> String {
 #[tokio::test]
 async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
     let mut now = Vec::new();
-    for (name, word) in words() {
-        let body = FrameKind::Session(id(), Category::HttpProxy, word);
+    for (name, frame) in session_frames() {
+        let body = FrameKind::Session(id(), Category::HttpProxy, frame);
         now.push((name, hex(to_message(Frame { node: node(), body }))));
     }
     for (name, body, _) in signals() {
@@ -187,8 +187,8 @@ fn every_recorded_frame_is_still_understood() {
         reader.piece(bytes.collect());
         reader.message().unwrap().unwrap()
     };
-    for (name, word) in words() {
-        let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, word) };
+    for (name, frame) in session_frames() {
+        let frame = Frame { node: node(), body: FrameKind::Session(id(), Category::HttpProxy, frame) };
         assert_eq!(from_message(read(name), &Peer::Pod), Ok(frame), "{name}");
     }
     for (name, body, peer) in signals() {

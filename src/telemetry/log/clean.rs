@@ -1,4 +1,4 @@
-//! The last net: whatever is logged, a line stays one line, and no terminal obeys it.
+//! Escapes what is not printable in each log line: a line stays one line, and cannot control a terminal.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::telemetry::said::is_printable;
+use crate::telemetry::printable::is_printable;
 
-/// Writes what another form writes, with all that is not printable escaped, messages, fields and spans alike.
+/// Wraps another format, and escapes what is not printable in its messages, fields and spans.
 #[derive(Debug)]
 pub(super) struct Clean<F> {
     pub(super) form: F,
-    /// Escapes as JSON has them; else as Rust does.
+    /// Whether escapes are JSON's; else they are Rust's.
     pub(super) json: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Daily log files that never take more than their share of the disk.
+//! Daily log files within a bound of days and bytes.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,10 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
 
-/// How much of the past is kept.
+/// How many files are kept.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Kept {
-    /// Days of files, today included.
+    /// Days, today included.
     pub days: usize,
     /// Bytes of all files together.
     pub bytes: u64,
@@ -26,12 +26,12 @@ pub(super) struct Files {
     current: RollingFileAppender,
     /// Bytes in the current file.
     written: u64,
-    /// Days since 1970, UTC, as the appender counts them.
+    /// The current file's day, in days since 1970, UTC.
     day: u64,
 }
 
 impl Files {
-    /// Opens today's file, to go on behind what it holds.
+    /// Opens today's file to append to it.
     pub(super) fn open(dir: &Path, name: &'static str, kept: Kept) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let current = appender(dir, name)?;
@@ -42,7 +42,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Begins a new file if this one is full or of yesterday, and removes what is too old or too much.
+    /// Begins a new file if this one is full or of an earlier day, and removes files beyond the bounds.
     fn turn(&mut self) -> io::Result<()> {
         let day = today();
         if day != self.day {
@@ -72,7 +72,7 @@ impl Files {
         fs::rename(&current.path, part(used.saturating_add(1)))
     }
 
-    /// Removes the oldest files until the rest, and what the current one may still become, is within bounds.
+    /// Removes the oldest files until the rest, with the full length of the current one, is within the bounds.
     fn forget(&self) -> io::Result<()> {
         let mut room = self.kept.bytes - self.kept.bytes / PARTS;
         let mut dates = Vec::new();
@@ -82,7 +82,7 @@ impl Files {
             }
             let current = file.part == 0 && dates.len() == 1;
             if !current && (dates.len() > self.kept.days || file.bytes > room) {
-                // All that is older goes too: a gap in the middle would mislead whoever reads.
+                // All older files go too, as a gap in the middle would mislead the reader.
                 room = 0;
                 fs::remove_file(&file.path)?;
             } else if !current {
@@ -92,7 +92,7 @@ impl Files {
         Ok(())
     }
 
-    /// Our files, oldest first: by date, then parts in their order, then the one that is being written.
+    /// The log files, oldest first: by date, then parts in their order, then the current one.
     fn list(&self) -> io::Result<Vec<LogFile>> {
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -109,7 +109,7 @@ impl Files {
 
 impl Write for Files {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // A failure to tidy up is no reason to lose lines: the disk itself will say so soon enough.
+        // A file that cannot be removed must not cost log lines, so the error is ignored.
         let tidied = self.turn();
         let taken = self.current.write(line)?;
         self.written = self.written.saturating_add(taken as u64);

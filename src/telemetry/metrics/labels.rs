@@ -1,4 +1,4 @@
-//! What tells the series of one metric apart: fixed words of ours.
+//! The labels of metrics; their values are fixed words.
 
 use prometheus_client::encoding::EncodeLabelSet;
 

@@ -1,4 +1,4 @@
-//! What each number is called, and what is said of it, where it is shown.
+//! Names and help texts of the metrics.
 
 use prometheus_client::registry::{Registry, Unit};
 
@@ -62,7 +62,7 @@ impl Metrics {
         to.register_with_unit("tunnel_memory_limit", help, Unit::Bytes, self.memory.limit.clone());
     }
 
-    /// What was not taken, and what was published.
+    /// Registers the counters of refusals and of published records.
     pub(super) fn register_refused(&self, to: &mut Registry) {
         to.register("tunnel_frames_dropped", "Frames dropped, by cause", self.frames_dropped.0.clone());
         let help = "Client connections closed without a session, by cause";

@@ -30,7 +30,7 @@ pub(crate) struct ScriptedPod {
 
 /// Links to a pod as an edge that speaks extended if it has an instance, else plain.
 pub(crate) async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: Option<Instance>) -> Call {
-    let call = try_link(place, pod.pod.grpc, node, instance).await.unwrap();
+    let call = try_link(place, pod.pod.bound.grpc, node, instance).await.unwrap();
     pod.has(node).await;
     call
 }

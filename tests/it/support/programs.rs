@@ -109,14 +109,14 @@ impl TestPod {
     }
 
     pub(crate) fn from(pod: Pod) -> Self {
-        let connect = pod.ssh.unwrap();
+        let connect = pod.bound.connect().unwrap();
         Self { pod, connect }
     }
 
     /// Where the front end of that name listens; the first of several.
     pub(crate) fn port(&self, front: &str) -> SocketAddr {
-        let found = self.pod.clients.iter().find(|(name, _)| *name == front);
-        found.unwrap_or_else(|| panic!("no {front} among {:?}", self.pod.clients)).1
+        let found = self.pod.bound.clients.iter().find(|(name, _)| *name == front);
+        found.unwrap_or_else(|| panic!("no {front} among {:?}", self.pod.bound.clients)).1
     }
 
     /// A connection to the front end of that name.
@@ -173,7 +173,7 @@ pub(crate) async fn edge(place: &TestDir, pod: &TestPod, node: &str) -> Edge {
 
 /// As [`edge`], with more config, see [`TestDir::edge`].
 pub(crate) async fn edge_with(place: &TestDir, pod: &TestPod, node: &str, more: &str) -> Edge {
-    let edge = start_edge(&place.edge(node, pod.pod.grpc, more));
+    let edge = start_edge(&place.edge(node, pod.pod.bound.grpc, more));
     pod.has(node).await;
     edge
 }

@@ -74,7 +74,7 @@ impl Raw {
 
     /// A link to a pod as an edge that speaks extended if it has an instance, else plain. It reads as much as comes.
     pub(crate) async fn link(place: &TestDir, pod: &TestPod, node: &str, instance: Option<Instance>) -> Self {
-        let raw = Self::link_at(place, pod.pod.grpc, node, instance).await;
+        let raw = Self::link_at(place, pod.pod.bound.grpc, node, instance).await;
         pod.has(node).await;
         raw
     }

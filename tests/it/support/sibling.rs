@@ -34,7 +34,7 @@ pub(crate) fn open_word(epoch: u64) -> SessionFrame {
 pub(crate) async fn scripted_pod(place: &TestDir, pod: &TestPod, number: u128) -> Call {
     let shows = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let headers = Caller::pod_request(Instance::from_bits(number));
-    let mut call = peer::link_as_pod(place, pod.pod.grpc, Some(shows), headers, "node1").await.unwrap();
+    let mut call = peer::link_as_pod(place, pod.pod.bound.grpc, Some(shows), headers, "node1").await.unwrap();
     is_heard(&mut call).await;
     call
 }

@@ -32,7 +32,7 @@ use crate::protocol::wire::peer::Peer;
 pub struct Call {
     /// Where it comes from.
     pub from: SocketAddr,
-    /// Who it says it is. That a pod is one was proved with its certificate.
+    /// The caller by its hello. A pod has proved itself with its certificate, an edge has not yet.
     pub caller: Caller,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
@@ -102,7 +102,7 @@ where
     };
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
-    let io = TokioIo::new(Bounded { io, ahead });
+    let io = TokioIo::new(Bounded { io, hook: ahead });
     let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(io, service));
     async move {
         let lost = waiting.slots.1.lost();

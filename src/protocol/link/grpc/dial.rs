@@ -23,7 +23,7 @@ use crate::protocol::wire::codec::inbound::cause;
 use crate::protocol::wire::hello::{Caller, Dialect, Hello};
 use crate::protocol::wire::peer::Peer;
 use crate::protocol::wire::plain::heartbeat;
-use crate::telemetry::said;
+use crate::telemetry::printable;
 
 /// Why a cloud could not be made a link to.
 #[derive(Debug, thiserror::Error)]
@@ -36,13 +36,13 @@ pub enum DialError {
     Refused {
         /// gRPC's code.
         code: Code,
-        /// The cloud's words.
+        /// The cloud's text.
         message: String,
     },
     /// The pod at the other end is this process.
     #[error("this pod has dialled itself")]
     Itself,
-    /// A pod that does not speak the extended dialect cannot be a sibling.
+    /// A pod without the extended dialect cannot be a sibling.
     #[error(
         "there is a pod, or another server, that does not speak our dialect, such as SuperEdge's: it cannot be reached \
          through this one ({0})"
@@ -112,7 +112,7 @@ struct Answered {
 impl Answered {
     fn refusal(&self) -> Result<(), DialError> {
         if let Some(status) = Status::from_header_map(&self.headers.headers) {
-            return Err(DialError::Refused { code: status.code(), message: said(status.message()) });
+            return Err(DialError::Refused { code: status.code(), message: printable(status.message()) });
         }
         if !self.headers.status.is_success() {
             let message = format!("HTTP status {}; is this the port of a tunnel cloud?", self.headers.status);
@@ -154,7 +154,7 @@ where
         .max_header_list_size(METADATA)
         .keep_alive_interval(Some(PING_POD_AFTER))
         .keep_alive_timeout(PING_TIMEOUT)
-        .handshake::<_, CallBody>(TokioIo::new(Bounded { io, ahead: ahead.clone() }))
+        .handshake::<_, CallBody>(TokioIo::new(Bounded { io, hook: ahead.clone() }))
         .await
         .map_err(broken)?;
     let connection = CancellationToken::new();

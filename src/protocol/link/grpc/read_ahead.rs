@@ -2,7 +2,7 @@
 //! link that is left unread, and many times that in frames of one byte.
 
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -11,8 +11,9 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use hyper::body::Incoming;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 
+use crate::net::hooked::{Hooked, ReadHook};
 use crate::protocol::wire::codec::inbound::{Ended, next_piece};
 
 /// What was read from one connection and not yet taken by its link, shared by both. Cheap to clone.
@@ -35,11 +36,7 @@ struct Shared {
 pub(in crate::protocol::link) struct Stalled(ReadAhead);
 
 /// An encrypted connection that is read no further ahead of its link than [`MOST_AHEAD`].
-#[derive(Debug)]
-pub(super) struct Bounded<IO> {
-    pub(super) io: IO,
-    pub(super) ahead: ReadAhead,
-}
+pub(super) type Bounded<IO> = Hooked<IO, ReadAhead>;
 
 impl ReadAhead {
     /// Marks the link as left unread.
@@ -103,43 +100,18 @@ impl Drop for Stalled {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Bounded<IO> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
+impl ReadHook for ReadAhead {
+    fn poll_read<T: AsyncRead + Unpin>(
+        &mut self,
+        io: Pin<&mut T>,
         cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
+        out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(self.ahead.poll_room(cx));
-        let before = buf.filled().len();
-        let read = Pin::new(&mut self.io).poll_read(cx, buf);
-        self.ahead.0.unread.fetch_add(buf.filled().len().saturating_sub(before), SeqCst);
+        ready!(self.poll_room(cx));
+        let before = out.filled().len();
+        let read = io.poll_read(cx, out);
+        self.0.unread.fetch_add(out.filled().len().saturating_sub(before), SeqCst);
         read
-    }
-}
-
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Bounded<IO> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
@@ -172,7 +144,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_is_read_a_bound_ahead_and_goes_on_as_its_link_takes() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: tokio::io::repeat(0), ahead: ahead.clone() };
+        let mut bounded = Bounded { io: tokio::io::repeat(0), hook: ahead.clone() };
         assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
         assert_eq!(reads(&mut bounded).await, 0);
         ahead.took(16 * 1024 - FRAME_HEAD);
@@ -184,7 +156,7 @@ mod tests {
     #[tokio::test]
     async fn while_a_link_is_left_unread_another_that_has_taken_all_frees_nothing() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: tokio::io::repeat(0), ahead: ahead.clone() };
+        let mut bounded = Bounded { io: tokio::io::repeat(0), hook: ahead.clone() };
         let stalled = ahead.stall();
         assert_eq!(reads(&mut bounded).await, MOST_AHEAD);
         catches_up(&ahead);
@@ -197,7 +169,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_at_its_bound_wakes_its_link_and_is_woken_by_it() {
         let ahead = ReadAhead::default();
-        let mut bounded = Bounded { io: tokio::io::repeat(0), ahead: ahead.clone() };
+        let mut bounded = Bounded { io: tokio::io::repeat(0), hook: ahead.clone() };
         let (link, connection) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
         ahead.caught_up(&Context::from_waker(&link.clone().into()));
         assert_eq!(reads(&mut bounded).await, MOST_AHEAD);

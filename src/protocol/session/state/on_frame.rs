@@ -1,4 +1,4 @@
-//! What each frame does to an end, and to an end whose halves have moved.
+//! Handles each frame, and the end of a session once both halves are done.
 
 use tokio::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl SessionState {
-    /// One frame from `from`.
+    /// Handles one frame that came over the link `from`.
     pub(crate) fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
@@ -22,7 +22,9 @@ impl SessionState {
             SessionFrame::Lost { epoch } if epoch >= self.epoch => self.lose_path(now),
             SessionFrame::Lost { .. } => DROPPED,
             SessionFrame::Reset { epoch, refusal } => self.reset(epoch, refusal, now),
-            SessionFrame::Broken { total, refusal } if matches!(self.phase, Phase::Open | Phase::Said) => {
+            SessionFrame::Broken { total, refusal }
+                if matches!(self.phase, Phase::Open | Phase::Delivered) =>
+            {
                 self.broken(total, refusal)
             }
             SessionFrame::Broken { .. } => DROPPED,
@@ -94,7 +96,7 @@ impl SessionState {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
-            // Sent by a pod between, not by the acceptor: the next path may lead to the acceptor.
+            // A pod on the path sent it, not the acceptor: the next path may lead to the acceptor.
             Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }
@@ -106,7 +108,7 @@ impl SessionState {
             return DROPPED;
         }
         if self.phase == Phase::Leaving {
-            // The last frame goes to where the opener is now: the link it waits on may be dead without anybody knowing.
+            // The last frame goes to where the opener is now: the link that it ran on may be dead unnoticed.
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
@@ -119,7 +121,7 @@ impl SessionState {
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
             (Phase::Open | Phase::Parked, None) if fresh => Some(Answer::Opened),
-            (Phase::Open | Phase::Parked | Phase::Said, Some(_)) => Some(Answer::Resumed),
+            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(Answer::Resumed),
             _ => return DROPPED,
         };
         self.epoch = epoch;
@@ -128,7 +130,7 @@ impl SessionState {
         if let Err(bad) = self.say_again(received.unwrap_or(0), limit) {
             return self.violated(bad);
         }
-        if answer.is_some() && self.phase != Phase::Said {
+        if answer.is_some() && self.phase != Phase::Delivered {
             self.phase = Phase::Open;
         }
         self.resumed += u32::from(answer == Some(Answer::Resumed));
@@ -163,7 +165,7 @@ impl SessionState {
             self.phase = Phase::Leaving;
             self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
-            self.phase = Phase::Said;
+            self.phase = Phase::Delivered;
         }
         effects
     }

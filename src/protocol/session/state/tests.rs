@@ -68,7 +68,7 @@ fn acceptor(phase: Phase) -> SessionState {
     if phase == Phase::Parked {
         let _ = end.on_frame(A, SessionFrame::Lost { epoch: 1 }, now());
     }
-    if phase == Phase::Said {
+    if phase == Phase::Delivered {
         end.send.finish();
         assert!(matches!(end.next_frame(A, 99).0, Some(SessionFrame::Finish { total: 1 })));
         let _ = end.on_frame(A, SessionFrame::Finish { total: 1 }, now());
@@ -356,23 +356,23 @@ async fn acceptor_parked() {
 #[tokio::test]
 async fn acceptor_that_has_said_and_heard_all() {
     for frame in [data(1), credit(), finish(), open(2), resume(1)] {
-        dropped(acceptor(Phase::Said), A, frame);
+        dropped(acceptor(Phase::Delivered), A, frame);
     }
-    let mut end = acceptor(Phase::Said);
+    let mut end = acceptor(Phase::Delivered);
     let _ = end.on_frame(
         B,
         SessionFrame::Resume { received: 1, limit: 9, epoch: 2, instance: None, opener: None },
         now(),
     );
     assert!(matches!(end.next_frame(B, 9).0, Some(SessionFrame::Resumed { received: 1, epoch: 2, .. })));
-    assert_eq!(end.phase(), Phase::Said);
-    let mut end = acceptor(Phase::Said);
+    assert_eq!(end.phase(), Phase::Delivered);
+    let mut end = acceptor(Phase::Delivered);
     let _ = end.link_ended(A, None, now());
-    assert!(end.phase() == Phase::Said && end.parked_since().is_some());
-    let mut end = acceptor(Phase::Said);
+    assert!(end.phase() == Phase::Delivered && end.parked_since().is_some());
+    let mut end = acceptor(Phase::Delivered);
     assert!(end.on_frame(A, reset(1, Code::Over), now()).forget);
     assert!(end.ended().is_none());
-    assert_eq!(acceptor(Phase::Said).abandon(refusal(Code::GivenUp), now()), Effects::default());
+    assert_eq!(acceptor(Phase::Delivered).abandon(refusal(Code::GivenUp), now()), Effects::default());
 }
 
 #[tokio::test]
@@ -559,7 +559,7 @@ async fn whoever_hears_that_its_peer_broke_off_reads_what_came_before_and_says_t
             matches!(end.next_frame(A, 99), (Some(SessionFrame::Reset { refusal, .. }), Effects { forget: true, .. }) if refusal == over())
         );
     }
-    let mut end = acceptor(Phase::Said);
+    let mut end = acceptor(Phase::Delivered);
     let _ = end.on_frame(A, broken(1), now());
     assert!(
         matches!(end.next_frame(A, 99).0, Some(SessionFrame::Reset { refusal, .. }) if refusal == over())

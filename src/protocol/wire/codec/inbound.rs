@@ -1,4 +1,4 @@
-//! The bytes of a call as they come, and how it ended.
+//! The incoming bytes of a call, and its end.
 
 use std::future::poll_fn;
 use std::io;
@@ -9,14 +9,14 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use tonic::{Code, Status};
 
-use crate::telemetry::said;
+use crate::telemetry::printable;
 
-/// How a stream ended, in words.
+/// How a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// By the far end, or with the connection.
+    /// The far end closed it, or the connection broke: the cause for people.
     Closed(String),
-    /// By the far end, with the status that says that another process has our name.
+    /// The far end closed it because another process has this one's name.
     NameTaken(String),
 }
 
@@ -29,34 +29,34 @@ pub(in crate::protocol) async fn next_piece(mut incoming: Pin<&mut Incoming>) ->
             let status = frame.trailers_ref().and_then(Status::from_header_map);
             match status {
                 Some(status) if status.code() == Code::AlreadyExists => {
-                    Ended::NameTaken(said(status.message()))
+                    Ended::NameTaken(printable(status.message()))
                 }
-                Some(status) if status.code() != Code::Ok => Ended::Closed(said(status.message())),
+                Some(status) if status.code() != Code::Ok => Ended::Closed(printable(status.message())),
                 _ => Ended::Closed(END.into()),
             }
         }),
     }
 }
 
-/// An error with all its causes, for people. It may hold a peer's words.
+/// An error with all its causes, for people. It may hold text of a peer.
 pub(in crate::protocol) fn cause(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut at = error.source();
     while let Some(source) = at {
-        // As when a process dies: what the libraries say of it is about TLS, and helps nobody.
+        // The end of a process or of a line: the libraries' text is only about TLS.
         if source.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::UnexpectedEof) {
             return BROKEN_OFF.into();
         }
         text = format!("{text}: {source}");
         at = source.source();
     }
-    // HTTP/2 does not show the socket's error as a source of its own, only its text.
-    if text.contains(NO_CLOSE_NOTIFY) { BROKEN_OFF.into() } else { said(&text) }
+    // h2 gives the socket's error as text only, not as a source.
+    if text.contains(NO_CLOSE_NOTIFY) { BROKEN_OFF.into() } else { printable(&text) }
 }
 
-/// As when a process dies or a line is cut.
+/// The text for the end of a process or of a line.
 const BROKEN_OFF: &str = "the connection was broken off";
-/// What rustls says of that, followed by the address of a page for programmers.
+/// The beginning of rustls' text for it, which goes on with a URL.
 const NO_CLOSE_NOTIFY: &str = "without sending TLS close_notify";
 const END: &str = "end of stream";
 

@@ -1,4 +1,4 @@
-//! What a plain peer's messages mean.
+//! Turns a plain peer's messages into frames.
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -10,7 +10,7 @@ use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame};
 use crate::protocol::wire::plain::{Decoded, Plain, PlainSession, Received, over};
 
 impl Plain {
-    /// What a message of the peer means.
+    /// Handles a message from the peer.
     pub fn on_message(&mut self, message: StreamMsg, now: Instant) -> Received {
         if message.category == STREAM {
             return if message.r#type == HEARTBEAT {
@@ -29,7 +29,7 @@ impl Plain {
         match (known, message.r#type.as_str()) {
             (None, "connecting") => self.asked(category, message, now),
             (None, "closed") => Received::Unknown("unknown_session"),
-            // Repeated, a thousand of them would take gigabytes.
+            // The id is checked first: long ones, repeated in a thousand answers, would take gigabytes.
             (None, _) if message.topic.len() > LONGEST_TOPIC => Received::Unknown("bad_session_id"),
             (None, _) => self.answer("closed", category, message.topic, GONE.into()),
             (Some(id), _) => self.on_session_message(id, message, now),
@@ -95,7 +95,7 @@ impl Plain {
         Received::Session(Decoded { id, category, frames })
     }
 
-    /// Answers a message about no session of ours; a peer that floods us with them gets none.
+    /// Answers a message about an unknown session; beyond [`MOST_WAITING`] waiting answers the peer gets none.
     fn answer(&mut self, kind: &str, category: Category, topic: String, data: Bytes) -> Received {
         if self.waiting.len() < MOST_WAITING {
             self.send(category, kind, topic, data);
@@ -104,7 +104,7 @@ impl Plain {
     }
 }
 
-/// Go's words for a failed dial, as a code.
+/// The code for Go's text of a failed dial.
 fn refusal(text: &Bytes) -> Refusal {
     let text = String::from_utf8_lossy(text);
     let code = if text.contains("refused") {
@@ -117,11 +117,11 @@ fn refusal(text: &Bytes) -> Refusal {
     Refusal::new(code, text)
 }
 
-/// A plain peer's topic may be any text up to this many bytes.
+/// Longest topic of a plain peer in bytes; it may be any text.
 pub(crate) const LONGEST_TOPIC: usize = 256;
 /// Answers that may wait for one link.
 const MOST_WAITING: usize = 1000;
-/// Sessions of one plain link: a peer that asks for more than anyone needs is not let grow us.
+/// Sessions of one plain link at most: bounds the memory that a peer can take.
 const MOST_SESSIONS: usize = 20_000;
 /// SuperEdge's text for a message about a session that is gone.
 const GONE: &str = "msg cannot be forwarded due to disconnection";

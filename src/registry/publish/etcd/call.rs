@@ -24,7 +24,7 @@ use crate::names::{Host, Target};
 use crate::net::dial::dial;
 use crate::net::resolver::Resolver;
 use crate::net::tls::server_name;
-use crate::telemetry::said;
+use crate::telemetry::printable;
 
 /// The messages of `proto/etcd.proto`, compiled.
 #[allow(missing_docs, unreachable_pub, missing_debug_implementations, clippy::all, reason = "generated")]
@@ -58,7 +58,7 @@ pub enum EtcdError {
         cause: io::Error,
     },
     /// It answered no.
-    #[error("etcd at {at}: {} ({:?})", said(.status.message()), .status.code())]
+    #[error("etcd at {at}: {} ({:?})", printable(.status.message()), .status.code())]
     Refused {
         /// Which member.
         at: Target,

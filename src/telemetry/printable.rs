@@ -1,10 +1,10 @@
-//! What peers and clients say, made fit to be shown: in a log, a status line, on a page, or to others.
+//! Makes text of peers and clients safe to show in a log, a status line or a page.
 
-/// Another's words: printable, on one line, at most [`MOST`] bytes. Whatever could end a line, move a cursor or turn the
-/// direction of writing becomes a space.
+/// A peer's text as one printable line of at most [`MOST`] bytes. A character that could end a line, move a cursor or
+/// change the direction of writing becomes a space.
 ///
-/// Each text of a peer goes through here where it is read, so that nobody behind has to think of it.
-pub fn said(text: &str) -> String {
+/// Each text of a peer passes through here where it is read, so that later code may use it freely.
+pub fn printable(text: &str) -> String {
     let mut said = String::with_capacity(text.len().min(MOST));
     for c in text.chars().map(|c| if is_printable(c) { c } else { ' ' }) {
         if said.len() + c.len_utf8() > MOST {
@@ -15,7 +15,7 @@ pub fn said(text: &str) -> String {
     said
 }
 
-/// Whether a character only shows itself.
+/// Whether a character has no effect but its own glyph.
 pub(super) fn is_printable(c: char) -> bool {
     let separates = matches!(c, '\u{2028}' | '\u{2029}');
     let directs =
@@ -23,7 +23,7 @@ pub(super) fn is_printable(c: char) -> bool {
     !(c.is_control() || separates || directs)
 }
 
-/// Longest text of another, in bytes: a sentence, not a flood.
+/// Longest text of a peer in bytes.
 pub(super) const MOST: usize = 200;
 
 #[cfg(test)]
@@ -34,15 +34,15 @@ mod tests {
     #[test]
     fn neither_lines_nor_escapes_nor_turned_writing_get_through() {
         let wild = "a\r\nb\u{1b}[2Jc\u{9b}31md\u{2028}e\u{202e}f\u{7f}\u{e9}";
-        assert_eq!(said(wild), "a  b [2Jc 31md e f \u{e9}");
+        assert_eq!(printable(wild), "a  b [2Jc 31md e f \u{e9}");
     }
 
     proptest! {
         #[test]
         fn any_text_becomes_a_short_line(text in any::<String>()) {
-            let said = said(&text);
+            let said = printable(&text);
             prop_assert!(said.len() <= MOST && said.chars().all(is_printable));
-            prop_assert_eq!(super::said(&said), said);
+            prop_assert_eq!(super::printable(&said), said);
         }
     }
 }

@@ -1,0 +1,123 @@
+//! TLS handshakes with whoever connects: not too many at once, and none that takes too long.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::server::TlsStream;
+
+use super::leaf;
+use crate::net::door::{Attended, Door, Limits, Slot, Source};
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::socket::Buffered;
+
+/// Does the handshakes of a port. Cheap to clone; clones share the turns.
+#[derive(Debug, Clone)]
+pub struct Acceptor {
+    tls: Reload<ServerConfig>,
+    turns: Door,
+    pool: Pool,
+}
+
+/// A connection that TLS is spoken over.
+pub type TlsSocket = TlsStream<Encrypted>;
+
+/// What TLS sits on.
+pub type Encrypted = Buffered<Attended<TcpStream>>;
+
+/// A connection whose handshake is done.
+#[derive(Debug)]
+pub struct Shaken {
+    /// The connection. While the turn is held it is watched for silence.
+    pub stream: TlsSocket,
+    /// Its turn: dropped to let the next one in.
+    pub turn: Slot,
+    /// When the turn should be over.
+    pub until: Instant,
+}
+
+/// Why there was no handshake.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct Unshaken {
+    /// A fixed word for metrics.
+    pub cause: &'static str,
+    /// The sentence.
+    pub why: String,
+    /// The connection, if an alert was written to it. It must be closed with care, so that the alert arrives.
+    pub socket: Option<Encrypted>,
+}
+
+impl Acceptor {
+    /// For a port at which at most so many connections wait.
+    pub fn new(tls: Reload<ServerConfig>, pool: Pool, waiting: usize) -> Self {
+        let patience = Some(PATIENCE);
+        let limits = Limits { slots: HANDSHAKES, for_one: usize::MAX, waiting, patience };
+        Self { tls, turns: Door::new(limits), pool }
+    }
+
+    /// Waits for the first byte, then for the turn, then does the handshake. `slot` is the connection's place at its
+    /// entrance: it counts as busy from the first byte on. Cancel safe: a dropped call gives its turn back.
+    ///
+    /// # Errors
+    ///
+    /// The client stayed silent, too many others wait, the turn was given to another source, or TLS failed.
+    pub async fn accept(&self, socket: TcpStream, from: SocketAddr, slot: &Slot) -> Result<Shaken, Unshaken> {
+        // A peek, because the socket may be reported readable before a byte is there.
+        if timeout(FIRST_BYTE, socket.peek(&mut [0])).await.is_err() {
+            return Err(Unshaken::new("silent", format!("nothing came within {FIRST_BYTE:?}")));
+        }
+        slot.busy();
+        let Ok(turn) = self.turns.enter(&Source::of(from.ip())).await else {
+            return Err(Unshaken::new("too_many", "too many wait for their TLS handshake"));
+        };
+        let until = Instant::now() + TURN;
+        // The turn counts as silent only while this side waits for the client: one that waits for us keeps it.
+        let socket = Buffered::new(turn.attend(socket), self.pool.clone());
+        let handshake = TlsAcceptor::from(self.tls.load()).accept(socket).into_fallible();
+        let lost = turn.lost();
+        let shaken = tokio::select! {
+            biased;
+            () = lost.cancelled() => return Err(Unshaken::new("gave_way", "gave way in its TLS handshake")),
+            shaken = timeout_at(until, handshake) => shaken,
+        };
+        match shaken {
+            Ok(Ok(stream)) => Ok(Shaken { stream, turn, until }),
+            Ok(Err((error, socket))) => {
+                let failed = Unshaken::new("tls", format!("TLS handshake failed: {error}"));
+                Err(Unshaken { socket: Some(socket), ..failed })
+            }
+            Err(_) => Err(Unshaken::new("tls_too_slow", "TLS handshake took too long")),
+        }
+    }
+}
+
+impl Shaken {
+    /// The names in the certificate that the client has shown: its CN, then its DNS names; `None` if it has shown none.
+    pub fn names(&self) -> Option<Vec<String>> {
+        let shown = self.stream.get_ref().1.peer_certificates()?;
+        Some(shown.first().map(|leaf| leaf::names(leaf)).unwrap_or_default())
+    }
+}
+
+impl Unshaken {
+    fn new(cause: &'static str, why: impl Into<String>) -> Self {
+        Self { cause, why: why.into(), socket: None }
+    }
+}
+
+/// Connections at once that have their turn.
+pub const HANDSHAKES: usize = 1000;
+
+/// Who has its turn loses it to a waiting one only after this silence.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Time from the connection to the first byte of its handshake.
+const FIRST_BYTE: Duration = Duration::from_secs(3);
+
+/// Time that a turn lasts.
+const TURN: Duration = Duration::from_secs(10);
