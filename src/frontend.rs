@@ -2,11 +2,13 @@
 
 mod auth;
 mod connect;
+mod forward;
 mod serve;
 mod tcp;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::Connect;
+pub use forward::{Router, forward};
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,
@@ -63,6 +65,12 @@ pub enum Denial {
     /// The CONNECT announces a body.
     #[error("a CONNECT has no body: leave out Content-Length and Transfer-Encoding")]
     Body,
+    /// An HTTP request that is not passed on, as it could be read in more than one way.
+    #[error("bad request: {0}")]
+    Request(&'static str),
+    /// The target got a request, and gave no answer that could be passed on.
+    #[error("the target gave no proper answer: {0}")]
+    Unanswered(String),
     /// User and password are missing or wrong.
     #[error("this proxy needs a user and a password")]
     Credentials,
@@ -116,6 +124,7 @@ impl Denial {
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
                 format!("node {node}: {}", in_general(refusal.code))
             }
+            Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
             other => other.to_string(),
         }
     }
@@ -169,6 +178,14 @@ impl Denial {
                 "use this port as a proxy for CONNECT, as ssh and curl -p do",
             ),
             Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
+            Self::Request(_) => {
+                (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
+            }
+            Self::Unanswered(_) => (
+                S::BAD_GATEWAY,
+                "no_answer",
+                "see what the service at that port of the node logs, and whether it speaks HTTP",
+            ),
             Self::Credentials => {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
@@ -227,6 +244,17 @@ fn in_general(code: Code) -> &'static str {
         Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
         Code::Violation => "the protocol was violated",
         Code::Internal => "internal error",
+    }
+}
+
+/// Why hyper has found no head, as a fixed word for metrics.
+fn no_head(error: &hyper::Error) -> &'static str {
+    if error.is_parse_too_large() {
+        "long_head"
+    } else if error.is_parse() {
+        "bad_head"
+    } else {
+        "reset"
     }
 }
 

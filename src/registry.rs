@@ -45,7 +45,7 @@ pub use find::{Finder, NotFound, Path};
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
 pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
-pub use siblings::{Answer, NodeFound, Pod, PodAddresses, Siblings, Unreachable};
+pub use siblings::{FindAnswer, NodeFound, PodAddresses, SiblingPod, Siblings, Unreachable};
 pub use uplinks::Uplinks;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -247,7 +248,7 @@ impl Permitted {
                 access.status = Some(StatusCode::OK.as_u16());
                 Span::current().record("session", field::display(session.id()));
                 let alive = context.metrics.sessions.begin(access.front);
-                Ok(Opened { session, access, alive, slot })
+                Ok(Opened { session, early: Bytes::new(), access, alive, slot })
             }
             Err(NotOpened { session, why }) => {
                 access.id = session;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::NotFound;
 use crate::names::{Instance, NodeName};
-use crate::registry::siblings::Pod;
+use crate::registry::siblings::SiblingPod;
 
 /// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(super) struct LocationCache {
 /// The pod that has a node, as far as this process knows.
 #[derive(Debug)]
 struct At {
-    pod: Pod,
+    pod: SiblingPod,
     instance: Option<Instance>,
     /// Since when no pod has it, although this one had: the node may be linking to another.
     lost: Option<Instant>,
@@ -30,7 +30,7 @@ struct At {
 
 impl LocationCache {
     /// The pod that was last said to have the node, and the node's process.
-    pub(super) fn of(&self, node: &NodeName) -> Option<(Pod, Option<Instance>)> {
+    pub(super) fn of(&self, node: &NodeName) -> Option<(SiblingPod, Option<Instance>)> {
         self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
     }
 
@@ -49,7 +49,7 @@ impl LocationCache {
     }
 
     /// Notes that a pod has the node.
-    pub(super) fn learn(&self, node: &NodeName, pod: Pod, instance: Option<Instance>) {
+    pub(super) fn learn(&self, node: &NodeName, pod: SiblingPod, instance: Option<Instance>) {
         let mut nodes = self.lock();
         if nodes.len() >= MAX_LOCATIONS && !nodes.contains_key(node) {
             // Half of them, whichever: each can be found again.
@@ -87,7 +87,7 @@ impl LocationCache {
     }
 
     /// Forgets the node if it is remembered at that pod; an entry that another thread has made for a newer pod stays.
-    pub(super) fn forget(&self, node: &NodeName, pod: &Pod) {
+    pub(super) fn forget(&self, node: &NodeName, pod: &SiblingPod) {
         let mut nodes = self.lock();
         if nodes.get(node).is_some_and(|at| at.pod.is(pod)) {
             nodes.remove(node);
