@@ -32,3 +32,4 @@ mod roll;
 mod sessions;
 mod siblings;
 mod slow;
+mod tcp;

@@ -148,12 +148,7 @@ impl Plain {
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = word {
             if category == Category::Https {
-                let refusal = Refusal::new(Code::TargetUnreachable, NO_TLS);
-                return Some(Decoded {
-                    id,
-                    category,
-                    frames: vec![SessionFrame::Refused { refusal, epoch }],
-                });
+                return Some(on_message::speaks_no_tls(id, epoch));
             }
             self.open(id, category, &target, epoch, now);
             return None;
@@ -257,12 +252,20 @@ impl Plain {
         let node = self.node.as_str().to_owned();
         StreamMsg {
             node,
-            category: category.name().into(),
+            category: name(category).into(),
             r#type: kind.into(),
             topic,
             data,
             addr: String::new(),
         }
+    }
+}
+
+/// What a plain peer calls a category. It knows none for TCP ports any more, and does for `ssh` what they need.
+fn name(category: Category) -> &'static str {
+    match category {
+        Category::Tcp => Category::Ssh.name(),
+        category => category.name(),
     }
 }
 

@@ -34,6 +34,20 @@ impl LocationCache {
         self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
     }
 
+    /// The first by name of the nodes at pods to which there is a link, and whether there are others.
+    pub(super) fn first(&self) -> Option<(NodeName, bool)> {
+        let nodes = self.lock();
+        let mut living = nodes.iter().filter(|(_, at)| at.lost.is_none() && at.pod.up().is_some());
+        let (mut first, mut several) = (living.next()?.0, false);
+        for (node, _) in living {
+            several = true;
+            if node.as_str() < first.as_str() {
+                first = node;
+            }
+        }
+        Some((first.clone(), several))
+    }
+
     /// Notes that a pod has the node.
     pub(super) fn learn(&self, node: &NodeName, pod: SiblingPod, instance: Option<Instance>) {
         let mut nodes = self.lock();
@@ -128,6 +142,21 @@ mod tests {
         assert_eq!(known.missing(&node), None);
         known.miss(&node, &said);
         assert_eq!((known.missing(&node), known.missed().len()), (Some(said), 1));
+    }
+
+    #[tokio::test]
+    async fn any_node_is_the_first_by_name_that_is_not_lost() {
+        let known = LocationCache::default();
+        assert_eq!(known.first(), None);
+        let [a, b, c]: [NodeName; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
+        for node in [&c, &a, &b] {
+            known.learn(node, pod(1), None);
+        }
+        assert_eq!(known.first(), Some((a.clone(), true)));
+        known.lost(&a);
+        assert_eq!(known.first(), Some((b.clone(), true)));
+        known.forget_all(&b);
+        assert_eq!(known.first(), Some((c, false)));
     }
 
     #[tokio::test]
