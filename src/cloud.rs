@@ -15,6 +15,7 @@ mod proven;
 mod publish;
 mod siblings;
 mod stop;
+mod tcp;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -81,7 +82,7 @@ type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 const CONNECT: &str = <Connect as FrontEnd<TcpStream>>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 1] = [connect::prepare];
+const MODULES: [Prepare; 2] = [connect::prepare, tcp::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.

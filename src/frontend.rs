@@ -4,6 +4,7 @@ mod auth;
 mod connect;
 mod forward;
 mod serve;
+mod tcp;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::Connect;
@@ -12,6 +13,7 @@ pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,
 };
+pub use tcp::Tcp;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -84,6 +86,9 @@ pub enum Denial {
     /// The target is at no node, and this process could not dial it.
     #[error("{0}")]
     Direct(Refusal),
+    /// The port leads to whichever node there is, and there is none.
+    #[error("no node is linked to this pod, and none is known to be linked to another")]
+    NoNodes,
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
@@ -201,6 +206,7 @@ impl Denial {
             Self::NotLocated(why) => not_located(why),
             Self::OffLimits(_) => (S::FORBIDDEN, "off_limits", "ask for the node by its name"),
             Self::Direct(refusal) => not_dialled(refusal),
+            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
             }
@@ -352,6 +358,7 @@ mod tests {
             (Denial::Method, 405),
             (Denial::Credentials, 407),
             (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
+            (Denial::NoNodes, 502),
             (Denial::Busy("draining"), 503),
             (RouteError::Busy("full").into(), 503),
             (offline(), 502),

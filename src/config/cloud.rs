@@ -14,6 +14,7 @@ mod cluster;
 mod registry;
 mod siblings;
 mod ssh;
+mod tcp;
 
 pub use access::{Access, Auth};
 pub use addresses::AddressSettings;
@@ -21,6 +22,7 @@ pub use cluster::ClusterSettings;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
+pub use tcp::{Forward, TcpPort};
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct Cloud {
     pub tls: Tls,
     /// Where clients come in with CONNECT, and who may.
     pub ssh: Ssh,
+    /// TCP ports, each for one target.
+    pub tcp: Vec<TcpPort>,
     /// Limits of sessions.
     pub session: Session,
     /// Where others learn which node is at this pod.
@@ -158,10 +162,12 @@ impl Cloud {
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
         unserved::cloud_modules(&mut cloud, report);
+        let ssh = ssh::read(&mut cloud, report);
         let settings = Self {
             server,
             tls: tls(&mut cloud, report),
-            ssh: ssh::read(&mut cloud, report),
+            tcp: tcp::read(&mut cloud, &ssh.access, report),
+            ssh,
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
             allow: allow(&mut cloud, report),

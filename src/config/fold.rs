@@ -53,6 +53,11 @@ impl<'t> Table<'t> {
         self.asked.get(key).is_some_and(Option::is_some)
     }
 
+    /// The whole key of the table itself; empty for the file.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// The whole key.
     pub(super) fn key(&self, key: impl fmt::Display) -> String {
         if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }

@@ -64,11 +64,8 @@ async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session()
     assert_eq!(refused.status, 403, "{refused:?}");
     assert!(refused.body.contains("[mode.cloud.direct]"), "{refused:?}");
     let nothing = pod.ask(&at("node1", echo)).await;
-    assert_eq!(
-        (nothing.status, nothing.phrase.as_str()),
-        (502, "node node1 is not connected"),
-        "a name is a node's"
-    );
+    assert_eq!(nothing.status, 502, "a name is a node's first: {nothing:?}");
+    assert!(nothing.phrase.starts_with("node node1 is not connected; cannot resolve node1:"), "{nothing:?}");
 }
 
 #[tokio::test]

@@ -149,9 +149,10 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
-    let unserved = ["https", "stream.server.channelz_addr", "tcp"];
+    let unserved = ["https", "stream.server.channelz_addr"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
-    let doors = ["mode.cloud.ssh.auth", "mode.cloud.stream.server.log_port"];
+    let doors =
+        ["mode.cloud.ssh.auth", "mode.cloud.stream.server.log_port", "mode.cloud.tcp.\"0.0.0.0:6443\""];
     assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
 }
 
@@ -159,8 +160,10 @@ fn the_oldest_cloud_file_loads() {
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.server.log_listen.at.port(), 51000);
-    let unserved = ["mode.cloud.https", "mode.cloud.tcp"];
-    assert_eq!(warned(&warnings, Concern::NotServed), unserved);
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.cloud.https"]);
+    let [port] = cloud.tcp.try_into().unwrap();
+    assert_eq!((port.at, port.to.node), ("0.0.0.0:6443".parse().unwrap(), None));
+    assert_eq!(port.to.target, "127.0.0.1:6443".parse().unwrap());
 }
 
 #[test]
@@ -192,14 +195,14 @@ fn the_edge_files_of_all_years_load() {
         (old.client.dns.to_string(), old.client.server.to_string()),
         ("localhost".into(), "localhost:9000".into())
     );
-    assert_eq!(
-        warned(&warnings, Concern::NotServed),
-        ["mode.edge.https", "mode.edge.stream.client.channelz_addr"]
-    );
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.stream.client.channelz_addr"]);
+    let (cert, key) = old.https.identity.unwrap();
+    assert_eq!(cert.to_str(), Some("../../conf/certs/kubelet-client.crt"));
+    assert_eq!(key.to_str(), Some("../../conf/certs/kubelet-client.key"));
 
     let (middle, warnings) = edge(EDGE_HTTPS);
     assert_eq!(middle.client.dns.to_string(), "tunnel.cloud.io");
-    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.http_proxy", "mode.edge.https"]);
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.http_proxy"]);
 
     let (new, warnings) = edge(EDGE_NEW);
     assert_eq!((new.client.dns.to_string(), new.client.server.port), ("127.0.0.1".into(), 31234));

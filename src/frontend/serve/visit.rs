@@ -104,6 +104,11 @@ impl<'a> Visit<'a> {
         }
     }
 
+    /// Address of the client.
+    pub fn from(&self) -> SocketAddr {
+        self.from
+    }
+
     /// What the front end serves with.
     pub fn context(&self) -> &FrontContext {
         self.context
