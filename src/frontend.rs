@@ -2,10 +2,12 @@
 
 mod auth;
 mod connect;
+mod proved;
 mod serve;
 
 pub use auth::{Gate, Logins, Users, UsersError};
-pub use connect::Connect;
+pub use connect::{Connect, Egress, Module, Ssh};
+pub use proved::{Local, Tls};
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,

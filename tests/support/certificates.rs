@@ -6,7 +6,7 @@ use std::time::Duration;
 use tunnel::pki;
 
 /// An authority made for one test.
-pub(crate) struct Authority(pki::Authority);
+pub(crate) struct Authority(pub(crate) pki::Authority);
 
 /// A certificate with its authority and key, as the files that a config names.
 #[derive(Debug, Clone)]

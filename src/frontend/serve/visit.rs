@@ -105,6 +105,16 @@ impl<'a> Visit<'a> {
         }
     }
 
+    /// Where the client comes from.
+    pub(in crate::frontend) fn from(&self) -> SocketAddr {
+        self.from
+    }
+
+    /// Its slot at the door, until its session is opened.
+    pub(in crate::frontend) fn slot(&self) -> Option<&Slot> {
+        self.door.as_ref()
+    }
+
     /// What the front end serves with.
     pub fn context(&self) -> &FrontContext {
         self.context
