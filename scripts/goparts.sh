@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds CoreDNS, etcd and kube-apiserver for the tests, once for each version; minutes the first time, nothing after.
+# Builds CoreDNS, etcd and programs of Kubernetes for the tests, once for each version; minutes the first time, nothing
+# after.
 set -euo pipefail
 cd "$(dirname "$0")/../tests/real"
 
@@ -40,3 +41,5 @@ kubernetes() {
 }
 
 kubernetes kube-apiserver
+kubernetes kubelet
+kubernetes kubectl

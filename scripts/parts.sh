@@ -9,15 +9,16 @@ programs=(
   nc.openbsd:netcat-openbsd ncat:ncat corkscrew:corkscrew socat:socat connect-proxy:connect-proxy
   ip:iproute2 curl:curl shellcheck:shellcheck expect:expect htpasswd:apache2-utils g++:g++
   dig:dnsutils pip3:python3-pip
+  containerd:containerd runc:runc busybox:busybox-static nft:nftables ptp:containernetworking-plugins
 )
 
-PATH=$PATH:/usr/sbin:/sbin
+PATH=$PATH:/usr/sbin:/sbin:/usr/lib/cni
 
 missing=()
 for entry in "${programs[@]}"; do
   command -v "${entry%%:*}" >/dev/null || missing+=("${entry##*:}")
 done
-command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS, etcd and kube-apiserver need Go 1.26 or newer from https://go.dev/dl" >&2
+command -v go >/dev/null || echo "go is missing: the plain peer, CoreDNS, etcd and Kubernetes need Go 1.26 or newer from https://go.dev/dl" >&2
 
 if ((${#missing[@]} == 0)); then exit 0; fi
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)

@@ -12,7 +12,7 @@ step 'programs for the tests' scripts/parts.sh
 # What fails soonest comes first.
 step 'checks' scripts/check.sh
 step 'plain peer' scripts/plainpeer.sh
-step 'CoreDNS, etcd and kube-apiserver' scripts/goparts.sh
+step 'CoreDNS, etcd and Kubernetes' scripts/goparts.sh
 # With all features: what a smaller program leaves out is then the only difference, and the checks compile that, too.
 step 'build of the tests' cargo test --quiet --features kubernetes --no-run
 # Here a test that lacks a program fails instead of being skipped.

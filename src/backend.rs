@@ -5,6 +5,7 @@ mod dial;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tracing::info_span;
@@ -55,7 +56,7 @@ impl Backend {
         match dialled {
             Ok(socket) => {
                 let alive = self.metrics.sessions.begin(FRONT);
-                let opened = Opened { session: offer.accept(), access, alive, slot: () };
+                let opened = Opened { session: offer.accept(), early: Bytes::new(), access, alive, slot: () };
                 carry(opened, LocalPeer::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
             }
             Err(refusal) => {

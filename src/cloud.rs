@@ -17,6 +17,7 @@ mod proven;
 mod publish;
 mod siblings;
 mod stop;
+mod tcp;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -82,7 +83,7 @@ type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 const CONNECT: &str = <Ssh as Module>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 2] = [connect::prepare, egress::prepare];
+const MODULES: [Prepare; 3] = [connect::prepare, egress::prepare, tcp::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.

@@ -184,6 +184,7 @@ impl Edge {
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
+            self.table.told().await;
         };
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
@@ -198,6 +199,7 @@ impl Edge {
         self.table.reset_all(&why);
         self.links.begin();
         sleep(FLUSH_TIMEOUT).await;
+        self.table.told().await;
         self.uplinks.close_all();
         self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;

@@ -15,6 +15,7 @@ mod egress;
 mod registry;
 mod siblings;
 mod ssh;
+mod tcp;
 
 pub use access::{Access, Auth};
 pub use certificates::Certificates;
@@ -23,6 +24,7 @@ pub use egress::Egress;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
+pub use tcp::{Forward, TcpPort};
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct Cloud {
     pub ssh: Ssh,
     /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
     pub egress: Option<Egress>,
+    /// TCP ports, each for one target.
+    pub tcp: Vec<TcpPort>,
     /// Limits of sessions.
     pub session: Session,
     /// Where others learn which node is at this pod.
@@ -170,6 +174,7 @@ impl Cloud {
             server,
             tls: tls(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
+            tcp: tcp::read(&mut cloud, &ssh.access, report),
             ssh,
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),

@@ -214,4 +214,4 @@ pub const HEAD_TIME: Duration = Duration::from_secs(10);
 pub(super) const WAITING: usize = 4096;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

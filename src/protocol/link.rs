@@ -38,7 +38,7 @@ use crate::protocol::wire::frame::{Code, Frame, FrameKind, Refusal, SessionFrame
 use crate::protocol::wire::plain::{Decoded, Received};
 use crate::telemetry::Metrics;
 
-/// One gRPC stream at work. Whoever drives it calls [`Self::next`] until it ends; dropping it ends the stream.
+/// One gRPC stream at work. Its driver calls [`Self::next`] until it ends; dropping it ends the stream.
 #[derive(Debug)]
 pub struct Link {
     /// Its sending side, which sessions run on.
@@ -46,7 +46,7 @@ pub struct Link {
     table: Arc<SessionTable>,
     metrics: Metrics,
     dialect: Encoding,
-    /// Whether the peer dialled us: then heartbeats are questions, else answers.
+    /// Whether the peer dialled this end: then heartbeats are questions, else answers.
     answers: bool,
     incoming: Incoming,
     ahead: ReadAhead,
@@ -58,7 +58,7 @@ pub struct Link {
     stall: Stall,
     /// The session that got data last.
     fed: Option<SessionId>,
-    /// Told when a plain session has ended at our side.
+    /// Notified when a plain session has ended at this side.
     more_ending: Arc<Notify>,
     _connection: DropGuard,
 }

@@ -1,4 +1,4 @@
-//! One end of a session at work: its lock and wakers, and the handles its owner holds.
+//! One end of a session: its lock and wakers, and the handles that its owner holds.
 
 mod handles;
 pub(in crate::protocol) mod host;
@@ -31,10 +31,10 @@ use crate::protocol::wire::opener::Opener;
 /// What the table, the owner and the links share of one end.
 #[derive(Debug)]
 pub(crate) struct SessionCore {
-    /// Which session.
+    /// Id, category and node.
     pub key: SessionKey,
     host: Weak<dyn SessionHost>,
-    /// Acceptor: who opened it, once that is known.
+    /// Acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
 }
@@ -49,20 +49,20 @@ struct Inner {
     in_control: Option<LinkId>,
     /// On which link it waits for its turn to send data.
     in_turns: Option<LinkId>,
-    /// Where it stands on its link's clock; starts anew with each link.
+    /// Its time on the schedule's clock; starts anew with each link.
     account: u64,
-    /// Whose [`Parked`] it is to find a path, and how many were handed out.
+    /// The number of the [`Parked`] that may look for a path, and how many were handed out.
     seeker: Option<u64>,
     seekers: u64,
-    /// How often in a row, when last, and how many bytes had moved by then.
+    /// Losses of a path in a row: how many, when the last one was, and how many bytes had moved by then.
     lost: Option<(u32, Instant, u64)>,
-    /// When the last frame of it came in.
+    /// When its last frame came in.
     heard: Instant,
     reader: Option<Waker>,
     writer: Option<Waker>,
-    /// Whoever waits for an answer, a path or an end.
+    /// The tasks that wait for an answer, a path or the end.
     watcher: Option<Waker>,
-    /// Where it stood when its last line was logged.
+    /// The stage that was logged last.
     logged: Stage,
 }
 
@@ -101,9 +101,9 @@ impl SessionCore {
     /// Takes one frame of this session from the link of `sender`. False if the frame did not count.
     ///
     /// An Open or Resume may move the session to that link. The session joins the link's members before the state moves
-    /// there. The other way round another thread could move it on between the two, remove a membership that is not there
-    /// yet, and a stale one would stay. The link cannot end meanwhile, as the read loop that calls this also ends it. If
-    /// the frame did not count after all, the session leaves the members again.
+    /// there. The other way round another thread could move it on between the two, remove a membership that is not
+    /// there yet, and a stale one would stay. The link cannot end meanwhile, as the read loop that calls this also ends
+    /// it. If the frame did not count after all, the session leaves the members again.
     pub(super) fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
@@ -131,23 +131,23 @@ impl SessionCore {
         !dropped
     }
 
-    /// Notes who opened it; from now on nobody else may resume it.
+    /// Records the opener; from now on no other may resume the session.
     pub(super) fn opened_by(&self, opener: Opener) {
-        // The first one that is named stays; an error says that there is one.
+        // The first opener stays; `set` fails if there is one.
         let _ = self.opener.set(opener);
     }
 
-    /// Whether that opener may resume it; true if one of the two is not known.
+    /// Whether that opener may resume the session; true if one of the two is not known.
     pub(super) fn is_of(&self, opener: Option<&Opener>) -> bool {
         Opener::agree(self.opener.get(), opener)
     }
 
-    /// The process that holds its other end, once that is known.
+    /// The process of its other end, once that is known.
     pub(super) fn instance(&self) -> Option<Instance> {
         self.lock().state.instance()
     }
 
-    /// Resets the session from our side; what was not delivered is forgotten.
+    /// Resets the session from this side; bytes that were not delivered are dropped.
     pub(super) fn reset(self: &Arc<Self>, why: Refusal) {
         self.act(|inner| inner.state.abandon(why, Instant::now()));
         self.depart();
@@ -159,7 +159,7 @@ impl SessionCore {
         self.depart();
     }
 
-    /// Hands a session whose owner has left to its host, which sees to it that it does not stay for ever.
+    /// Hands a session whose owner has left to its host, which bounds how long it stays.
     fn depart(self: &Arc<Self>) {
         let stays = self.lock().state.departed_since().is_some();
         if stays && let Some(host) = self.host.upgrade() {
@@ -167,7 +167,7 @@ impl SessionCore {
         }
     }
 
-    /// Forgets what it still has to deliver for an owner that has left. False if there is no such thing.
+    /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
     pub(super) fn give_way(self: &Arc<Self>) -> bool {
         let mut gave_way = false;
         self.act(|inner| {
@@ -178,7 +178,7 @@ impl SessionCore {
         gave_way
     }
 
-    /// Resets the session at once and drops what was not read: nobody can wait for its reader, or its memory.
+    /// Resets the session at once and drops unread bytes, to free its memory.
     pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
         self.act(|inner| {
             inner.state.recv.discard();
@@ -188,7 +188,7 @@ impl SessionCore {
         });
     }
 
-    /// When the last frame of it came in; before the first one, when it was made.
+    /// When its last frame came in; before the first one, when it was made.
     pub(super) fn heard(&self) -> Instant {
         self.lock().heard
     }
@@ -209,7 +209,7 @@ impl SessionCore {
         if inner.state.path() == Some(link) { inner.state.recv.queued() } else { 0 }
     }
 
-    /// Of these, those that nobody was promised: a plain peer's.
+    /// Of these, the bytes of a plain peer, which were not covered by a limit.
     pub(super) fn unpromised(&self) -> usize {
         self.lock().state.recv.unpromised()
     }
@@ -221,13 +221,14 @@ impl SessionCore {
         self.settle(inner, effects);
     }
 
-    /// Takes what is to be done out of the session, releases its lock, and then does it: log, wake, leave links, ask the
-    /// link for a turn, be forgotten.
+    /// Takes what is to be done out of the session, releases its lock, and then does it: log, wake, leave links, ask
+    /// the link for a turn, be forgotten.
     ///
-    /// Each of these takes another lock or runs a waker, and two locks are never held at once. Between the release and the
-    /// deed another thread may change the session again, so each deed bears that: a waker that comes too often only makes
-    /// its task look again; [`Self::part`] looks a second time; a request for a turn on a link that the session has left
-    /// is stale, and the link's puller gets no frame for it; and a session that may be forgotten never comes back.
+    /// Each of these takes another lock or runs a waker, and two locks are never held at once. Between the release and
+    /// the deed another thread may change the session again, so each deed bears that: a waker that comes too often only
+    /// makes its task look again; [`Self::part`] looks a second time; a request for a turn on a link that the session
+    /// has left is stale, and the link's puller gets no frame for it; and a session that may be forgotten never comes
+    /// back.
     fn settle(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, effects: Effects) {
         let reader = if effects.read { inner.reader.take() } else { None };
         let writer = if effects.write { inner.writer.take() } else { None };
@@ -259,10 +260,10 @@ impl SessionCore {
 
     /// Removes the session from the link's members. Adds it again if another thread has moved it back there meanwhile.
     ///
-    /// Two locks are involved, the link's and the session's, and they are taken one after the other. A Resume may bring the
-    /// session back to this link between the step that left it and this removal, which then removes the new membership.
-    /// So there is a second look under the session's lock. If the link ends just then, joining fails, and its end is
-    /// passed on here, because the link's own list did not have the session.
+    /// Two locks are involved, the link's and the session's, and they are taken one after the other. A Resume may bring
+    /// the session back to this link between the step that left it and this removal, which then removes the new
+    /// membership. So there is a second look under the session's lock. If the link ends just then, joining fails, and
+    /// its end is passed on here, because the link's own list did not have the session.
     fn part(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         sender.part(self.key.id);
         let back = self.lock().state.path() == Some(sender.id);

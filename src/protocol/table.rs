@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::protocol::table::clients::Clients;
-use crate::protocol::table::ended::Ended;
+use crate::protocol::table::ended::EndedSessions;
 use crate::protocol::table::request::RelayRequest;
 
 use crate::names::{Instance, NodeName, SessionId, Target};
@@ -57,13 +57,13 @@ pub struct SessionTable {
     pub(super) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
-    ended: Mutex<Ended>,
+    ended: Mutex<EndedSessions>,
     clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,
-    /// Of these, those for which nobody seeks a path yet.
+    /// Of these, the sessions for which no task looks for a path yet.
     unsought: Mutex<VecDeque<Parked>>,
-    /// Told when there is one more.
+    /// Notified when there is one more.
     came: Notify,
     pub(super) relays: RelayTable,
 }
@@ -75,13 +75,13 @@ pub enum Event {
     Offer(Offer),
     /// A session that was opened here has lost its path.
     Parked(Parked),
-    /// Somebody wants to reach a node through this pod.
+    /// A request to reach a node through this pod.
     RelayRequest(RelayRequest),
     /// A pod asks whether a node is linked here; the number is to be repeated.
     Find(NodeName, u64),
-    /// A pod tells of a node.
+    /// A pod's answer or announcement about a node.
     Found(NodeName, Found),
-    /// The pod wants its edge to attach elsewhere; or the edge says that it has.
+    /// The pod asks its edge to link to another pod, or the edge confirms that it has.
     Drain,
     /// A pod tells its edge, or another pod about a node, that another process has that name.
     Conflict(NodeName, Conflict),
@@ -128,7 +128,7 @@ impl SessionTable {
         self.count.load(Relaxed)
     }
 
-    /// Whether there is none.
+    /// Whether there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -148,7 +148,7 @@ impl SessionTable {
         (self.unpromised.used(), self.unpromised.limit())
     }
 
-    /// A new session to `target` at `node`, to be asked for over a link.
+    /// A new session to `target` at `node`, which has no link yet.
     pub fn open(
         self: &Arc<Self>,
         node: NodeName,

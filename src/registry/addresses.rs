@@ -5,7 +5,11 @@
 //! [`Location`] says what is dialled where it has none.
 
 mod facts;
+#[cfg(feature = "kubernetes")]
+mod objects;
 mod table;
+#[cfg(feature = "kubernetes")]
+mod watch;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,6 +23,8 @@ use crate::policy::plain;
 use facts::Backing;
 pub use facts::{Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
 pub use table::{Claims, FactTable};
+#[cfg(feature = "kubernetes")]
+pub use watch::AddressWatch;
 
 /// Which networks are behind which node, and what Kubernetes says of nodes, pods and Services.
 ///
@@ -122,6 +128,12 @@ impl AddressBook {
     /// The node of a pod, also of one that has finished, whose logs its kubelet may still have.
     pub fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
         self.facts().node_of_pod(namespace, name)
+    }
+
+    /// The network of a node's pods that holds this address; the address alone if Kubernetes names none.
+    pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
+        let ip = plain(ip);
+        self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
     }
 
     /// Takes in what has changed.

@@ -1,21 +1,17 @@
 //! Which pods there are: the endpoints of a Service of Kubernetes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 
-use futures_util::StreamExt as _;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::Api;
-use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::watcher::{self, Event};
 use tokio::sync::watch;
-use tokio::time::sleep;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
-use super::cluster::{Cluster, ClusterError};
+use super::cluster::Cluster;
+use super::follow::{Followed, Take};
 use crate::drain::Drain;
-use crate::net::backoff::Backoff;
 
 /// The pods of a Service; `None` until they are known.
 pub type KnownEndpoints = Option<Endpoints>;
@@ -68,51 +64,14 @@ impl EndpointWatch {
 
     /// Follows them until draining begins.
     pub async fn follow(self, drain: Drain) {
+        let of = format!("{SERVICE_LABEL}={}", self.service);
+        let what = format!("the endpoints of Service {}", self.service);
+        let followed =
+            Followed { cluster: &self.cluster, what: &what, which: watcher::Config::default().labels(&of) };
         tokio::select! {
-            () = self.follow_on() => {}
+            never = followed.follow(Api::namespaced, (&self, Slices::default())) => match never {},
             () = drain.draining() => {}
         }
-    }
-
-    async fn follow_on(&self) {
-        let mut backoff = Backoff::new();
-        let mut told = false;
-        loop {
-            let cause = match self.list_and_watch(&mut backoff, &mut told).await {
-                Ok(never) => match never {},
-                Err(cause) => cause,
-            };
-            if told {
-                debug!(service = self.service, "{cause}");
-            } else {
-                warn!(service = self.service, "the pods' endpoints cannot be followed, trying on: {cause}");
-                told = true;
-            }
-            sleep(backoff.pause(rand::random())).await;
-        }
-    }
-
-    /// Goes on until something fails; says so when all are known.
-    async fn list_and_watch(
-        &self,
-        backoff: &mut Backoff,
-        told: &mut bool,
-    ) -> Result<Infallible, ClusterError> {
-        let (client, namespace) = self.cluster.connect().await?;
-        let slices: Api<EndpointSlice> = Api::namespaced(client, &namespace);
-        let of = format!("{SERVICE_LABEL}={}", self.service);
-        let config = watcher::Config::default().labels(&of).timeout(WATCH_SECONDS);
-        let mut events = pin!(watcher(slices, config));
-        let mut slices = Slices::default();
-        while let Some(event) = events.next().await {
-            let Some(endpoints) = slices.take(event.map_err(failed)?) else { continue };
-            *backoff = Backoff::new();
-            if std::mem::take(told) {
-                info!(service = self.service, "the pods' endpoints are followed again");
-            }
-            self.tell(endpoints);
-        }
-        Err(ClusterError::Silent)
     }
 
     fn tell(&self, endpoints: Endpoints) {
@@ -133,6 +92,14 @@ impl EndpointWatch {
             *old = Some(endpoints);
             news
         });
+    }
+}
+
+impl Take<EndpointSlice> for (&EndpointWatch, Slices) {
+    fn take(&mut self, event: Event<EndpointSlice>) -> bool {
+        let (watch, slices) = self;
+        let endpoints = slices.take(event);
+        endpoints.map(|endpoints| watch.tell(endpoints)).is_some()
     }
 }
 
@@ -181,20 +148,8 @@ fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
     (slice.metadata.name.unwrap_or_default(), all)
 }
 
-fn failed(cause: watcher::Error) -> ClusterError {
-    use watcher::Error::{InitialListFailed, NoResourceVersion, WatchError, WatchFailed, WatchStartFailed};
-    match cause {
-        InitialListFailed(cause) | WatchStartFailed(cause) | WatchFailed(cause) => cause.into(),
-        WatchError(status) => kube::Error::Api(status).into(),
-        cause @ NoResourceVersion => ClusterError::Failed(cause.to_string()),
-    }
-}
-
 /// The label by which a slice tells whose it is.
-const SERVICE_LABEL: &str = "kubernetes.io/service-name";
-
-/// How long one watch lasts: an apiserver that has vanished without a word is noticed not much later.
-const WATCH_SECONDS: u32 = 60;
+pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 #[cfg(test)]
 mod tests {

@@ -45,7 +45,7 @@ impl PathSource {
         }
     }
 
-    /// The node's link to this pod, if it has one; an edge has none of other nodes.
+    /// The node's link to this pod, if it has one; an edge has no links of other nodes.
     pub(super) fn here(&self, node: &NodeName) -> Option<Linked> {
         match self {
             Self::Pod(finder) | Self::Pods(finder) => finder.registry().here(node),

@@ -23,11 +23,11 @@ pub(super) struct Search<'a> {
     paths: &'a PathSource,
     chance: Chance,
     node: &'a NodeName,
-    /// The process of the node that is sought; none if any will do.
+    /// The process of the node that is sought; `None` if any process will do.
     instance: Option<Instance>,
     /// When the search ends.
     until: Instant,
-    /// How long it goes on looking for a node that no pod has; to the end if none.
+    /// How long it goes on looking for a node that no pod has; `None`: until the end of the search.
     patience: Option<Duration>,
     /// The path over which it asks next, or has asked.
     path: Option<Path>,
@@ -201,7 +201,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// An error if there is no use in looking on.
+    /// An error if the search should end.
     fn is_hopeless(&mut self, missing: &NotFound, until: Instant) -> Result<(), NotFound> {
         let now = Instant::now();
         if !missing.another {

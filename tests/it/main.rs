@@ -33,3 +33,4 @@ mod roll;
 mod sessions;
 mod siblings;
 mod slow;
+mod tcp;

@@ -13,8 +13,7 @@ use kube::{Api, Client, Config};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::certificates::Files;
-use crate::parts::{free_port, kept};
+use crate::parts::{free_port, kept, loopback};
 use crate::process::{PATIENCE, Running};
 use crate::publish::Etcd;
 use crate::tunnel::TestDir;
@@ -46,10 +45,6 @@ impl Kubernetes {
         let (place, port) = (TestDir::new(), free_port());
         let etcd = Etcd::start(&place, &etcd, false);
         let etcd_url = etcd.url.clone();
-        std::fs::write(place.path().join("users.csv"), "admin,admin,1,system:masters\npod,pod,2\n").unwrap();
-        for user in ["admin", "pod"] {
-            std::fs::write(place.path().join(user), kubeconfig(&place.files.ca, port, user)).unwrap();
-        }
         let apiserver = apiserver(&place, &program, &etcd_url, port);
         let runtime = Runtime::new().unwrap();
         let admin = runtime.block_on(client(&place.path().join("admin")));
@@ -167,28 +162,9 @@ impl Kubernetes {
 }
 
 fn apiserver(place: &TestDir, program: &Path, etcd: &str, port: u16) -> Running {
-    let Files { ca, cert, key } = &place.files;
-    let mut command = Command::new(program);
-    command.arg("--tls-cert-file").arg(cert).arg("--tls-private-key-file").arg(key);
-    command.arg("--service-account-key-file").arg(cert).arg("--service-account-signing-key-file").arg(key);
-    command.arg("--client-ca-file").arg(ca).arg("--token-auth-file").arg(place.path().join("users.csv"));
-    command.args(["--etcd-servers", etcd, "--secure-port", &port.to_string(), "--bind-address", "127.0.0.1"]);
-    // It does not take a loopback address for its own, and nobody needs to find it.
-    command.args(["--advertise-address", "192.0.2.1", "--endpoint-reconciler-type", "none"]);
-    command.args(["--service-account-issuer", "https://kubernetes.default.svc"]);
-    command.args(["--service-cluster-ip-range", "10.96.0.0/24", "--authorization-mode", "RBAC"]);
-    Running::start("apiserver", place.path(), &mut command)
-}
-
-fn kubeconfig(ca: &Path, port: u16, user: &str) -> String {
-    // JSON is YAML.
-    json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": format!("https://127.0.0.1:{port}"), "certificate-authority": ca}}],
-        "users": [{"name": "c", "user": {"token": user}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c", "namespace": NAMESPACE}}],
-    })
-    .to_string()
+    let users = [("admin", "admin", "system:masters"), ("pod", "pod", "")];
+    let mut command = crate::apiserver::apiserver(Command::new(program), place, etcd, loopback(port), &users);
+    Running::start("apiserver", place.path(), command.args(["--authorization-mode", "RBAC"]))
 }
 
 async fn client(kubeconfig: &Path) -> Client {

@@ -9,6 +9,8 @@ mod certificates;
 #[path = "../support/wait.rs"]
 mod wait;
 
+mod apiserver;
+mod cluster;
 mod command;
 #[cfg(feature = "kubernetes")]
 mod configmap;
@@ -16,6 +18,7 @@ mod cut;
 mod drain;
 mod fleet;
 mod halfclose;
+mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod names;

@@ -19,10 +19,17 @@ pub(crate) fn have(names: &[&str]) -> bool {
     missing.is_empty() || skip(&format!("{} not installed", missing.join(", ")))
 }
 
-/// Where a program is. sbin counts too: Debian's sshd is there, and not everybody's PATH has it.
+/// Whether the test may do what only root may; otherwise it is skipped.
+pub(crate) fn root() -> bool {
+    let id = Command::new("id").arg("-u").output().unwrap();
+    id.stdout == b"0\n" || skip("only root can make machines of its own")
+}
+
+/// Where a program is. sbin counts too: Debian's sshd is there, and not everybody's PATH has it; so does where plugins
+/// for pods' networks are.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
-    let dirs = path.split(':').chain(["/usr/sbin", "/sbin"]);
+    let dirs = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/lib/cni"]);
     dirs.map(|dir| Path::new(dir).join(name)).find(|file| file.is_file())
 }
 

@@ -171,17 +171,27 @@ pub(crate) fn run(
     stdin: Option<&Path>,
     patience: Duration,
 ) -> Said {
+    let mut command = Command::new(program);
+    run_command(program, command.args(args), stdin, patience)
+}
+
+/// As [`run`], with a command that is called `name` where it fails.
+pub(crate) fn run_command(
+    name: &str,
+    command: &mut Command,
+    stdin: Option<&Path>,
+    patience: Duration,
+) -> Said {
     let dir = tempfile::tempdir().unwrap();
     let (out, err) = (dir.path().join("out"), dir.path().join("err"));
-    let mut command = Command::new(program);
-    command.args(args).stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+    command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
     command.stdin(stdin.map_or_else(Stdio::null, |file| File::open(file).unwrap().into()));
     let mut running = Running {
-        name: program.into(),
-        child: command.spawn().unwrap_or_else(|e| panic!("{program} does not start: {e}")),
+        name: name.into(),
+        child: command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}")),
         log: err.clone(),
     };
-    let status = wait_for(&format!("{program} ends"), patience, || running.child.try_wait().unwrap());
+    let status = wait_for(&format!("{name} ends"), patience, || running.child.try_wait().unwrap());
     let text = |file| String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned();
     Said { status, stdout: text(&out), stderr: text(&err) }
 }

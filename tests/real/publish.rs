@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::apiserver;
 use crate::certificates::Files;
 use crate::parts::{free_port, have, kept};
 use crate::process::{PATIENCE, Running, run};
@@ -196,12 +197,7 @@ impl Etcd {
     }
 
     fn run(place: &TestDir, program: &Path, url: &str, peers: u16) -> Running {
-        let peers = format!("http://127.0.0.1:{peers}");
-        let mut command = Command::new(program);
-        command.arg("--data-dir").arg(place.path().join("etcd"));
-        command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
-        command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
-        command.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
+        let mut command = apiserver::etcd(Command::new(program), place.path(), url, peers);
         // So short that a token is over when the next record goes.
         command.args(["--auth-token-ttl", "1"]);
         if url.starts_with("https") {

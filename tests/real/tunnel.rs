@@ -16,11 +16,15 @@ pub(crate) const SERVER_NAME: &str = "tunnel.test";
 /// The token every edge has.
 pub(crate) const TOKEN: &str = "token-of-a-test";
 
+/// Where the program is.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel");
+
 /// The files of one test: certificates, token, configs, logs.
 #[derive(Debug)]
 pub(crate) struct TestDir {
     dir: TempDir,
     pub(crate) files: Files,
+    pub(crate) authority: Authority,
 }
 
 /// `tunnel --m=cloud`, ready.
@@ -53,10 +57,16 @@ pub(crate) struct Pair {
 
 impl TestDir {
     pub(crate) fn new() -> Self {
+        Self::serving(&["localhost", "127.0.0.1"])
+    }
+
+    /// One whose servers are reached by these names and addresses.
+    pub(crate) fn serving(names: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let files = Authority::new().write(dir.path(), &[SERVER_NAME, "localhost", "127.0.0.1"]);
+        let authority = Authority::new();
+        let files = authority.write(dir.path(), &[&[SERVER_NAME], names].concat());
         std::fs::write(dir.path().join("token"), format!("default:{TOKEN}\n")).unwrap();
-        Self { dir, files }
+        Self { dir, files, authority }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -90,6 +100,22 @@ tokenfile = "{}"
         )
     }
 
+    /// The part of the config of a node's edge that every test needs: what it dials, and with what proof.
+    pub(crate) fn edge_config(&self, node: &str, cloud: &str, log_port: u16) -> String {
+        format!(
+            r#"
+[mode.edge.stream.client]
+node = "{node}"
+token = "{TOKEN}"
+cert = "{}"
+dns = "{SERVER_NAME}"
+servername = "{cloud}"
+log_listen = "127.0.0.1:{log_port}"
+"#,
+            self.files.ca.display(),
+        )
+    }
+
     /// Starts the program; its config and its log are called `name`.
     fn tunnel(
         &self,
@@ -98,21 +124,36 @@ tokenfile = "{}"
         env: &[(&str, &str)],
         args: &[&str],
     ) -> Running {
+        self.tunnel_as(Command::new(PROGRAM), (mode, name), config, env, &[&["--v=4"], args].concat())
+    }
+
+    /// As [`Self::tunnel`], by a command that ends with the program's name.
+    pub(crate) fn tunnel_as(
+        &self,
+        command: Command,
+        (mode, name): (&str, &str),
+        config: &str,
+        env: &[(&str, &str)],
+        args: &[&str],
+    ) -> Running {
         let file = self.config(name, config);
-        let mut command = tunnel();
+        let mut command = not_led_astray(command);
         command
             .arg(format!("--m={mode}"))
             .arg(format!("--c={}", file.display()))
-            .arg("--v=4")
             .args(args)
             .envs(env.iter().copied());
         Running::start(name, self.path(), &mut command)
     }
 }
 
-/// The program. What the machine has set must not lead it astray.
+/// The program.
 pub(crate) fn tunnel() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tunnel"));
+    not_led_astray(Command::new(PROGRAM))
+}
+
+/// Without what the machine has set.
+fn not_led_astray(mut command: Command) -> Command {
     for name in [
         "NODE_NAME",
         "NODE_IP",
@@ -206,18 +247,7 @@ impl Edge {
     /// Starts a node of that name towards a cloud's address.
     pub(crate) fn start_as(place: &TestDir, node: &str, cloud: &str) -> Self {
         let log_port = free_port();
-        let config = format!(
-            r#"
-[mode.edge.stream.client]
-node = "{node}"
-token = "{TOKEN}"
-cert = "{}"
-dns = "{SERVER_NAME}"
-servername = "{cloud}"
-log_listen = "127.0.0.1:{log_port}"
-"#,
-            place.files.ca.display(),
-        );
+        let config = place.edge_config(node, cloud, log_port);
         let mut process = place.tunnel(("edge", &format!("edge-{node}")), &config, &[], &[]);
         process.answers(log_port, "/readyz", "");
         Self { process }

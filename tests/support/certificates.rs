@@ -6,6 +6,7 @@ use std::time::Duration;
 use tunnel::pki;
 
 /// An authority made for one test.
+#[derive(Debug)]
 pub(crate) struct Authority(pub(crate) pki::Authority);
 
 /// A certificate with its authority and key, as the files that a config names.

@@ -155,7 +155,7 @@ fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Repo
             return None;
         }
     };
-    if auth != Auth::None && !proofs.password && !proofs.certified() {
+    if auth != Auth::None && !proofs.password && !proofs.certified() && table.is_present() {
         let found = if basic.is_some() { "\"basic\"" } else { "\"basic\", as [mode.cloud.ssh] has it" };
         let wanted = "whoever comes here cannot give a password, so nobody would get in: say auth = \"none\" in this \
                       table, and with allow_from who may come";

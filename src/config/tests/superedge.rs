@@ -150,9 +150,10 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
-    let unserved = ["https", "stream.server.channelz_addr", "tcp"];
+    let unserved = ["https", "stream.server.channelz_addr"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
-    let doors = ["mode.cloud.ssh.auth", "mode.cloud.stream.server.log_port"];
+    let doors =
+        ["mode.cloud.ssh.auth", "mode.cloud.stream.server.log_port", "mode.cloud.tcp.\"0.0.0.0:6443\""];
     assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
 }
 
@@ -160,8 +161,10 @@ fn the_oldest_cloud_file_loads() {
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.server.log_listen.at.port(), 51000);
-    let unserved = ["mode.cloud.https", "mode.cloud.tcp"];
-    assert_eq!(warned(&warnings, Concern::NotServed), unserved);
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.cloud.https"]);
+    let [port] = cloud.tcp.try_into().unwrap();
+    assert_eq!((port.at, port.to.node), ("0.0.0.0:6443".parse().unwrap(), None));
+    assert_eq!(port.to.target, "127.0.0.1:6443".parse().unwrap());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// When the peer last sent anything, and what is done about silence.
+/// Time of the peer's last frame, and the ping or end that follows silence.
 #[derive(Debug)]
 pub(super) struct Alive {
     pub(super) heard: Instant,

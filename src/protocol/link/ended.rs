@@ -2,7 +2,7 @@
 
 use crate::protocol::link::UNREAD;
 use crate::protocol::wire::codec::BadStream;
-use crate::protocol::wire::codec::inbound::Ended;
+use crate::protocol::wire::codec::inbound::StreamEnded;
 
 /// How a link ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -13,10 +13,10 @@ pub enum LinkEnded {
     /// Its pod ended it, because another process has our name.
     #[error("{0}")]
     NameTaken(String),
-    /// Nothing at all was heard for 15 s.
+    /// Nothing arrived for 15 s.
     #[error("nothing was heard for 15s")]
     Silent,
-    /// The peer speaks and does not read.
+    /// The peer sends but does not read.
     #[error("the far end has taken nothing for {UNREAD:?}")]
     Unread,
     /// We closed it: replaced by a newer one, or stopping.
@@ -41,11 +41,11 @@ impl LinkEnded {
     }
 }
 
-impl From<Ended> for LinkEnded {
-    fn from(ended: Ended) -> Self {
+impl From<StreamEnded> for LinkEnded {
+    fn from(ended: StreamEnded) -> Self {
         match ended {
-            Ended::Closed(why) => Self::Closed(why),
-            Ended::NameTaken(why) => Self::NameTaken(why),
+            StreamEnded::Closed(why) => Self::Closed(why),
+            StreamEnded::NameTaken(why) => Self::NameTaken(why),
         }
     }
 }

@@ -44,7 +44,7 @@ pub struct LinkSender {
     pub id: LinkId,
     /// The peer at its other end.
     pub peer: Peer,
-    /// The process at its other end; none on a plain link.
+    /// The process at its other end; `None` on a plain link.
     pub instance: Option<Instance>,
     /// Whether its sessions can be resumed over another link; not on a plain one.
     pub resumes: bool,
@@ -292,7 +292,7 @@ impl LinkSender {
     }
 }
 
-/// Replies that may wait: beyond it the peer is flooding, and gets none.
+/// Replies that may wait at most; beyond it further ones are dropped.
 const MOST_REPLIES: usize = 1000;
 /// Assumed before the first answer to a ping.
 const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;

@@ -1,4 +1,4 @@
-//! What a link sender needs of whoever has frames to send: an end of a session, or what is relayed.
+//! The trait of what has frames to send on a link: an end of a session, or a relay queue.
 //!
 //! The link sender knows no sessions and no relays, only these: so the rooms above it may know it.
 

@@ -19,7 +19,7 @@ pub(super) struct Stall {
     spent: Duration,
 }
 
-/// Who has more unread bytes than may be.
+/// The session or link with more unread bytes than allowed.
 #[derive(Debug, Clone, Copy)]
 enum Over {
     Session,

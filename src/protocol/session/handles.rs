@@ -1,4 +1,4 @@
-//! What the owners of a session hold before it is open, and while it seeks a path.
+//! The handles of a session before it is open, and while it looks for a path.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::protocol::session::state::Phase;
 use crate::protocol::session::stream::Session;
 use crate::protocol::wire::frame::{Category, Refusal};
 
-/// A session that is asked for and not open yet. Dropping it takes the request back; if there is no path just then, that
-/// is said over the next one, see [`SessionTable::given_up`](crate::protocol::SessionTable::given_up).
+/// A session that is asked for and not open yet. Dropping it takes the request back; if there is no path just then,
+/// that is said over the next one, see [`SessionTable::given_up`](crate::protocol::SessionTable::given_up).
 #[derive(Debug)]
 #[must_use = "dropping an opening takes the request back"]
 pub struct Opening(ResetOnDrop);
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// The target answered: [`Opening::into_session`].
     Open,
-    /// Refused for good.
+    /// The far end refused, and no other path would help.
     Refused(Refusal),
-    /// The link ended, or the node is not behind it: ask over another one.
+    /// The link ended, or the node is not behind it: another link may be tried.
     NoPath,
 }
 
-/// A session the far end wants to open; answer it by accepting or refusing.
+/// A session that the far end wants to open; answer it by accepting or refusing.
 ///
 /// Dropping an offer refuses it, so no opener is ever left waiting.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ pub struct Offer {
     patience: Duration,
 }
 
-/// An opener's session without a path, for whoever looks for one; there is at most one for each session, so that two
-/// never take each other's answers for late ones. Holding it keeps nothing alive but memory.
+/// The right to look for a path of an opener's session. There is at most one for each session, so that two tasks never
+/// take each other's answers for late ones. Holding it keeps nothing alive but memory.
 #[derive(Debug)]
 pub struct Parked {
     shared: Arc<SessionCore>,
@@ -57,7 +57,7 @@ impl Opening {
         Self(ResetOnDrop::new(shared))
     }
 
-    /// Its name.
+    /// The session's id.
     pub fn id(&self) -> SessionId {
         self.0.id()
     }
@@ -73,7 +73,10 @@ impl Opening {
             self.0.watch(cx, |end| match end.phase() {
                 Phase::Asking if end.path().is_some() => None,
                 Phase::Asking => Some(Answer::NoPath),
-                Phase::Leaving | Phase::Gone if end.ended().is_some() => {
+                // The answer may have come, and all of the session behind it, before its owner looked: then it was open.
+                Phase::Leaving | Phase::Gone
+                    if end.ended().is_some() && end.recv.is_untouched() && !end.recv.is_ended() =>
+                {
                     Some(Answer::Refused(end.ended().cloned().unwrap_or_else(given_up)))
                 }
                 _ => Some(Answer::Open),
@@ -93,32 +96,32 @@ impl Offer {
         Self { owned: ResetOnDrop::new(shared), target, client, patience }
     }
 
-    /// Its name.
+    /// The session's id.
     pub fn id(&self) -> SessionId {
         self.owned.id()
     }
 
-    /// Which front end asked.
+    /// The opener's kind of front end.
     pub fn category(&self) -> Category {
         self.owned.shared.as_ref().map_or(Category::Tcp, |s| s.key.category)
     }
 
-    /// At which node the target is.
+    /// The node of the acceptor.
     pub fn node(&self) -> Option<&NodeName> {
         self.owned.shared.as_ref().map(|s| &s.key.node)
     }
 
-    /// Where the far end asks us to dial.
+    /// The target to dial.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// Who asked at the far end, for the log. Free text from the peer: printable, at most 200 bytes.
+    /// The client at the far end, for the log. Text of the peer: printable, at most 200 bytes.
     pub fn client(&self) -> &str {
         &self.client
     }
 
-    /// How long the dial may take, so that the answer is in time.
+    /// How long the dial may take, so that the opener gets the answer in time.
     pub fn patience(&self) -> Duration {
         self.patience
     }
@@ -128,13 +131,13 @@ impl Offer {
         poll_fn(|cx| self.owned.watch(cx, |end| (end.phase() == Phase::Gone).then_some(()))).await;
     }
 
-    /// Tells the opener that the target answered, and hands over the byte stream.
+    /// Sends Opened, and returns the byte stream.
     pub fn accept(mut self) -> Session {
         self.owned.with(|shared| shared.act(|inner| inner.state.accept(Instant::now())));
         Session(ResetOnDrop { shared: self.owned.shared.take() })
     }
 
-    /// Tells the opener why the target cannot be reached.
+    /// Sends Refused.
     pub fn refuse(mut self, why: Refusal) {
         if let Some(shared) = self.owned.shared.take() {
             shared.reset(why);
@@ -147,27 +150,27 @@ impl Parked {
         Self { shared, seeker, again }
     }
 
-    /// How often before this its path was lost lately, without that a byte has moved since.
+    /// How often in a row its path was lost before this without that a byte moved.
     pub fn again(&self) -> u32 {
         self.again
     }
 
-    /// At which node its target is.
+    /// The node of its acceptor.
     pub fn node(&self) -> &NodeName {
         &self.shared.key.node
     }
 
-    /// Its name.
+    /// The session's id.
     pub fn id(&self) -> SessionId {
         self.shared.key.id
     }
 
-    /// The process that holds its other end.
+    /// The process of its other end.
     pub fn instance(&self) -> Option<Instance> {
         self.shared.instance()
     }
 
-    /// Whether it still needs a path. Once it does not, the next loss is another's to mend.
+    /// Whether the session still needs a path. Once it returns false, the next loss makes another [`Parked`].
     pub fn seeks(&self) -> bool {
         let mut inner = self.shared.lock();
         let mine = inner.seeker == Some(self.seeker);
@@ -178,7 +181,7 @@ impl Parked {
         seeks
     }
 
-    /// Asks to go on over a link.
+    /// Sends Resume over a link.
     pub fn resume(&self, link: &Arc<LinkSender>) {
         self.shared.ask(link, None, true);
     }
@@ -188,7 +191,7 @@ impl Parked {
         poll_fn(|cx| watch(&self.shared, cx, |end| (end.phase() != Phase::Resuming).then_some(()))).await;
     }
 
-    /// Nobody knows a path: the session is over.
+    /// Ends the session, because no path was found.
     pub fn give_up(self, why: Refusal) {
         self.shared.act(|inner| inner.state.give_up(why));
     }

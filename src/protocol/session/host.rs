@@ -1,4 +1,4 @@
-//! What a session asks of the process that it runs in.
+//! The interface of a session to the process that it runs in.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use crate::protocol::budget::Share;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::wire::frame::Code;
 
-/// Who keeps the sessions of a process. Never called under a session's lock.
+/// Keeps the sessions of a process. Never called under a session's lock.
 pub(in crate::protocol) trait SessionHost: fmt::Debug + Send + Sync {
-    /// This process.
+    /// The instance of this process.
     fn instance(&self) -> Instance;
 
-    /// Empty shares for what a plain peer sends over that link: of all there may be in this process, and of a quarter of
-    /// that, to which the link is held once half of all is taken.
+    /// Two empty shares for the bytes that a plain peer sends over that link: one of the process's budget, one of a
+    /// quarter of it, to which the link is limited once half of the budget is taken.
     fn room_unread(&self, link: &LinkSender) -> (Share, Share);
 
-    /// The session's owner has left, and it is still to be delivered.
+    /// Takes over a session whose owner has left and whose bytes are still to be delivered.
     fn departed(&self, id: SessionId);
 
-    /// The session is over, for the given reason if it did not end by itself.
+    /// Forgets a session that is over, for the given reason if it did not end in good order.
     fn forget(&self, id: SessionId, why: Option<Code>);
 }

@@ -1,4 +1,4 @@
-//! What a session sends when the link has room for it.
+//! The frames that a session gives to its link when it is its turn.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ impl FrameSource for SessionCore {
         &self.key
     }
 
-    /// Never: it may come back to the link at any time.
+    /// Never true: a session may come back to the link at any time.
     fn is_closed(&self) -> bool {
         false
     }
 
-    /// It leaves its links by itself.
+    /// Does nothing: a session leaves its links by itself.
     fn is_over(&self) -> bool {
         false
     }
@@ -77,8 +77,8 @@ impl FrameSource for SessionCore {
 }
 
 impl SessionCore {
-    /// Adds what the end itself does not know: which process this is. To the cloud it does not name who opens, for
-    /// the pod there does.
+    /// Adds this process's instance and the opener, which the state does not know. An edge names no opener, as its pod
+    /// adds it.
     fn complete(&self, mut frame: SessionFrame, inner: &Inner) -> SessionFrame {
         let process = || self.host.upgrade().map(|host| host.instance());
         match &mut frame {
@@ -95,8 +95,8 @@ impl SessionCore {
 }
 
 impl Inner {
-    /// What it wants to send on its link and has not asked a turn for there yet. The marks `in_control` and `in_turns` name
-    /// the link, so an entry that still waits on an older link does not count.
+    /// The turns that it needs on its link and has not asked for yet. The marks `in_control` and `in_turns` name the
+    /// link, so an entry that still waits on an older link does not count.
     pub(super) fn intent(&mut self) -> Option<(Arc<LinkSender>, SendIntent)> {
         let sender = self.sender.as_ref()?;
         let link = Some(sender.id);
@@ -118,7 +118,7 @@ impl Inner {
         self.sender.as_ref().is_some_and(|sender| matches!(sender.peer, Peer::Cloud(_)))
     }
 
-    /// Notes when a credit is sent, and that a path which a session moves to is not the one it was measured on.
+    /// Records when a credit is sent, and discards a measurement when the session moves to another path.
     fn time(&mut self, frame: Option<&SessionFrame>, now: Instant) {
         match frame {
             Some(SessionFrame::Credit { .. }) => self.state.recv.credit_sent(now),

@@ -1,4 +1,4 @@
-//! A session in its owner's hands: whoever drops it resets it.
+//! A session as its owner holds it: dropping it resets the session.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,7 +8,7 @@ use crate::protocol::session::SessionCore;
 use crate::protocol::session::state::SessionState;
 use crate::protocol::wire::frame::{Code, Refusal};
 
-/// Lets go of the session when dropped.
+/// Resets the session when dropped.
 #[derive(Debug)]
 pub(super) struct ResetOnDrop {
     pub(super) shared: Option<Arc<SessionCore>>,
@@ -49,7 +49,7 @@ impl Drop for ResetOnDrop {
     }
 }
 
-/// Ready once `ready` is; else whoever polls is woken at the next change.
+/// Polls `ready`; while it is pending, the task is woken at each change.
 pub(super) fn watch<T>(
     shared: &Arc<SessionCore>,
     cx: &Context<'_>,
@@ -65,14 +65,14 @@ pub(super) fn watch<T>(
     }
 }
 
-/// Remembers whom to wake.
+/// Stores the task's waker.
 pub(super) fn keep(slot: &mut Option<std::task::Waker>, cx: &Context<'_>) {
     if !slot.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
         *slot = Some(cx.waker().clone());
     }
 }
 
-/// Why a session is over whose owner let go without a reason.
+/// The refusal of a session whose owner dropped it without a reason.
 pub(super) fn given_up() -> Refusal {
     Refusal::new(Code::GivenUp, "given up by its owner")
 }

@@ -1,4 +1,4 @@
-//! How an end gets a path, loses it, leaves it, and is given up.
+//! How an end gets, loses and leaves a path, and how it is given up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,18 +8,18 @@ use tokio::time::Instant;
 use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::LinkId;
-use crate::protocol::session::state::Effects;
+use crate::protocol::session::state::{Effects, Phase};
 use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
 impl SessionCore {
-    /// Opener: sends Open over the link of `sender`, or Resume if `again`. An Open is believed to reach `process`, if that
-    /// is known.
+    /// Opener: sends Open over the link of `sender`, or Resume if `again`. An Open is believed to reach `process`, if
+    /// that is known.
     ///
-    /// The task that opens a session and the task that finds it a new path are different ones. If the session has become
-    /// open and lost its path before the first task asks, an Open would be wrong; so nothing is sent unless `again` fits
-    /// the state. The session joins the link's members first: if the link has ended already, the state is told at once,
-    /// and if it ends later, its list has the session.
+    /// The task that opens a session and the task that finds it a new path are different ones. If the session has
+    /// become open and lost its path before the first task asks, an Open would be wrong; so nothing is sent unless
+    /// `again` fits the state. The session joins the link's members first: if the link has ended already, the state is
+    /// told at once, and if it ends later, its list has the session.
     pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.join(self.key.id);
         let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
@@ -48,14 +48,14 @@ impl SessionCore {
         if let Some((old, epoch)) = left {
             old.lost(&self.key, epoch);
         }
-        // The session went on elsewhere, or ended, while its seeker waited for this link.
+        // The session was resumed elsewhere, or ended, while its seeker waited for this link.
         if !here {
             self.part(sender);
         }
     }
 
-    /// Opener: gives up the path over the link of `sender`, which may well be alive, to go on over another one. The far end
-    /// is told by Lost, unless another thread has moved the session meanwhile.
+    /// Opener: gives up the path over the link of `sender`, which may well be alive, to go on over another one. Sends
+    /// Lost to the far end, unless another thread has moved the session meanwhile.
     pub(crate) fn leave(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         let mut left = None;
         self.act(|inner| {
@@ -92,8 +92,15 @@ impl SessionCore {
         Some(Parked::new(self.clone(), seeker, times))
     }
 
-    /// Gives up an end that waits since before `before`: for its peer to take it up again, or, as its owner has left, for
-    /// what it wrote to be delivered. True if it is that.
+    /// Whether its owner has left and the far end, to which there is a path, has not been told.
+    pub(crate) fn tells(&self) -> bool {
+        let inner = self.lock();
+        let leaves = inner.state.phase() == Phase::Leaving || inner.state.departed_since().is_some();
+        leaves && inner.state.path().is_some()
+    }
+
+    /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,
+    /// for its bytes to be delivered. True if it is given up.
     pub(crate) fn expire(self: &Arc<Self>, before: Instant, why: &Refusal) -> bool {
         let long = |since: Option<Instant>| since.is_some_and(|since| since <= before);
         let mut undelivered = false;
@@ -111,8 +118,8 @@ impl SessionCore {
         undelivered
     }
 
-    /// The opener has found its peer in another process: an acceptor here is one that it left before it was open. True
-    /// if it was one; it is over, so that the session may pass through here.
+    /// Ends an acceptor here that its opener left before it was open, because a Resume names another process as the
+    /// acceptor. True if there was one; the session may then be relayed through this process.
     pub(crate) fn yields(self: &Arc<Self>) -> bool {
         let mut yields = false;
         self.act(|inner| {
@@ -124,5 +131,5 @@ impl SessionCore {
     }
 }
 
-/// A path that is lost so soon after the last one, and before a byte has moved, is lost again.
+/// A path that is lost within this time after the last one, before a byte has moved, counts as lost in a row.
 const RECENT_LOSS: Duration = Duration::from_secs(10);

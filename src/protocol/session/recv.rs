@@ -1,11 +1,12 @@
-//! Receiving half of one session: what the peer may still send, and what it has sent.
+//! Receiving half of one session: the limit of the peer, and the bytes that have arrived.
 //!
 //! ```text
 //! limit = taken by the reader + queued (arrived, unread) + room (the peer may still send)
 //! ```
 //!
 //! Credit is announced once half the window is owed: often enough that a steady sender never stops, seldom enough that
-//! small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a clock.
+//! small reads do not each cost a message. Data past `limit` is a violation. Nothing here waits, locks or reads a
+//! clock.
 
 mod queue;
 mod trip;
@@ -23,9 +24,9 @@ use crate::protocol::budget::Share;
 /// How large windows are, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Windows {
-    /// What a new session, or one that was silent, gets.
+    /// The window of a new session, or of one that was silent.
     pub start: u64,
-    /// What one session may grow to.
+    /// The largest window of one session.
     pub max: u64,
 }
 
@@ -37,12 +38,12 @@ pub(crate) struct RecvHalf {
     received: u64,
     taken: u64,
     limit: u64,
-    /// `received` as the peer was last told.
+    /// The last `received` that was sent to the peer.
     told: u64,
     total: Option<u64>,
     window: u64,
     windows: Windows,
-    /// What we have promised to store.
+    /// The budget for bytes below the limit.
     promised: Share,
     /// When the reader had taken `lap_taken` bytes: the start of the window it is emptying now.
     lap: Option<(Instant, u64)>,
@@ -52,22 +53,22 @@ pub(crate) struct RecvHalf {
     trips: Trips,
 }
 
-/// What the peer did that it may not do.
+/// How the peer violated the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadData {
-    /// More than we promised to take.
+    /// It sent data beyond the limit.
     #[error("the peer sent data up to offset {0}, allowed was {1}")]
     PastLimit(u64, u64),
-    /// Data behind the end of stream.
+    /// It sent data behind the end of stream.
     #[error("the peer sent data behind its end of stream")]
     PastEnd,
-    /// The end stands elsewhere than where the data ended.
+    /// Its end of stream has another offset than the end of its data.
     #[error("the peer ended its direction at {0}, received were {1}")]
     WrongEnd(u64, u64),
 }
 
 impl RecvHalf {
-    /// A half that promises one starting window; `promised` already holds it.
+    /// A half with the first window; `promised` already holds its bytes.
     pub(crate) fn new(windows: Windows, promised: Share) -> Self {
         Self {
             queue: Queue::new(promised.another()),
@@ -86,14 +87,14 @@ impl RecvHalf {
         }
     }
 
-    /// Lifts the limit for a peer that knows none: its link is read with care instead, and what waits is counted in the
-    /// process and on that link.
+    /// Lifts the limit for a plain peer, which knows none. Instead its queued bytes are counted for the process and for
+    /// the link, whose reading pauses when they are too many.
     pub(crate) fn lift_limit(&mut self, in_all: Share, of_link: Share) {
         self.limit = u64::MAX;
         self.queue.count_in(in_all, Some(of_link));
     }
 
-    /// The peer that is asked now keeps to a limit, though the one before knew none. It was not heard yet.
+    /// Restores the limit for a peer that keeps to one, after a plain peer from which nothing has come.
     pub(crate) fn restore_limit(&mut self) {
         if self.queue.is_unpromised() {
             self.limit = self.taken.saturating_add(self.window);
@@ -126,7 +127,7 @@ impl RecvHalf {
         Ok(())
     }
 
-    /// The peer has ended its direction, which had `total` bytes, its end counted.
+    /// Stores the end of the peer's direction, which had `total` bytes with its end.
     pub(crate) fn finish(&mut self, total: u64) -> Result<(), BadData> {
         if self.total == Some(total) {
             return Ok(());
@@ -146,8 +147,8 @@ impl RecvHalf {
         if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
     }
 
-    /// Takes what the reader gets next. A window that was emptied within two round trips is doubled: of `rtt`, which
-    /// is that of the link, or of those measured all the way, if they are longer.
+    /// Returns the next bytes for the reader. A window that was emptied within two round trips is doubled. The round
+    /// trip is the link's (`rtt`), or the one measured over the whole path if that is longer.
     pub(crate) fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
         let bytes = self.queue.pop()?;
         self.taken += as_u64(bytes.len());
@@ -162,7 +163,7 @@ impl RecvHalf {
         Some(bytes)
     }
 
-    /// Whether the peer should be told how far we are.
+    /// Whether a Credit is due.
     pub(crate) fn credit_due(&self) -> bool {
         let unheard = self.received - self.told;
         if self.total.is_some() {
@@ -172,7 +173,7 @@ impl RecvHalf {
         rise >= (self.window / 2).max(1) || unheard >= MOST_UNHEARD
     }
 
-    /// What to tell the peer now: `received` and `limit`.
+    /// The fields of a Credit: `received` and `limit`.
     pub(crate) fn credit(&mut self) -> (u64, u64) {
         self.old_limit = self.limit;
         self.limit = self.next_limit();
@@ -188,28 +189,29 @@ impl RecvHalf {
         (self.received, self.limit)
     }
 
-    /// What [`Self::credit`] returned is said now, on the path on which the bytes come.
+    /// Records that the result of [`Self::credit`] is sent, on the path on which the bytes come.
     pub(crate) fn credit_sent(&mut self, now: Instant) {
         if self.limit > self.old_limit {
             self.trips.credit(self.old_limit, self.received, now);
         }
     }
 
-    /// The session goes on on another path, which may be longer or shorter.
+    /// Discards measurements, because the session runs on another path.
     pub(crate) fn moved(&mut self) {
         self.trips.forget();
     }
 
-    /// The limit the peer knows, or will be told with the next answer; for [`crate::protocol::wire::frame::SessionFrame::Open`] and its kin.
+    /// The limit the peer knows, or will be told with the next answer; for
+    /// [`crate::protocol::wire::frame::SessionFrame::Open`] and its kin.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Nothing more is taken from the peer, so that what it was promised is free again: it may be long until it has
-    /// read the last word.
+    /// Accepts no more bytes and frees their budget at once, as it may take long until the peer has read the last
+    /// frame.
     pub(crate) fn close(&mut self) {
         self.lap = None;
-        // Without a promise the queue itself counts what waits.
+        // Without a limit the queue itself counts its bytes.
         self.promised.set(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
 
@@ -224,7 +226,7 @@ impl RecvHalf {
         self.queue.bytes()
     }
 
-    /// Of these, those that were not promised: all, or none.
+    /// Of these, the bytes without a limit: all, or none.
     pub(crate) fn unpromised(&self) -> usize {
         if self.queue.is_unpromised() { self.queue.bytes() } else { 0 }
     }
@@ -244,7 +246,7 @@ impl RecvHalf {
         self.total.is_some()
     }
 
-    /// Whether the end of stream has arrived and the peer was told so.
+    /// Whether the end of stream has arrived and was acknowledged.
     pub(crate) fn is_done(&self) -> bool {
         self.total.is_some_and(|total| self.told == total)
     }
@@ -269,8 +271,8 @@ fn as_u64(len: usize) -> u64 {
 
 /// After this long without data a session starts again with its first window.
 const WINDOW_IDLE: Duration = Duration::from_secs(5);
-/// The peer hears at least every so many bytes what has arrived, so that it need not keep them; whoever has spent its
-/// memory for what it keeps counts on it.
+/// A Credit acknowledges at least every so many bytes. A peer that has spent its memory for unacknowledged bytes relies
+/// on it.
 const MOST_UNHEARD: u64 = 64 * 1024;
 
 #[cfg(test)]
@@ -290,7 +292,8 @@ mod tests {
     }
 
     proptest! {
-        /// A sender that keeps to the limit is never a violator, never stops for good, and memory stays within a window.
+        /// A sender that keeps to the limit is never a violator, never stops for good, and memory stays within a
+        /// window.
         #[test]
         fn credit_keeps_a_steady_sender_going(steps in prop::collection::vec((0usize..2000, 0u64..50, any::<bool>()), 1..200)) {
             let mut half = half(1 << 20);

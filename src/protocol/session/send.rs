@@ -1,4 +1,4 @@
-//! Sending half of one session: what its owner wrote, what was sent of it, and what the peer has not received yet.
+//! Sending half of one session: the bytes that its owner wrote, until the peer has acknowledged them.
 //!
 //! ```text
 //!    base          next                written
@@ -36,7 +36,7 @@ pub(crate) struct SendHalf {
     finish_received: bool,
 }
 
-/// The peer speaks of bytes that were never sent.
+/// The peer acknowledges bytes that were never sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer acknowledged offset {received}, sent were {base} to {reached}")]
 pub(crate) struct BadOffset {
@@ -46,7 +46,7 @@ pub(crate) struct BadOffset {
 }
 
 impl SendHalf {
-    /// An empty half that may not send yet; `cost` counts what it keeps.
+    /// An empty half that may not send yet; `cost` counts the bytes that it keeps.
     pub(crate) fn new(cost: Share) -> Self {
         Self {
             kept: VecDeque::new(),
@@ -88,7 +88,7 @@ impl SendHalf {
         self.kept.push_back(bytes);
     }
 
-    /// No more will be written. Doing it again changes nothing.
+    /// Ends the direction. Calling it again changes nothing.
     pub(crate) fn finish(&mut self) {
         self.finished = true;
     }
@@ -154,7 +154,8 @@ impl SendHalf {
         Some(self.reached)
     }
 
-    /// The peer has received all before `received`, and takes bytes below `limit`. Neither ever goes back.
+    /// Handles an acknowledgement: the peer has all before `received`, and accepts bytes below `limit`. Neither goes
+    /// back.
     pub(crate) fn acknowledge(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
         if received > self.reached {
             return Err(BadOffset { received, base: self.base, reached: self.reached });
@@ -176,7 +177,7 @@ impl SendHalf {
         Ok(())
     }
 
-    /// Whether the owner has said that no more will come.
+    /// Whether the owner has ended the direction.
     pub(crate) fn is_finished(&self) -> bool {
         self.finished
     }
@@ -186,7 +187,7 @@ impl SendHalf {
         self.finish_received
     }
 
-    /// Forgets all that was written: the session is over.
+    /// Drops all bytes, as the session is over.
     pub(crate) fn forget(&mut self) {
         self.kept.clear();
         self.cost.set(0);
@@ -252,10 +253,11 @@ fn as_u64(len: usize) -> u64 {
 const MAX_UNSENT: u64 = 128 * 1024;
 /// Sent and unreceived bytes a session keeps at the most, whatever the peer's limit: the largest window.
 const MAX_KEPT: u64 = 4 * 1024 * 1024;
-/// What a session may always keep when others have spent the budget. A peer says what it has received at least every
-/// 64 KiB; one that may keep that and a frame never stands still for want of an answer that is not due.
+/// Bytes that a session may always keep when others have spent the budget. A peer acknowledges at least every 64 KiB; a
+/// session that may keep that and a frame never waits for an acknowledgement that is not due.
 const FAIR_KEPT: u64 = 128 * 1024;
-/// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its bytes.
+/// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its
+/// bytes.
 const MERGE_BELOW: usize = 1024;
 /// A piece this long is sent as it is; copying it to join it with others would cost more than a frame.
 const WORTH_ALONE: usize = 4 * 1024;

@@ -30,20 +30,20 @@ pub(crate) struct SessionState {
     /// Opener: an Open was sent whose answer cannot come any more, so there may be an acceptor.
     astray: bool,
     /// What must be sent before anything else.
-    answer: Option<Answer>,
-    /// Why it ended, if it did not end by itself.
+    answer: Option<DueFrame>,
+    /// Why it ended, if it did not end in good order.
     ended: Option<Refusal>,
     departed: Option<Departed>,
     parked_since: Option<Instant>,
     resumed: u32,
-    /// Our direction.
+    /// The direction from this end.
     pub send: SendHalf,
-    /// The peer's direction.
+    /// The direction to this end.
     pub recv: RecvHalf,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Answer {
+enum DueFrame {
     Open,
     Opened,
     Refused(Refusal),
@@ -90,7 +90,7 @@ impl SessionState {
         }
     }
 
-    /// Where it stands.
+    /// Its phase.
     pub(crate) fn phase(&self) -> Phase {
         self.phase
     }
@@ -105,12 +105,12 @@ impl SessionState {
         self.path
     }
 
-    /// Why it ended, if it did not end by itself.
+    /// Why it ended, if it did not end in good order.
     pub(crate) fn ended(&self) -> Option<&Refusal> {
         self.ended.as_ref()
     }
 
-    /// Since when it has no path, and nobody but the peer can give it one.
+    /// Since when it has waited for a path that only its peer can bring.
     pub(crate) fn parked_since(&self) -> Option<Instant> {
         self.parked_since
     }
@@ -125,7 +125,7 @@ impl SessionState {
         self.send.acknowledged() + self.recv.taken() + self.recv.queued() as u64
     }
 
-    /// How often it went on on another path.
+    /// How often it was resumed on another path.
     pub(crate) fn resumed(&self) -> u32 {
         self.resumed
     }
@@ -147,15 +147,15 @@ impl SessionState {
         matches!(self.role, Role::Opener { .. })
     }
 
-    /// Opener: asks, or asks on, over `link`: Open before the session was open, Resume after. Any other end stays as it is.
+    /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
     pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
         let answer = match self.phase {
-            Phase::Asking => Answer::Open,
-            Phase::Parked | Phase::Resuming if self.is_opener() => Answer::Resume,
+            Phase::Asking => DueFrame::Open,
+            Phase::Parked | Phase::Resuming if self.is_opener() => DueFrame::Resume,
             _ => return Effects::default(),
         };
         self.note_astray();
-        self.phase = if answer == Answer::Open { Phase::Asking } else { Phase::Resuming };
+        self.phase = if answer == DueFrame::Open { Phase::Asking } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
         self.parked_since = None;
@@ -163,12 +163,12 @@ impl SessionState {
         Effects { state: true, ..Effects::default() }
     }
 
-    /// Acceptor: the target answered.
+    /// Acceptor: accepts, because the target answered.
     pub(crate) fn accept(&mut self, now: Instant) -> Effects {
         if self.phase == Phase::Dialling {
             if self.path.is_some() {
                 self.phase = Phase::Open;
-                self.answer = Some(Answer::Opened);
+                self.answer = Some(DueFrame::Opened);
             } else {
                 self.phase = Phase::Parked;
                 self.parked_since.get_or_insert(now);
@@ -177,7 +177,7 @@ impl SessionState {
         Effects::default()
     }
 
-    /// The path is gone, and with it the session if the link's peer cannot resume.
+    /// Handles the loss of the path. The session ends with it if the link's peer cannot resume.
     pub(crate) fn link_ended(&mut self, link: LinkId, why: Option<Refusal>, now: Instant) -> Effects {
         if self.path != Some(link) {
             return Effects::default();
@@ -228,25 +228,25 @@ impl SessionState {
         (frame, Effects { write: self.send.has_room(), ..Effects::default() })
     }
 
-    fn send_answer(&mut self, answer: Answer) -> (Option<SessionFrame>, Effects) {
+    fn send_answer(&mut self, answer: DueFrame) -> (Option<SessionFrame>, Effects) {
         let epoch = self.epoch;
         let frame = match (answer, &self.role) {
-            (Answer::Open, Role::Opener { target, client }) => {
+            (DueFrame::Open, Role::Opener { target, client }) => {
                 let (target, client) = (target.clone(), client.clone());
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
-            (Answer::Open, Role::Acceptor) => return (None, Effects::default()),
-            (Answer::Opened, _) => SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None },
-            (Answer::Resume, _) => {
+            (DueFrame::Open, Role::Acceptor) => return (None, Effects::default()),
+            (DueFrame::Opened, _) => SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None },
+            (DueFrame::Resume, _) => {
                 let (received, limit) = self.recv.credit();
                 SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None }
             }
-            (Answer::Resumed, _) => {
+            (DueFrame::Resumed, _) => {
                 let (received, limit) = self.recv.credit();
                 SessionFrame::Resumed { received, limit, epoch }
             }
-            (Answer::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
-            (Answer::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
+            (DueFrame::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
+            (DueFrame::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
         };
         if self.phase == Phase::Leaving {
             self.phase = Phase::Gone;

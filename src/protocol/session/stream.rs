@@ -23,26 +23,26 @@ use crate::protocol::wire::frame::{Code, Refusal};
 #[derive(Debug)]
 pub struct Session(pub(super) ResetOnDrop);
 
-/// What a session did, for the access log.
+/// Bytes and end of a session, for the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
     /// Bytes its owner wrote.
     pub sent: u64,
     /// Bytes its owner read.
     pub received: u64,
-    /// How often it went on on another path.
+    /// How often it was resumed on another path.
     pub resumed: u32,
-    /// Why it ended, if it did not end by itself.
+    /// Why it ended, if it did not end in good order.
     pub ended: Option<Refusal>,
 }
 
 impl Session {
-    /// Its name.
+    /// The session's id.
     pub fn id(&self) -> SessionId {
         self.0.id()
     }
 
-    /// What it did so far.
+    /// Its account so far.
     pub fn account(&self) -> Account {
         let mut account = Account { sent: 0, received: 0, resumed: 0, ended: None };
         self.0.with(|shared| {
@@ -57,8 +57,8 @@ impl Session {
         account
     }
 
-    /// Ends it as a connection that broke off: what was written is delivered, then the far end is told the reason. What
-    /// comes from there is dropped.
+    /// Ends it like a connection that broke off: delivers what was written, then sends the reason. Bytes from the far
+    /// end are dropped.
     pub fn break_off(mut self, why: Refusal) {
         if let Some(shared) = self.0.shared.take() {
             shared.break_off(why);

@@ -9,7 +9,7 @@ use crate::protocol::session::state::{Phase, SessionState};
 use crate::protocol::session::{Inner, SessionCore};
 use crate::protocol::wire::frame::{Refusal, SessionKey};
 
-/// Where an end of a session stands, as far as its lines tell.
+/// The part of an end's state that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stage {
     phase: Phase,
@@ -45,7 +45,7 @@ impl Stage {
         debug!(%session, epoch = self.epoch, link, %node, role = self.role, "the session begins");
     }
 
-    /// What has happened, in words for people.
+    /// The change as a sentence for people.
     fn sentence(&self, before: &Self) -> &'static str {
         match (self.phase, self.link) {
             (Phase::Asking, Some(_)) => "the far end is asked to open the session",
@@ -63,7 +63,7 @@ impl Stage {
 }
 
 impl Inner {
-    /// What is to be logged of the step that was just made, if anything.
+    /// The change by the last step that is to be logged, if any.
     pub(super) fn change(&mut self) -> Option<Change> {
         let now = Stage::of(&self.state);
         if now == self.logged {

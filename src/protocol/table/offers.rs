@@ -1,4 +1,4 @@
-//! A session that somebody asks this process to serve: whether there is room, and for whose sake.
+//! A session that a peer asks this process to serve: whether there is room, and which client makes room.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::protocol::wire::peer::Peer;
 #[derive(Debug)]
 pub(super) struct ReceivedOpen {
     pub(super) key: SessionKey,
-    /// What is to be dialled.
+    /// The target to dial.
     pub(super) target: Target,
     /// Who asks, for the log.
     pub(super) client: String,
@@ -36,7 +36,7 @@ pub(super) struct ReceivedOpen {
 }
 
 impl SessionTable {
-    /// Somebody asks for a session that ends here. None if it was refused; the opener is told.
+    /// The offer of a session that ends here; `None` if it was refused, and then the opener gets Refused.
     pub(super) fn offered(self: &Arc<Self>, sender: &Arc<LinkSender>, open: ReceivedOpen) -> Option<Offer> {
         let ReceivedOpen { key, target, client, opener, limit, epoch } = open;
         let source = source(&client);

@@ -124,7 +124,7 @@ impl SessionTable {
         None
     }
 
-    /// Whoever wants to resume a session that another has opened gets the same answer as for a session that does not exist.
+    /// A peer that tries to resume another opener's session gets the same answer as for a session that does not exist.
     fn foreign(&self, from: &LinkSender, session: &SessionKey, frame: &SessionFrame) {
         self.metrics.frames_dropped.count("not_the_opener");
         from.reply(session, refused(frame, Refusal::new(Code::Unknown, UNKNOWN)));

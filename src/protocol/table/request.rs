@@ -1,4 +1,4 @@
-//! An Open or a Resume that reached a pod: somebody wants to get to a node through it.
+//! An Open or a Resume that reached a pod and names a node behind it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::protocol::table::offers::ReceivedOpen;
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 use crate::protocol::wire::peer::Peer;
 
-/// Somebody wants to reach a node through this pod: pass it on, take it as its end, or refuse it.
+/// A request to reach a node through this pod: pass it on, accept it as its end, or refuse it.
 ///
 /// Dropping it refuses it, so no opener is ever left waiting.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl RelayRequest {
         }
     }
 
-    /// What is to be dialled there, if this is to open a session.
+    /// The target to dial there, if this is an Open.
     pub fn target(&self) -> Option<&Target> {
         match &self.frame {
             Some(SessionFrame::Open { target, .. }) => Some(target),

@@ -1,4 +1,4 @@
-//! What is done every few seconds: old sessions are given up, and numbers shown.
+//! Work of every few seconds: gives old sessions up, and sets metrics.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use super::NotLocated;
 use super::table::{Claims, FactTable};
 use crate::names::{Host, NodeName, Target};
@@ -28,6 +30,8 @@ pub struct Facts {
 pub struct NodeFacts {
     /// Its InternalIPs, in its order.
     pub ips: Box<[IpAddr]>,
+    /// The networks of its pods.
+    pub pods: Box<[IpNet]>,
 }
 
 /// A pod.
@@ -149,6 +153,11 @@ impl Facts {
 
     pub(super) fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
         self.pods.get(&format!("{namespace}/{name}")).map(|pod| pod.node.clone())
+    }
+
+    /// The network of a node's pods that holds this address.
+    pub(super) fn pod_network(&self, node: &str, ip: IpAddr) -> Option<IpNet> {
+        self.nodes.get(node)?.pods.iter().find(|net| net.contains(&ip)).copied()
     }
 
     /// The first address of a node.

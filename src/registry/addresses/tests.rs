@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::str::FromStr as _;
 
 use proptest::prelude::*;
 
@@ -15,6 +16,10 @@ fn ips(texts: &[&str]) -> Box<[IpAddr]> {
 
 fn node(name: &str) -> NodeName {
     name.parse().unwrap()
+}
+
+fn machine(ips: Box<[IpAddr]>) -> NodeFacts {
+    NodeFacts { ips, pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
@@ -39,9 +44,9 @@ fn book() -> AddressBook {
     let nets = [("10.0.7.0/24", "edge1"), ("10.0.7.9/32", "edge2")];
     let book = AddressBook::new(nets.map(|(net, at)| (net.parse().unwrap(), node(at))).into());
     book.change(|facts| {
-        facts.nodes.put("edge1", NodeFacts { ips: ips(&["192.168.1.5", "fd00::5"]) });
-        facts.nodes.put("master", NodeFacts { ips: ips(&["172.16.0.1"]) });
-        facts.nodes.put("bare", NodeFacts { ips: ips(&[]) });
+        facts.nodes.put("edge1", machine(ips(&["192.168.1.5", "fd00::5"])));
+        facts.nodes.put("master", machine(ips(&["172.16.0.1"])));
+        facts.nodes.put("bare", machine(ips(&[])));
         facts.pods.put("shop/web", pod("edge1", &["10.244.1.7", "fd01::7"]));
         facts.pods.put("kube-system/proxy", pod("edge1", &[]));
         facts.pods.put("shop/job", pod("edge2", &[]));
@@ -114,6 +119,13 @@ fn the_node_of_a_pod_is_known_by_its_name_whatever_its_addresses() {
 }
 
 #[test]
+fn the_network_of_an_address_is_that_of_its_nodes_pods() {
+    let of = |at: &str| book().pod_network(&node("Edge1"), ip(at)).to_string();
+    assert_eq!((of("10.244.1.7"), of("::ffff:10.244.1.7")), ("10.244.1.0/24".into(), "10.244.1.0/24".into()));
+    assert_eq!((of("10.0.0.1"), of("fd01::7")), ("10.0.0.1/32".into(), "fd01::7/128".into()));
+}
+
+#[test]
 fn an_address_at_two_nodes_is_told_to_be_so() {
     let book = book();
     book.change(|facts| facts.pods.put("shop/twin", pod("edge1", &["10.244.1.7"])));
@@ -121,7 +133,7 @@ fn an_address_at_two_nodes_is_told_to_be_so() {
     book.change(|facts| facts.pods.put("shop/web2", pod("edge2", &["10.244.1.7"])));
     let both = "10.244.1.7 is an address at both edge1 and edge2, and perhaps at more nodes";
     expect(&book, &[("10.244.1.7:80", both)]);
-    book.change(|facts| facts.nodes.put("edge3", NodeFacts { ips: ips(&["192.168.1.5"]) }));
+    book.change(|facts| facts.nodes.put("edge3", machine(ips(&["192.168.1.5"]))));
     let both = "192.168.1.5 is an address at both edge1 and edge3, and perhaps at more nodes";
     expect(&book, &[("192.168.1.5:80", both)]);
     book.change(|facts| facts.nodes.remove("edge3"));
@@ -229,7 +241,7 @@ fn a_service_may_be_headless_or_another_name_or_without_endpoints() {
             ("10.96.0.9:80", "Service shop/idle has no ready endpoint"),
         ],
     );
-    book.change(|facts| facts.nodes.put("idle.shop", NodeFacts { ips: ips(&[]) }));
+    book.change(|facts| facts.nodes.put("idle.shop", machine(ips(&[]))));
     expect(&book, &[("idle.shop:80", "idle.shop:80 at idle.shop, else so")]);
 }
 

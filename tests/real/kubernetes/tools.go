@@ -1,7 +1,11 @@
 //go:build tools
 
-// Package kubernetes names the apiserver that tests run: Kubernetes cannot be installed by version, as its go.mod replaces
+// Package kubernetes names the programs that tests run: Kubernetes cannot be installed by version, as its go.mod replaces
 // modules.
 package kubernetes
 
-import _ "k8s.io/kubernetes/cmd/kube-apiserver"
+import (
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kubectl"
+	_ "k8s.io/kubernetes/cmd/kubelet"
+)

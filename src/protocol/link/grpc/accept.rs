@@ -32,7 +32,7 @@ use crate::protocol::wire::peer::Peer;
 pub struct Call {
     /// Where it comes from.
     pub from: SocketAddr,
-    /// Who it says it is. That a pod is one was proved with its certificate.
+    /// The caller by its hello. A pod has proved itself with its certificate, an edge has not yet.
     pub caller: Caller,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,

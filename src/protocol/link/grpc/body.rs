@@ -26,7 +26,7 @@ pub(super) enum CallBody {
         /// What to go on with.
         agreed: oneshot::Receiver<Puller>,
     },
-    /// Whatever the link has to say.
+    /// The link's frames.
     Pull {
         /// The link's pull side.
         puller: Puller,

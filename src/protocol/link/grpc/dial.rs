@@ -36,13 +36,13 @@ pub enum DialError {
     Refused {
         /// gRPC's code.
         code: Code,
-        /// The cloud's words.
+        /// The cloud's text.
         message: String,
     },
     /// The pod at the other end is this process.
     #[error("this pod has dialled itself")]
     Itself,
-    /// A pod that does not speak the extended dialect cannot be a sibling.
+    /// A pod without the extended dialect cannot be a sibling.
     #[error(
         "there is a pod, or another server, that does not speak our dialect, such as SuperEdge's: it cannot be reached \
          through this one ({0})"

@@ -39,7 +39,7 @@ impl LinkSender {
         self.signal(node, FrameKind::Found(found))
     }
 
-    /// A pod asks its edge to attach elsewhere; an edge says that it has.
+    /// A pod asks its edge to link to another pod; an edge confirms that it has.
     pub fn drain(&self) {
         if let Some(node) = self.peer.node() {
             self.signal(node, FrameKind::Drain);

@@ -21,12 +21,12 @@ pub(super) struct Waiting {
     /// own sessions.
     pub(super) replies: VecDeque<Frame>,
     pub(super) answers: VecDeque<Arc<dyn FrameSource>>,
-    /// Who has credit to give and nothing to answer: each session stands here once at the most.
+    /// Sessions that have a credit to send and no answer; each stands here once at most.
     pub(super) credits: VecDeque<Arc<dyn FrameSource>>,
     pub(super) turns: Schedule<Arc<dyn FrameSource>>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
-    /// At so many entries those that nobody misses are thrown out.
+    /// At this many entries the stale ones are removed.
     sweep_at: usize,
     /// Since when something waits to be sent that the gRPC stream has not pulled.
     pub(super) unpulled: Option<Instant>,
@@ -42,7 +42,7 @@ pub(super) enum Next {
 }
 
 impl Waiting {
-    /// Nobody waits; `paced` if the peer answers pings.
+    /// No session waits; `paced` if the peer answers pings.
     pub(super) fn new(paced: bool) -> Self {
         Self {
             closed: false,

@@ -27,7 +27,7 @@ pub(crate) enum Claim {
     Newest,
     /// Late: there was a newer one.
     Old,
-    /// Somebody else opened the session.
+    /// Another opener opened the session.
     Foreign,
 }
 

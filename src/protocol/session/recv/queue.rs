@@ -1,4 +1,4 @@
-//! What has arrived and was not taken, and what it takes up.
+//! Bytes that have arrived and were not read, and the memory that they take.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use crate::protocol::pieces::{PIECE, joined};
 pub(super) struct Queue {
     pieces: VecDeque<Bytes>,
     bytes: usize,
-    /// What the pieces cost beside their bytes, which were promised; all of it if nothing was.
+    /// The overhead of the pieces; without a limit, their bytes too.
     cost: Share,
-    /// Nothing was promised: the same again, of what the peer's link may have here.
+    /// Without a limit: the same, counted against the budget of the peer's link.
     of_link: Option<Share>,
 }
 
@@ -25,14 +25,14 @@ impl Queue {
         Self { pieces: VecDeque::new(), bytes: 0, cost, of_link: None }
     }
 
-    /// From now on all is counted, in one budget for the process and one for the link; or, without the latter, only what
-    /// pieces cost beside their bytes.
+    /// From now on all is counted, in one budget for the process and one for the link; or, without the latter, only
+    /// what pieces cost beside their bytes.
     pub(super) fn count_in(&mut self, cost: Share, of_link: Option<Share>) {
         (self.cost, self.of_link) = (cost, of_link);
         self.count();
     }
 
-    /// Whether the bytes themselves are counted, because nothing was promised.
+    /// Whether the bytes themselves are counted, because the peer has no limit.
     pub(super) fn is_unpromised(&self) -> bool {
         self.of_link.is_some()
     }

@@ -1,14 +1,14 @@
-//! How long a session's whole way there and back is, measured by the bytes that a Credit lets loose.
+//! Measures a session's round trip over its whole path, by the bytes that follow a Credit.
 //!
-//! A ping knows the first link only; behind it there may be other pods. From a Credit that raises the limit to the
-//! first byte above the old limit is one round trip, if the sender had come to that limit and stood there. One that
-//! had not come there yet, or had nothing to say, would be measured too long.
+//! A ping measures the first link only; behind it there may be other pods. The time from a Credit that raises the limit
+//! to the first byte above the old limit is one round trip, if the sender had reached that limit and waited there. With
+//! a sender that had not reached it, or had nothing to send, the time would be too long.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// One measurement at a time, and what the last one said.
+/// One measurement at a time, and the result of the last one.
 #[derive(Debug, Default)]
 pub(super) struct Trips {
     under_way: Option<UnderWay>,
@@ -47,12 +47,12 @@ impl Trips {
         self.under_way = None;
     }
 
-    /// The sender was silent: what is under way would measure its rest.
+    /// Discards the measurement under way, because the sender was silent.
     pub(super) fn interrupt(&mut self) {
         self.under_way = None;
     }
 
-    /// The session runs on another path.
+    /// Discards all results, because the session runs on another path.
     pub(super) fn forget(&mut self) {
         *self = Self::default();
     }

@@ -1,9 +1,9 @@
-//! How an end is let go: by its owner, by want of a path or of memory, and what it still has to deliver then.
+//! How an end departs: because its owner left, or for want of a path or memory; and how it delivers its last bytes.
 
 use tokio::time::Instant;
 
 use crate::protocol::session::send::BadOffset;
-use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
+use crate::protocol::session::state::{DueFrame, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 /// An owner that has left before its session was over.
@@ -18,8 +18,8 @@ pub(super) struct Departed {
 }
 
 impl SessionState {
-    /// The owner lets go, and what it wrote is forgotten; the peer is told `why`, on the next path if there is none now.
-    /// Unless both directions were ended before: then the rest is delivered without it.
+    /// The owner drops the session: its bytes are dropped, and the peer gets `why`, on the next path if there is none
+    /// now. If both directions were ended before, the rest is delivered instead.
     pub(crate) fn abandon(&mut self, why: Refusal, now: Instant) -> Effects {
         match self.phase {
             Phase::Delivered | Phase::Leaving | Phase::Gone => return Effects::default(),
@@ -31,17 +31,17 @@ impl SessionState {
             // The acceptor is told as that of an open session is. A Resume opens nothing where the Open never came.
             Phase::Asking if self.astray && (self.path.is_none() || self.answer.is_some()) => {
                 self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
-                self.answer = self.path.map(|_| Answer::Resume);
+                self.answer = self.path.map(|_| DueFrame::Resume);
                 return self.depart(why, now, true);
             }
-            Phase::Dialling => self.answer = Some(Answer::Refused(why.clone())),
-            Phase::Asking => self.answer = Some(Answer::Reset(why.clone())),
+            Phase::Dialling => self.answer = Some(DueFrame::Refused(why.clone())),
+            Phase::Asking => self.answer = Some(DueFrame::Reset(why.clone())),
         }
         self.leave(why)
     }
 
-    /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has sent
-    /// and goes on sending is dropped.
+    /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has
+    /// sent and goes on sending is dropped.
     pub(crate) fn break_off(&mut self, why: Refusal, now: Instant) -> Effects {
         let open = matches!(self.phase, Phase::Open | Phase::Parked | Phase::Resuming);
         if !open || self.departed.is_some() || self.is_complete() {
@@ -51,7 +51,7 @@ impl SessionState {
     }
 
     fn depart(&mut self, why: Refusal, now: Instant, empty: bool) -> Effects {
-        // An owner that lets go because it was told a reason before does not replace that reason.
+        // A reason that was recorded before stays.
         let (why, since) = self.departed.take().map_or((why, now), |before| (before.why, before.since));
         self.recv.discard();
         self.recv.close();
@@ -69,17 +69,17 @@ impl SessionState {
         self.send.is_finished() && self.recv.is_ended() && self.recv.queued() == 0
     }
 
-    /// Since when its owner is gone and it is still to be delivered.
+    /// Since when it delivers its last bytes without an owner.
     pub(crate) fn departed_since(&self) -> Option<Instant> {
         self.departed.as_ref().map(|departed| departed.since)
     }
 
-    /// What is still to be delivered for an owner that has left is forgotten. False if there is no such thing.
+    /// Drops the bytes that it still delivers for an owner that has left. False if there is nothing to deliver.
     pub(crate) fn give_way(&mut self) -> (bool, Effects) {
         let Some(Departed { why, .. }) = self.departed.take() else { return (false, Effects::default()) };
         let effects = match self.phase {
             Phase::Open | Phase::Resuming => {
-                self.answer = Some(Answer::Reset(why.clone()));
+                self.answer = Some(DueFrame::Reset(why.clone()));
                 self.leave(why)
             }
             Phase::Parked => self.gone(why),
@@ -91,16 +91,16 @@ impl SessionState {
     /// Its opener has given it up while the target was being dialled: that is answered, and nothing more.
     pub(super) fn taken_back(&mut self) -> Effects {
         let why = Refusal::new(Code::GivenUp, "given up by its opener");
-        self.answer = Some(Answer::Reset(why.clone()));
+        self.answer = Some(DueFrame::Reset(why.clone()));
         self.leave(why)
     }
 
-    /// Nobody gave it a path for the grace time: over. An opener whose Resume is not answered yet says so, as the
-    /// acceptor may have taken it up; one that was answered just now goes on.
+    /// Ends the session after the grace time without a path. An opener whose Resume is not answered yet sends the
+    /// reason, as the acceptor may have resumed; one that was answered just now goes on.
     pub(crate) fn give_up(&mut self, why: Refusal) -> Effects {
         match self.phase {
             Phase::Resuming => {
-                self.answer = Some(Answer::Reset(why.clone()));
+                self.answer = Some(DueFrame::Reset(why.clone()));
                 self.leave(why)
             }
             Phase::Parked => self.gone(why),
@@ -129,23 +129,23 @@ impl SessionState {
         (SessionFrame::Reset { epoch: self.epoch, refusal: why.clone() }, self.gone(why))
     }
 
-    /// The peer's owner has left, and all that it wrote is here: that is answered, so that the peer need not keep it.
+    /// Answers Broken once all bytes of the peer's departed owner are here, so that the peer need not keep them.
     pub(super) fn broken(&mut self, total: u64, why: Refusal) -> Effects {
         match self.recv.breaks(total) {
             Ok(()) => {
-                self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
+                self.answer = Some(DueFrame::Reset(Refusal::new(Code::Over, "")));
                 self.leave(why)
             }
             Err(bad) => self.violated(bad),
         }
     }
 
-    /// Whether its owner has left and what it wrote is forgotten.
+    /// Whether its owner has left and its bytes are dropped.
     pub(super) fn is_empty(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.empty)
     }
 
-    /// The session goes on on another path: what was sent on the one before and not received is sent again.
+    /// Goes on on another path: bytes that were not acknowledged are sent again.
     pub(super) fn say_again(&mut self, received: u64, limit: u64) -> Result<(), BadOffset> {
         if let Some(departed) = &mut self.departed {
             departed.due = true;
@@ -155,7 +155,7 @@ impl SessionState {
 
     pub(super) fn violated(&mut self, bad: impl std::error::Error) -> Effects {
         let why = Refusal::new(Code::Violation, bad);
-        self.answer = Some(Answer::Reset(why.clone()));
+        self.answer = Some(DueFrame::Reset(why.clone()));
         self.leave(why)
     }
 

@@ -1,14 +1,14 @@
-//! What each frame does to an end, and to an end whose halves have moved.
+//! Handles each frame, and the end of a session once both halves are done.
 
 use tokio::time::Instant;
 
 use crate::names::Instance;
 use crate::protocol::link::source::LinkId;
-use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
+use crate::protocol::session::state::{DueFrame, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl SessionState {
-    /// One frame from `from`.
+    /// Handles one frame that came over the link `from`.
     pub(crate) fn on_frame(&mut self, from: LinkId, frame: SessionFrame, now: Instant) -> Effects {
         match frame {
             SessionFrame::Open { limit, epoch, .. } => self.asked_again(from, epoch, None, limit),
@@ -96,7 +96,7 @@ impl SessionState {
         match self.phase {
             Phase::Parked => DROPPED,
             Phase::Resuming if epoch != self.epoch => DROPPED,
-            // Sent by a pod between, not by the acceptor: the next path may lead to the acceptor.
+            // A pod on the path sent it, not the acceptor: the next path may lead to the acceptor.
             Phase::Resuming if matches!(refusal.code, Code::NotHere | Code::Busy) => self.lose_path(now),
             _ => self.gone(refusal),
         }
@@ -108,7 +108,7 @@ impl SessionState {
             return DROPPED;
         }
         if self.phase == Phase::Leaving {
-            // The last frame goes to where the opener is now: the link it waits on may be dead without anybody knowing.
+            // The last frame goes to where the opener is now: the link that it ran on may be dead unnoticed.
             (self.epoch, self.path) = (epoch, Some(from));
             return Effects::default();
         }
@@ -120,8 +120,8 @@ impl SessionState {
         let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
-            (Phase::Open | Phase::Parked, None) if fresh => Some(Answer::Opened),
-            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(Answer::Resumed),
+            (Phase::Open | Phase::Parked, None) if fresh => Some(DueFrame::Opened),
+            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(DueFrame::Resumed),
             _ => return DROPPED,
         };
         self.epoch = epoch;
@@ -133,7 +133,7 @@ impl SessionState {
         if answer.is_some() && self.phase != Phase::Delivered {
             self.phase = Phase::Open;
         }
-        self.resumed += u32::from(answer == Some(Answer::Resumed));
+        self.resumed += u32::from(answer == Some(DueFrame::Resumed));
         self.answer = answer;
         self.settle(Effects { write: true, ..Effects::default() })
     }
@@ -163,7 +163,7 @@ impl SessionState {
         }
         if self.is_opener() && self.recv.is_ended() {
             self.phase = Phase::Leaving;
-            self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
+            self.answer = Some(DueFrame::Reset(Refusal::new(Code::Over, "")));
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
             self.phase = Phase::Delivered;
         }

@@ -1,4 +1,4 @@
-//! The phases of an end, and what an event asks to be done.
+//! The phases of an end, and the effects of an event.
 
 use crate::names::Target;
 
@@ -9,14 +9,14 @@ pub(crate) enum Role {
     Opener {
         /// What the acceptor is asked to dial.
         target: Target,
-        /// Who asks, for the acceptor's log.
+        /// The client, for the acceptor's log.
         client: String,
     },
     /// The end that dials.
     Acceptor,
 }
 
-/// Where an end stands.
+/// The phase of an end.
 ///
 /// ```text
 ///          opener                                              acceptor
@@ -51,7 +51,8 @@ pub(crate) enum Phase {
     Parked,
     /// Opener: waits for Resumed.
     Resuming,
-    /// Acceptor: everything is sent and received; kept until the opener confirms it by a Reset, or the grace time is over.
+    /// Acceptor: everything is sent and received; kept until the opener confirms it by a Reset, or the grace time is
+    /// over.
     Delivered,
     /// One last frame is to be sent, then the end is forgotten.
     Leaving,
@@ -59,7 +60,7 @@ pub(crate) enum Phase {
     Gone,
 }
 
-/// What has to be done after an event; all may hold at once.
+/// What the caller has to do after an event; all may be set at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[must_use]
 pub(crate) struct Effects {
@@ -67,10 +68,10 @@ pub(crate) struct Effects {
     pub read: bool,
     /// The writer may go on.
     pub write: bool,
-    /// The phase or the path changed: whoever waits for an answer or seeks a path should look.
+    /// The phase or the path changed: wake the tasks that wait for an answer or look for a path.
     pub state: bool,
     /// Nothing is left to send or receive: the table may forget the session.
     pub forget: bool,
-    /// The frame did not count: wrong link, wrong role, wrong moment or an old epoch.
+    /// The frame was ignored: wrong link, role, phase or an old epoch.
     pub dropped: bool,
 }

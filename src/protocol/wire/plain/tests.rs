@@ -50,6 +50,22 @@ fn frames(meaning: Received) -> Vec<SessionFrame> {
     }
 }
 
+#[test]
+fn a_tcp_port_is_called_what_the_peer_knows() {
+    let mut plain = plain();
+    let target = "127.0.0.1:6443".parse().unwrap();
+    let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
+    let body = FrameKind::Session(id(), Category::Tcp, open);
+    assert!(plain.send_frame(Frame { node: plain.node.clone(), body }, Instant::now()).is_none());
+    let message = plain.next_message().unwrap();
+    let said = (message.category.as_str(), message.r#type.as_str(), message.addr.as_str());
+    assert_eq!(said, ("ssh", "connecting", "127.0.0.1:6443"));
+    let Received::Session(decoded) = on_message(&mut plain, "connected", &message.topic, "") else {
+        panic!()
+    };
+    assert_eq!((decoded.id, decoded.category), (id(), Category::Tcp));
+}
+
 fn opened(plain: &mut Plain) -> String {
     let open = SessionFrame::Open {
         target: "edge-1:22".parse().unwrap(),

@@ -1,0 +1,149 @@
+//! Services, their endpoints, and what people write of them.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1 as whole;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Resource;
+use kube::api::ObjectMeta;
+use serde::Deserialize;
+
+use super::{Partial, addresses, meta};
+use crate::registry::addresses::facts::{Facts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
+use crate::registry::addresses::table::FactTable;
+use crate::registry::endpoints::SERVICE_LABEL;
+
+part_of!(Service, whole::Service);
+part_of!(Slice, EndpointSlice);
+part_of!(Cache, whole::ConfigMap);
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Service {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: ServiceSpec,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ServiceSpec {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(rename = "clusterIPs")]
+    cluster_ips: Vec<String>,
+    external_name: Option<String>,
+    ports: Vec<PortSpec>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct PortSpec {
+    name: Option<String>,
+    port: Option<u16>,
+    protocol: Option<String>,
+}
+
+impl Partial for Service {
+    type Facts = ServiceFacts;
+
+    fn table(facts: &mut Facts) -> &mut FactTable<ServiceFacts> {
+        &mut facts.services
+    }
+
+    fn facts(self) -> Option<ServiceFacts> {
+        let ServiceSpec { kind, cluster_ips, external_name, ports } = self.spec;
+        let external = match (kind.as_str(), external_name) {
+            ("ExternalName", name) => Some(name?.parse().ok()?),
+            _ => None,
+        };
+        // A headless one has "None" there.
+        let ips = addresses(cluster_ips.iter().map(String::as_str));
+        Some(ServiceFacts { ips, ports: tcp(ports), external })
+    }
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Slice {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    // Both may be null.
+    endpoints: Option<Vec<SliceEndpoint>>,
+    ports: Option<Vec<PortSpec>>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SliceEndpoint {
+    addresses: Vec<String>,
+    #[serde(default)]
+    conditions: Conditions,
+    node_name: Option<String>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+struct Conditions {
+    ready: Option<bool>,
+}
+
+impl Partial for Slice {
+    type Facts = SliceFacts;
+
+    fn table(facts: &mut Facts) -> &mut FactTable<SliceFacts> {
+        &mut facts.slices
+    }
+
+    fn facts(self) -> Option<SliceFacts> {
+        let service = self.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
+        let service = format!("{}/{service}", self.metadata.namespace.as_deref()?).into();
+        // Unknown counts as ready, as Kubernetes wants it; of several addresses the first one stands for all.
+        let ready = self.endpoints.into_iter().flatten().filter(|one| one.conditions.ready.unwrap_or(true));
+        let ready = ready.filter_map(|one| {
+            let node = one.node_name.and_then(|name| name.parse().ok());
+            Some(ReadyEndpoint { ip: one.addresses.first()?.parse().ok()?, node })
+        });
+        Some(SliceFacts { service, ports: tcp(self.ports.unwrap_or_default()), ready: ready.collect() })
+    }
+}
+
+/// SuperEdge's ConfigMap `tunnel-cache`, of which only what people write by hand counts.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Cache {
+    #[serde(deserialize_with = "meta")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    data: CacheData,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct CacheData {
+    user_services: String,
+}
+
+impl Cache {
+    /// The Services, as `namespace/name`, and where they are. What cannot be read counts for nothing.
+    pub(crate) fn sides(&self) -> HashMap<String, Side> {
+        let lines = self.data.user_services.lines();
+        let sides = lines.filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (service, namespace) = words.next()?.split_once('.')?;
+            let side = match words.next()? {
+                "edge" => Side::Edge,
+                "cloud" => Side::Cloud,
+                _ => return None,
+            };
+            Some((format!("{namespace}/{service}"), side))
+        });
+        sides.collect()
+    }
+}
+
+fn tcp(ports: Vec<PortSpec>) -> Box<[ServicePort]> {
+    let tcp = ports.into_iter().filter(|port| port.protocol.as_deref().is_none_or(|name| name == "TCP"));
+    tcp.filter_map(|port| {
+        Some(ServicePort { name: port.name.unwrap_or_default().into(), number: port.port? })
+    })
+    .collect()
+}

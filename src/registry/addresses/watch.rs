@@ -1,0 +1,169 @@
+//! Keeps an address book as Kubernetes says.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use kube::api::Api;
+use kube::runtime::watcher::{self, Event};
+use kube::{Client, Resource, ResourceExt as _};
+
+use super::AddressBook;
+use super::objects::{Cache, Node, Partial, Pod, Service, Slice};
+use crate::drain::Drain;
+use crate::registry::cluster::{Cluster, ClusterError};
+use crate::registry::follow::{Followed, Take};
+
+/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does not
+/// answer, what was known stands.
+pub struct AddressWatch {
+    cluster: Cluster,
+    book: Arc<AddressBook>,
+    tell: Tell,
+}
+
+/// Is told how each kind stands: whole, or why not.
+type Tell = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
+
+impl AddressWatch {
+    /// Nothing is asked yet. `tell` hears of each kind whether it is known; it must be quick.
+    pub fn new(
+        cluster: Cluster,
+        book: Arc<AddressBook>,
+        tell: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
+    ) -> Self {
+        Self { cluster, book, tell: Arc::new(tell) }
+    }
+
+    /// Follows them until draining begins.
+    pub async fn follow(self, drain: Drain) {
+        let all = async {
+            tokio::join!(
+                self.kind::<Node>("nodes", Api::all),
+                self.kind::<Pod>("pods", Api::all),
+                self.kind::<Service>("Services", Api::all),
+                self.kind::<Slice>("endpoints of Services", Api::all),
+                self.by_hand(),
+            );
+        };
+        tokio::select! {
+            () = all => {}
+            () = drain.draining() => {}
+        }
+    }
+
+    async fn kind<K: Partial>(&self, what: &'static str, api: fn(Client) -> Api<K>)
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        let taker = Kind::<K> { watch: self, what, listed: false, kind: PhantomData };
+        taker.tell(Err("not known yet".to_owned()));
+        let followed = Followed { cluster: &self.cluster, what, which: watcher::Config::default() };
+        match followed.follow(|client, _| api(client), taker).await {}
+    }
+
+    async fn by_hand(&self) {
+        let which = watcher::Config::default().fields(&format!("metadata.name={CACHE}"));
+        let followed = Followed { cluster: &self.cluster, what: CACHE_WORDS, which };
+        match followed.follow(Api::namespaced, ByHand { watch: self, found: false, listed: false }).await {}
+    }
+}
+
+/// Objects of one kind.
+struct Kind<'a, K> {
+    watch: &'a AddressWatch,
+    what: &'static str,
+    listed: bool,
+    kind: PhantomData<fn(K)>,
+}
+
+impl<K: Partial> Kind<'_, K> {
+    fn tell(&self, state: Result<(), String>) {
+        (self.watch.tell)(self.what, state);
+    }
+}
+
+impl<K: Partial + Resource<DynamicType = ()>> Take<K> for Kind<'_, K> {
+    fn take(&mut self, event: Event<K>) -> bool {
+        match event {
+            Event::Init => {
+                self.listed = false;
+                self.watch.book.change(|facts| K::table(facts).begin());
+            }
+            Event::InitApply(object) | Event::Apply(object) => {
+                let (name, kept) = (name(&object), object.facts());
+                self.watch.book.change(|facts| match kept {
+                    Some(kept) => K::table(facts).put(&name, kept),
+                    None => K::table(facts).remove(&name),
+                });
+            }
+            Event::Delete(object) => self.watch.book.change(|facts| K::table(facts).remove(&name(&object))),
+            Event::InitDone => {
+                self.listed = true;
+                self.watch.book.change(|facts| K::table(facts).finish());
+                self.tell(Ok(()));
+            }
+        }
+        self.listed
+    }
+
+    fn is_cut_off(&mut self, cause: &ClusterError) {
+        self.tell(Err(cause.to_string()));
+    }
+}
+
+/// What people write of Services.
+struct ByHand<'a> {
+    watch: &'a AddressWatch,
+    /// The list under way has it.
+    found: bool,
+    listed: bool,
+}
+
+impl Take<Cache> for ByHand<'_> {
+    fn take(&mut self, event: Event<Cache>) -> bool {
+        let sides = match event {
+            Event::Init => {
+                (self.found, self.listed) = (false, false);
+                None
+            }
+            Event::InitApply(cache) | Event::Apply(cache) => {
+                self.found = true;
+                Some(cache.sides())
+            }
+            Event::Delete(_) => Some(Default::default()),
+            Event::InitDone => {
+                self.listed = true;
+                (self.watch.tell)(CACHE_WORDS, Ok(()));
+                (!self.found).then(Default::default)
+            }
+        };
+        if let Some(sides) = sides {
+            self.watch.book.change(|facts| facts.sides = sides);
+        }
+        self.listed
+    }
+
+    fn is_cut_off(&mut self, cause: &ClusterError) {
+        (self.watch.tell)(CACHE_WORDS, Err(cause.to_string()));
+    }
+}
+
+impl fmt::Debug for AddressWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AddressWatch").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
+}
+
+/// As the tables have it: `namespace/name`, of a node its name alone.
+fn name<K: Partial + Resource<DynamicType = ()>>(object: &K) -> String {
+    match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    }
+}
+
+/// The ConfigMap of our own namespace in which SuperEdge keeps its routes.
+const CACHE: &str = "tunnel-cache";
+
+const CACHE_WORDS: &str = "Services in ConfigMap tunnel-cache";

@@ -1,0 +1,59 @@
+//! How kube-apiserver and its etcd are started, and how their clients find them.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::certificates::Files;
+use crate::tunnel::TestDir;
+
+/// Puts kube-apiserver's flags behind a command, and makes a file for each user (`name,groups`) by which it is reached; a
+/// user's token is its name.
+pub(crate) fn apiserver(
+    mut command: Command,
+    place: &TestDir,
+    etcd: &str,
+    at: SocketAddr,
+    users: &[(&str, &str, &str)],
+) -> Command {
+    let table = place.path().join("users.csv");
+    let row = |(file, user, groups): &(&str, &str, &str)| format!("{file},{user},{file},\"{groups}\"\n");
+    std::fs::write(&table, users.iter().map(row).collect::<String>()).unwrap();
+    for (file, ..) in users {
+        std::fs::write(place.path().join(file), kubeconfig(&place.files.ca, at, file)).unwrap();
+    }
+    let Files { ca, cert, key } = &place.files;
+    command.arg("--tls-cert-file").arg(cert).arg("--tls-private-key-file").arg(key);
+    command.arg("--service-account-key-file").arg(cert).arg("--service-account-signing-key-file").arg(key);
+    command.arg("--client-ca-file").arg(ca).arg("--token-auth-file").arg(table);
+    command.args(["--etcd-servers", etcd, "--secure-port", &at.port().to_string()]);
+    command.args(["--bind-address", &at.ip().to_string()]);
+    // It does not take a loopback address for its own, and nobody needs to find it.
+    command.args(["--advertise-address", "192.0.2.1", "--endpoint-reconciler-type", "none"]);
+    command.args(["--service-account-issuer", "https://kubernetes.default.svc"]);
+    command.args(["--service-cluster-ip-range", "10.96.0.0/24"]);
+    command
+}
+
+/// Puts the flags of an etcd without other members behind a command.
+pub(crate) fn etcd(mut command: Command, place: &Path, url: &str, peers: u16) -> Command {
+    let peers = format!("http://127.0.0.1:{peers}");
+    command.arg("--data-dir").arg(place.join("etcd"));
+    command.args(["--listen-client-urls", url, "--advertise-client-urls", url]);
+    command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+    command.args(["--initial-cluster", &format!("default={peers}"), "--unsafe-no-fsync"]);
+    command
+}
+
+fn kubeconfig(ca: &Path, at: SocketAddr, token: &str) -> String {
+    // JSON is YAML.
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": format!("https://{at}"), "certificate-authority": ca}}],
+        "users": [{"name": "c", "user": {"token": token}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+    })
+    .to_string()
+}

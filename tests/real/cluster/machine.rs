@@ -1,0 +1,79 @@
+//! A machine of a test's own, as far as network and mounts go: two namespaces, which are gone when nothing uses them.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use crate::process::{PATIENCE, run_command};
+
+/// A network with nothing in it but loopback, and mounts that nobody else sees.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// Ends with its input, so that nothing is left behind by a test that was killed.
+    keeper: Child,
+}
+
+impl Machine {
+    pub(crate) fn new() -> Self {
+        let mut command = Command::new("unshare");
+        command.args(["--net", "--mount", "sh", "-c", "ip link set lo up && echo up && exec cat"]);
+        let mut keeper = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut up = String::new();
+        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut up).unwrap();
+        assert_eq!(up, "up\n", "namespaces cannot be made here");
+        Self { keeper }
+    }
+
+    /// A program on this machine. Its process id is the child's, as nothing stands between.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        for space in ["net", "mnt"] {
+            let option = if space == "mnt" { "mount" } else { space };
+            command.arg(format!("--{option}=/proc/{}/ns/{space}", self.keeper.id()));
+        }
+        command.arg(program);
+        command
+    }
+
+    /// Runs a line of shell here, which must succeed; what it prints.
+    pub(crate) fn sh(&self, line: &str) -> String {
+        let mut command = self.command("sh");
+        command.args(["-ec", line]);
+        let said = run_command(line, &mut command, None, PATIENCE);
+        assert!(said.status.success(), "{line}: {said:?}");
+        said.stdout
+    }
+
+    /// Lays a cable to another machine: a device here and one there, each with its address (`10.0.0.1/24`).
+    pub(crate) fn cable(
+        &self,
+        (device, address): (&str, &str),
+        far: &Self,
+        (there, far_address): (&str, &str),
+    ) {
+        let peer = far.keeper.id();
+        self.sh(&format!(
+            "ip link add {device} type veth peer name {there} netns {peer}
+            ip addr add {address} dev {device}
+            ip link set {device} up"
+        ));
+        far.sh(&format!("ip addr add {far_address} dev {there}; ip link set {there} up"));
+    }
+
+    /// From now on nobody can open a connection to this machine by this device; it still can to others.
+    pub(crate) fn shut(&self, device: &str) {
+        self.sh(&format!(
+            "nft add table inet shut
+            nft add chain inet shut input '{{ type filter hook input priority 0; }}'
+            nft add chain inet shut output '{{ type filter hook output priority 0; }}'
+            nft add rule inet shut input iifname {device} ct state new drop"
+        ));
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}

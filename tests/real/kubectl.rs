@@ -1,0 +1,213 @@
+//! kubectl by way of a real kube-apiserver to a real kubelet that only the tunnel reaches.
+
+use std::io::Write;
+use std::time::{Duration, SystemTime};
+
+use serde_json::json;
+
+use crate::cluster::{Cluster, OTHER_POD, POD, Way, node};
+use crate::process::{PATIENCE, Running};
+use crate::wait::wait_until;
+
+#[test]
+fn all_of_kubectl_works_by_the_egress_selector_over_tls() {
+    let Some(cluster) = Cluster::start(Way::Egress) else { return };
+    let _pod = pod(&cluster, POD, Way::Egress);
+    let _edge = cluster.edge(POD, "");
+    all_works(&cluster);
+}
+
+#[test]
+fn all_of_kubectl_works_by_the_egress_selector_over_a_unix_socket() {
+    let Some(cluster) = Cluster::start(Way::Unix) else { return };
+    let _pod = pod(&cluster, POD, Way::Unix);
+    let _edge = cluster.edge(POD, "");
+    all_works(&cluster);
+}
+
+#[test]
+fn kubectl_reaches_a_node_at_another_pod_survives_a_cut_line_and_is_told_why_a_node_is_not_reached() {
+    let Some(cluster) = Cluster::start(Way::Egress) else { return };
+    let _pods = [pod(&cluster, POD, Way::Egress), pod(&cluster, OTHER_POD, Way::Egress)];
+    let mut edge = cluster.edge(OTHER_POD, "[mode.edge.session]\ndrain = \"0s\"\n");
+    let kubectl = Kubectl { cluster: &cluster, web_sockets: true };
+    the_log_of_a_pod(&cluster);
+    kubectl.exec();
+    kubectl.cp();
+    a_command_survives_a_cut_line(&cluster);
+
+    edge.terminate();
+    edge.ends(PATIENCE);
+    is_told(&cluster, "node node1 is not connected");
+    let _edge = cluster.edge(OTHER_POD, "[mode.edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n");
+    is_told(&cluster, "not allowed");
+}
+
+/// Everything that kubectl asks a kubelet for, in both of its languages.
+fn all_works(cluster: &Cluster) {
+    the_log_of_a_pod(cluster);
+    the_node_itself(cluster);
+    for web_sockets in [true, false] {
+        let kubectl = Kubectl { cluster, web_sockets };
+        kubectl.exec();
+        kubectl.exec_with_a_terminal();
+        kubectl.attach();
+        kubectl.cp();
+        kubectl.port_forward();
+    }
+}
+
+struct Kubectl<'a> {
+    cluster: &'a Cluster,
+    web_sockets: bool,
+}
+
+impl Kubectl<'_> {
+    fn sh(&self, line: &str) -> String {
+        let way = self.web_sockets;
+        self.cluster.sh(&format!(
+            "export KUBECTL_REMOTE_COMMAND_WEBSOCKETS={way} KUBECTL_PORT_FORWARD_WEBSOCKETS={way}; {line}"
+        ))
+    }
+
+    fn exec(&self) {
+        let said =
+            self.sh("kubectl exec busy -- sh -c 'echo out; echo err >&2; exit 7' 2>err; echo $?; cat err");
+        assert!(said.starts_with("out\n7\nerr\n"), "{said}");
+        // EOF arrives, and all before it.
+        let said = self.sh("head -c 20000000 /dev/urandom >given; sha256sum <given
+            kubectl exec -i busy -- sha256sum <given; kubectl exec -i busy -- cat <given | sha256sum");
+        same(&said, 3);
+    }
+
+    fn exec_with_a_terminal(&self) {
+        let said = self.sh(
+            "script -qec 'stty rows 33 cols 77; kubectl exec -it busy -- sh -c \"sleep 0.2; stty size\"' /dev/null </dev/null",
+        );
+        assert!(said.contains("33 77"), "{said}");
+    }
+
+    fn attach(&self) {
+        // It never ends by itself: by SIGPIPE, once what is waited for has come.
+        self.sh("set +o pipefail; rm -f input; mkfifo input; exec 9<>input; echo hello >&9
+            timeout 20 kubectl attach -i busy <input | grep -m 1 'heard hello'");
+    }
+
+    fn cp(&self) {
+        let said = self.sh("head -c 50000000 /dev/urandom >given; sha256sum <given
+            kubectl cp given busy:/tmp/given; kubectl exec busy -- sha256sum /tmp/given
+            kubectl cp busy:/tmp/given back >&2; sha256sum <back");
+        same(&said, 3);
+    }
+
+    /// One connection stands still while another goes on. Each by a kubectl of its own: all connections of one share a
+    /// stream without flow control, where the first that is not read holds up the others, tunnel or not.
+    fn port_forward(&self) {
+        let said = self.sh("kubectl exec busy -- sh -c 'killall httpd 2>&-; httpd -p 127.0.0.1:8080 -h /tmp'
+            for port in 8081 8082; do
+              kubectl port-forward pod/busy $port:8080 >forwarding-$port & kubectls+=($!)
+            done
+            trap 'kill ${kubectls[*]}' EXIT
+            for port in 8081 8082; do until grep -q Forwarding forwarding-$port; do sleep 0.05; done; done
+            exec 8<>/dev/tcp/127.0.0.1/8081; printf 'GET /given HTTP/1.0\\r\\n\\r\\n' >&8
+            sha256sum <given
+            for _ in 1 2; do curl -sSf -m 20 http://127.0.0.1:8082/given | sha256sum; done
+            LC_ALL=C sed '1,/^.$/d' <&8 | sha256sum");
+        same(&said, 4);
+    }
+}
+
+/// 100 MB of a log, followed while it is written.
+fn the_log_of_a_pod(cluster: &Cluster) {
+    assert!(cluster.sh("kubectl logs busy --tail=2").starts_with("line "));
+    let lines = "awk 'BEGIN { for (i = 0; i < 100000; i++) printf \"%08d %0990d\\n\", i, i }'";
+    let script = format!("until [ -e /tmp/begin ]; do sleep 0.1; done; {lines}");
+    cluster.apply("talker", &node::pod("talker", &json!({"command": ["sh", "-c", script]})));
+    let said = cluster.sh(&format!(
+        "kubectl wait --for=condition=Ready --timeout=60s pod/talker >&2; {lines} | sha256sum
+        kubectl logs -f talker | sha256sum & follow=$!
+        kubectl exec talker -- touch /tmp/begin; wait $follow; kubectl delete pod talker >&2",
+    ));
+    same(&said, 2);
+}
+
+/// What the kubelet says of the node, by apiserver's proxy. Whom apiserver sends there must find the node's name.
+fn the_node_itself(cluster: &Cluster) {
+    wait_until("the node has a name", PATIENCE, || cluster.tries("getent ahostsv4 node1").status.success());
+    for page in ["metrics", "metrics/resource"] {
+        let said = cluster.sh(&format!("kubectl get --raw /api/v1/nodes/node1/proxy/{page}"));
+        assert!(said.contains("# HELP"), "{page}: {said}");
+    }
+}
+
+/// So many lines, all of them of the same hash.
+fn same(said: &str, lines: usize) {
+    let hashes: Vec<_> = said.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert!(hashes.len() == lines && hashes.iter().all(|hash| *hash == hashes[0]), "{said}");
+}
+
+/// A command that says what it is told goes on after 20 s in which nothing passes between edge and cloud, and nothing of it
+/// is lost.
+fn a_command_survives_a_cut_line(cluster: &Cluster) {
+    let (mut kubectl, mut input) = cluster.runs("exec", "kubectl exec -i busy -- cat");
+    input.write_all(b"before\n").unwrap();
+    kubectl.says("before");
+    cluster.edge.sh("nft add rule inet shut output tcp dport 9000 drop");
+    input.write_all(b"meanwhile\n").unwrap();
+    let begun = SystemTime::now();
+    wait_until("20 s are over", 2 * PATIENCE, || begun.elapsed().unwrap() > Duration::from_secs(20));
+    kubectl.lives();
+    cluster.edge.sh("nft flush chain inet shut output");
+    kubectl.says("meanwhile");
+    input.write_all(b"after\n").unwrap();
+    kubectl.says("after");
+    drop(input);
+    assert!(kubectl.ends(PATIENCE).success());
+    assert_eq!(kubectl.log(), "before\nmeanwhile\nafter\n");
+}
+
+/// What the person at kubectl is told who does not reach the node.
+fn is_told(cluster: &Cluster, why: &str) {
+    for line in ["kubectl logs busy", "kubectl exec busy -- true"] {
+        let said = cluster.tries(line);
+        assert!(!said.status.success() && said.stderr.contains(why), "{said:?}");
+    }
+}
+
+/// A pod of the tunnel that serves kube-apiserver by this way; all pods know each other, and tell CoreDNS of their nodes.
+fn pod(cluster: &Cluster, ip: &str, way: Way) -> (Running, Option<Running>) {
+    let hosts = cluster.place.path().join("hosts");
+    let tables = format!(
+        "[mode.cloud.ssh]
+listen = \"{ip}:2222\"
+auth = \"none\"
+[mode.cloud.registry]
+publish = \"hosts\"
+hosts = \"{}\"
+siblings = [\"{POD}:9000\", \"{OTHER_POD}:9000\"]
+",
+        hosts.display()
+    );
+    (cluster.pod(ip, &tables), (ip == POD).then(|| bridge(cluster, way)))
+}
+
+/// socat, from where kube-apiserver looks to the port for CONNECT.
+fn bridge(cluster: &Cluster, way: Way) -> Running {
+    let (dir, files) = (cluster.place.path(), &cluster.place.files);
+    let from = match way {
+        Way::Unix => format!("UNIX-LISTEN:{},fork", dir.join("egress.sock").display()),
+        Way::Egress => format!(
+            "OPENSSL-LISTEN:8443,bind={POD},fork,reuseaddr,nodelay,cert={},key={},cafile={}",
+            files.cert.display(),
+            files.key.display(),
+            files.ca.display()
+        ),
+    };
+    let mut socat = cluster.cloud.command("socat");
+    let socat = Running::start("socat", dir, socat.args([from, format!("TCP:{POD}:2222,nodelay")]));
+    wait_until("socat listens", PATIENCE, || match way {
+        Way::Unix => dir.join("egress.sock").exists(),
+        Way::Egress => cluster.tries(&format!("echo >/dev/tcp/{POD}/8443")).status.success(),
+    });
+    socat
+}
