@@ -205,14 +205,14 @@ fn the_edge_files_of_all_years_load() {
         (old.client.dns.to_string(), old.client.server.to_string()),
         ("localhost".into(), "localhost:9000".into())
     );
-    assert_eq!(
-        warned(&warnings, Concern::NotServed),
-        ["mode.edge.https", "mode.edge.stream.client.channelz_addr"]
-    );
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.stream.client.channelz_addr"]);
+    let (cert, key) = old.https.identity.unwrap();
+    assert_eq!(cert.to_str(), Some("../../conf/certs/kubelet-client.crt"));
+    assert_eq!(key.to_str(), Some("../../conf/certs/kubelet-client.key"));
 
     let (middle, warnings) = edge(EDGE_HTTPS);
     assert_eq!(middle.client.dns.to_string(), "tunnel.cloud.io");
-    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.http_proxy", "mode.edge.https"]);
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.http_proxy"]);
 
     let (new, warnings) = edge(EDGE_NEW);
     assert_eq!((new.client.dns.to_string(), new.client.server.port), ("127.0.0.1".into(), 31234));
