@@ -3,15 +3,19 @@
 mod auth;
 mod connect;
 mod forward;
+mod proved;
 mod serve;
+mod tcp;
 
 pub use auth::{Gate, Logins, Users, UsersError};
-pub use connect::Connect;
+pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
+pub use proved::{Local, Tls};
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,
 };
+pub use tcp::Tcp;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -75,6 +79,9 @@ pub enum Denial {
     /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
+    /// The port leads to whichever node there is, and there is none.
+    #[error("no node is linked to this pod, and none is known to be linked to another")]
+    NoNodes,
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
@@ -185,6 +192,7 @@ impl Denial {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
             Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
+            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
             }
@@ -311,6 +319,7 @@ mod tests {
             (Denial::Method, 405),
             (Denial::Credentials, 407),
             (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
+            (Denial::NoNodes, 502),
             (Denial::Busy("draining"), 503),
             (RouteError::Busy("full").into(), 503),
             (offline(), 502),

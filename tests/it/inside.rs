@@ -16,7 +16,7 @@ use crate::support::sessions::{asked, says};
 use crate::support::{beside, soon, targets, wait_until};
 
 /// A session from an edge to a target in the cloud, or the words that refuse it.
-async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
+pub(crate) async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
     asked(edge, node.parse().unwrap(), target(to)).await
 }
 

@@ -15,7 +15,7 @@ use super::{LocationCache, NotFound};
 use crate::names::{Instance, NodeName};
 use crate::protocol::{LinkId, LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
-use crate::registry::siblings::{Answer, NodeFound, Pod, Siblings, Unreachable};
+use crate::registry::siblings::{FindAnswer, NodeFound, SiblingPod, Siblings, Unreachable};
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -155,7 +155,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                 Err(why) => said.dns = Some(why),
             },
             Some(answer) = asking.answers.next() => match answer {
-                Ok(Answer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
+                Ok(FindAnswer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
                     let fresh = yes.heard <= FRESH;
                     if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
                         best = Some(yes);
@@ -164,8 +164,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                         break;
                     }
                 }
-                Ok(Answer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
-                Ok(Answer { pod, .. }) => {
+                Ok(FindAnswer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
+                Ok(FindAnswer { pod, .. }) => {
                     // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
                     if pod.is_none() || !without.contains(&pod) {
                         without.push(pod);
@@ -187,13 +187,13 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
 struct Asking<'a> {
     means: &'a SearchContext,
     wanted: &'a NodeQuery,
-    asked: Vec<Pod>,
-    answers: FuturesUnordered<BoxFuture<'static, Result<Answer, Unreachable>>>,
+    asked: Vec<SiblingPod>,
+    answers: FuturesUnordered<BoxFuture<'static, Result<FindAnswer, Unreachable>>>,
 }
 
 impl Asking<'_> {
     /// Asks those of these pods that were not asked yet and can be reached.
-    fn ask(&mut self, pods: Vec<Pod>) {
+    fn ask(&mut self, pods: Vec<SiblingPod>) {
         for pod in pods {
             if pod.is_gone() || self.asked.iter().any(|asked| asked.is(&pod)) {
                 continue;
@@ -206,7 +206,7 @@ impl Asking<'_> {
 }
 
 /// The pods at the addresses that DNS named.
-fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<Pod> {
+fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<SiblingPod> {
     let first = addresses.into_iter().take(MOST_NAMED);
     first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
 }
