@@ -2,6 +2,7 @@
 //!
 //! Every front end, the back end and the bridge to plain nodes end here.
 
+use bytes::Bytes;
 use tracing::debug;
 
 use crate::net::counted::{Counted, Tally};
@@ -15,12 +16,42 @@ use crate::telemetry::{Access, Alive, Metrics};
 pub struct Opened<P> {
     /// This end of it.
     pub session: Session,
+    /// What was taken from it and counted already, and not given to who is at this end yet.
+    pub early: Bytes,
     /// Its line in the access log.
     pub access: Access,
     /// Counts it among those that run.
     pub alive: Alive,
     /// Its slot among the sessions of this process; freed when it ends, before its connection is closed with care.
     pub slot: P,
+}
+
+impl<P> Opened<P> {
+    /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of who
+    /// is `local`: if that broke off, the far end is told so; otherwise the session is given back, to be let go of.
+    pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<Session> {
+        let account = self.session.account();
+        let (result, why) = verdict(ended, local, account.ended.as_ref());
+        let session = self.settle(result, &why);
+        if ended.by == Side::A && ended.how != How::Finished {
+            session.break_off(Refusal::new(Code::GivenUp, why));
+            return None;
+        }
+        Some(session)
+    }
+
+    /// As [`Self::end`], of a session that this end breaks off for a reason of its own: a fixed word, and a sentence.
+    pub(crate) fn break_off(self, result: &'static str, why: &str) {
+        self.settle(result, why).break_off(Refusal::new(Code::GivenUp, why));
+    }
+
+    fn settle(self, result: &'static str, why: &str) -> Session {
+        let Self { session, mut access, alive, .. } = self;
+        access.resumed = session.account().resumed;
+        access.end(result, why);
+        alive.end(result);
+        session
+    }
 }
 
 /// Who is at this end of a session.
@@ -73,28 +104,22 @@ impl LocalPeer {
 ///
 /// Not cancel safe: a dropped call breaks the connection off and resets the session, as its access line says.
 pub async fn carry<C: Connection, P>(
-    opened: Opened<P>,
+    mut opened: Opened<P>,
     local: LocalPeer,
     mut socket: Socket<C>,
     metrics: &Metrics,
 ) {
-    let Opened { mut session, mut access, alive, slot } = opened;
+    let Opened { session, early, access, .. } = &mut opened;
     let up = Tally { one: &mut access.up, all: &metrics.bytes_up };
     let down = Tally { one: &mut access.down, all: &metrics.bytes_down };
     let (taken, given) = match local {
         LocalPeer::Client => (down, up),
         LocalPeer::Target => (up, down),
     };
-    let mut counted = Counted { stream: &mut session, taken, given };
+    let mut counted = Counted { stream: session, early: std::mem::take(early), taken, given };
     socket.io().breaks_off(true);
     let ended = splice(&mut socket, &mut counted).await.ended;
-    let account = session.account();
-    access.resumed = account.resumed;
-    let (result, why) = verdict(ended, local, account.ended.as_ref());
-    access.end(result, &why);
-    alive.end(result);
-    drop(slot);
-    leave(session, ended, &why);
+    drop(opened.end(ended, local));
     if ended.by == Side::A || ended.how == How::Finished {
         socket.io().breaks_off(false);
         linger(&mut socket).await;
@@ -115,13 +140,6 @@ pub async fn join(mut one: Session, mut other: Session, alive: Alive) {
     debug!(%why, "a session with a plain node is over");
     alive.end(why.code.name());
     left.break_off(why);
-}
-
-/// Lets go of a session: one that this end's connection broke off is reset with that reason, any other ends by itself.
-fn leave(session: Session, ended: Ended, why: &str) {
-    if ended.by == Side::A && ended.how != How::Finished {
-        session.break_off(Refusal::new(Code::GivenUp, why));
-    }
 }
 
 /// Who ended a session and why, as a word and a sentence. Side A is the connection of who is `local`.

@@ -2,14 +2,20 @@
 
 mod auth;
 mod connect;
+mod forward;
+mod proved;
 mod serve;
+mod tcp;
 
 pub use auth::{Gate, Logins, Users, UsersError};
-pub use connect::Connect;
+pub use connect::{Connect, Egress, Module, Ssh};
+pub use forward::{Router, forward};
+pub use proved::{Local, Tls};
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,
 };
+pub use tcp::Tcp;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -61,12 +67,21 @@ pub enum Denial {
     /// The CONNECT announces a body.
     #[error("a CONNECT has no body: leave out Content-Length and Transfer-Encoding")]
     Body,
+    /// An HTTP request that is not passed on, as it could be read in more than one way.
+    #[error("bad request: {0}")]
+    Request(&'static str),
+    /// The target got a request, and gave no answer that could be passed on.
+    #[error("the target gave no proper answer: {0}")]
+    Unanswered(String),
     /// User and password are missing or wrong.
     #[error("this proxy needs a user and a password")]
     Credentials,
     /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
+    /// The port leads to whichever node there is, and there is none.
+    #[error("no node is linked to this pod, and none is known to be linked to another")]
+    NoNodes,
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
@@ -111,6 +126,7 @@ impl Denial {
             Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
                 format!("node {node}: {}", in_general(refusal.code))
             }
+            Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
             other => other.to_string(),
         }
     }
@@ -164,10 +180,19 @@ impl Denial {
                 "use this port as a proxy for CONNECT, as ssh and curl -p do",
             ),
             Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
+            Self::Request(_) => {
+                (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
+            }
+            Self::Unanswered(_) => (
+                S::BAD_GATEWAY,
+                "no_answer",
+                "see what the service at that port of the node logs, and whether it speaks HTTP",
+            ),
             Self::Credentials => {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
             Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
+            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
             }
@@ -221,6 +246,17 @@ fn in_general(code: Code) -> &'static str {
         Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
         Code::Violation => "the protocol was violated",
         Code::Internal => "internal error",
+    }
+}
+
+/// Why hyper has found no head, as a fixed word for metrics.
+fn no_head(error: &hyper::Error) -> &'static str {
+    if error.is_parse_too_large() {
+        "long_head"
+    } else if error.is_parse() {
+        "bad_head"
+    } else {
+        "reset"
     }
 }
 
@@ -283,6 +319,7 @@ mod tests {
             (Denial::Method, 405),
             (Denial::Credentials, 407),
             (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
+            (Denial::NoNodes, 502),
             (Denial::Busy("draining"), 503),
             (RouteError::Busy("full").into(), 503),
             (offline(), 502),

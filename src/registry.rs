@@ -11,6 +11,7 @@ mod endpoints;
 mod find;
 #[cfg(feature = "kubernetes")]
 mod follow;
+mod linked;
 mod publish;
 mod siblings;
 mod uplinks;
@@ -24,7 +25,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::{Found, LinkSender};
+use crate::protocol::LinkSender;
 use crate::telemetry::Metrics;
 
 #[cfg(feature = "kubernetes")]
@@ -42,10 +43,11 @@ pub use dns::Dns;
 #[cfg(feature = "kubernetes")]
 pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
 pub use find::{Finder, NotFound, Path};
+pub use linked::Linked;
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
 pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
-pub use siblings::{Answer, NodeFound, Pod, PodAddresses, Siblings, Unreachable};
+pub use siblings::{FindAnswer, NodeFound, PodAddresses, SiblingPod, Siblings, Unreachable};
 pub use uplinks::Uplinks;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
@@ -68,17 +70,6 @@ pub struct Registry {
     /// Sent to whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
-}
-
-/// A node's link.
-#[derive(Debug, Clone)]
-pub struct Linked {
-    /// The sending side of the link.
-    pub sender: Arc<LinkSender>,
-    /// The edge's process; none on a plain link, whose edge does not name it.
-    pub instance: Option<Instance>,
-    /// The address that the edge connected from.
-    pub from: SocketAddr,
 }
 
 /// Where a node is.
@@ -113,20 +104,6 @@ impl Nodes {
     /// Every link, the older ones too.
     fn all(&self) -> Vec<Linked> {
         self.linked.values().chain(self.older.values()).cloned().collect()
-    }
-}
-
-impl Linked {
-    /// The answer to another pod's `question` about this node. `own` is this pod's process: it stands for a plain node,
-    /// because this pod is the end of that node's sessions.
-    pub fn found(&self, question: u64, own: Instance) -> Found {
-        Found {
-            question,
-            here: true,
-            heard: self.sender.silence(),
-            instance: Some(self.instance.unwrap_or(own)),
-            age: Some(self.sender.age()),
-        }
     }
 }
 
@@ -260,6 +237,14 @@ impl Registry {
     /// Names of all nodes that are linked here, in no order.
     pub fn nodes(&self) -> Vec<NodeName> {
         self.lock().linked.keys().cloned().collect()
+    }
+
+    /// The node whose link here is the oldest, and whether there are others.
+    pub fn longest(&self) -> Option<(NodeName, bool)> {
+        let nodes = self.lock();
+        let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
+        let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
+        Some((node.clone(), nodes.linked.len() > 1))
     }
 
     /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::info_span;
 
 use crate::drain::Drain;
-use crate::names::{NodeName, Target};
+use crate::names::{NodeName, SessionId, Target};
 use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
 use crate::registry::{Finder, NotFound, Uplinks};
 
@@ -64,6 +64,23 @@ pub enum RouteError {
     Busy(&'static str),
 }
 
+/// Why no session was opened, and the id of the one that was asked for, if it came to that: the far end knows it.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct NotOpened {
+    /// The id that the far end may have logged.
+    pub session: Option<SessionId>,
+    /// Why.
+    #[source]
+    pub why: RouteError,
+}
+
+impl From<RouteError> for NotOpened {
+    fn from(why: RouteError) -> Self {
+        Self { session: None, why }
+    }
+}
+
 /// Opens sessions, and finds new paths for those that lost theirs. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Route {
@@ -106,7 +123,7 @@ impl Route {
     /// # Errors
     ///
     /// No session could be opened; the sentence is fit for the client.
-    pub async fn open(&self, request: Request) -> Result<Session, RouteError> {
+    pub async fn open(&self, request: Request) -> Result<Session, NotOpened> {
         let Request { node, target, category, client } = request;
         let until = Instant::now() + self.patience;
         let late = || RouteError::Timeout { node: node.clone(), patience: self.patience };
@@ -115,14 +132,17 @@ impl Route {
             search = search.at_most(MOVING);
         }
         if let Err(missing) = search.first().await {
-            return Err(RouteError::Offline { node, missing });
+            return Err(RouteError::Offline { node, missing }.into());
         }
         let opening = self.table.open(node.clone(), target, category, client);
         let opening = opening.map_err(|Full| {
             RouteError::Busy("this pod has no room left: [mode.cloud.session] max or memory of tunnel-cloud")
         })?;
-        timeout_at(until, ask(&opening, &mut search)).await.map_err(|_| late())??;
-        Ok(opening.into_session())
+        let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));
+        match asked {
+            Ok(()) => Ok(opening.into_session()),
+            Err(why) => Err(NotOpened { session: Some(opening.id()), why }),
+        }
     }
 
     /// Has a new path looked for, as [`Self::seek`] does, in a task of its own.

@@ -65,6 +65,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
     let (socket, _) = listener.accept().await.unwrap();
     let opened = Opened {
         session,
+        early: Bytes::new(),
         access: Access::begin(FRONT, "test".into()),
         alive: metrics.sessions.begin(FRONT),
         slot: (),

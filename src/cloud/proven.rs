@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tracing::{info_span, warn};
 
 use crate::drain::Drain;
@@ -117,7 +117,14 @@ impl Proven {
                 let why = format!("the token of node {} was revoked", hello.node);
                 table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
             }
-            sleep(LAST_WORDS).await;
+            // A busy process or a slow line may take longer than the least time; who is silent is not waited for.
+            let said = async {
+                let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
+                while revoked.iter().any(|proof| !proof.sender.is_closed() && says(&proof.sender)) {
+                    sleep(POLL_INTERVAL).await;
+                }
+            };
+            let _ = tokio::join!(sleep(LAST_WORDS), timeout(MOST_LAST_WORDS, said));
             for proof in revoked {
                 proof.sender.close();
             }
@@ -131,5 +138,8 @@ impl Proven {
 
 /// Nodes that the warning about revoked tokens names at most.
 const MOST_NAMED: usize = 20;
-/// Time for resets to leave before their link is closed.
+/// How long resets have at the most until they have left, and how often it is looked.
+const MOST_LAST_WORDS: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The least time for resets to leave before their link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);

@@ -53,6 +53,11 @@ impl<'t> Table<'t> {
         self.asked.get(key).is_some_and(Option::is_some)
     }
 
+    /// The whole key of the table itself; empty for the file.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// The whole key.
     pub(super) fn key(&self, key: impl fmt::Display) -> String {
         if self.path.is_empty() { key.to_string() } else { format!("{}.{key}", self.path) }
@@ -147,6 +152,38 @@ impl<'t> Table<'t> {
             }
         }
         tables
+    }
+
+    /// Takes all keys that are left, in their order in the file: names that the user has chosen, each with its table. A
+    /// value that is no table counts as a table with the one key `short`.
+    pub(super) fn named(&mut self, short: &'static str, report: &mut Report) -> Vec<(String, Self)> {
+        let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
+        entries.sort_by_key(|entry| entry.place);
+        let mut tables = Vec::new();
+        for Entry { name, place, value } in entries {
+            let path = self.key(format_args!("\"{}\"", value::excerpt(&name)));
+            report.known.push(path.clone());
+            report.given.insert(path.clone());
+            let table = match value {
+                DeValue::Table(table) => Self::fold(path, place, table, report),
+                value => {
+                    let entry = Entry { name: short.to_owned(), place, value };
+                    Self {
+                        path,
+                        place: Some(place),
+                        entries: BTreeMap::from([(fold(short), entry)]),
+                        ..Self::default()
+                    }
+                }
+            };
+            tables.push((name, table));
+        }
+        tables
+    }
+
+    /// Notes a fault of the table's own name.
+    pub(super) fn complain_of_name(&self, found: &str, wanted: impl Into<String>, report: &mut Report) {
+        report.place_fault(self.place, &self.path, Some(format!("{:?}", value::excerpt(found))), wanted);
     }
 
     /// Takes a key whose value is not looked at. Is it there?

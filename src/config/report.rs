@@ -7,7 +7,7 @@ use super::{Concern, Fault, Reading, Warning};
 /// What reading has found out so far.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    faults: Vec<Found>,
+    faults: Vec<PlacedFault>,
     warnings: Vec<Warning>,
     /// Every key that was asked for, whole: all that we know. Tests compare it with the documentation.
     pub(super) known: Vec<String>,
@@ -17,7 +17,7 @@ pub(super) struct Report {
 
 /// A fault whose line is not known yet: [`Report::finish`] tells it from the place.
 #[derive(Debug)]
-struct Found {
+struct PlacedFault {
     /// In bytes from the start of the file, or [`NOWHERE`].
     place: usize,
     /// Whether it is that something is missing.
@@ -48,13 +48,13 @@ impl Report {
         let mut broken = BTreeSet::new();
         let mut faults = Vec::new();
         // A line that is not TOML is told once, and what was read there in spite of it was never meant.
-        for Found { place, fault, .. } in &self.faults {
+        for PlacedFault { place, fault, .. } in &self.faults {
             let line = (*place != NOWHERE).then(|| line(*place));
             if fault.key.is_empty() && broken.insert(line) {
                 faults.push(Fault { line, ..fault.clone() });
             }
         }
-        for Found { place, is_missing, fault } in self.faults {
+        for PlacedFault { place, is_missing, fault } in self.faults {
             let line = (place != NOWHERE).then(|| line(place));
             let unread = is_missing && !broken.is_empty();
             if !fault.key.is_empty() && !unread && !broken.contains(&line) {
@@ -75,9 +75,9 @@ impl Report {
         wanted: impl Into<String>,
     ) {
         let is_missing = found.is_none();
-        let text = format!("{}: {}", found.as_deref().unwrap_or("missing"), wanted.into());
+        let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
         let fault = Fault { key: key.to_owned(), line: None, text };
-        self.faults.push(Found { place: place.unwrap_or(NOWHERE), is_missing, fault });
+        self.faults.push(PlacedFault { place: place.unwrap_or(NOWHERE), is_missing, fault });
     }
 }
 

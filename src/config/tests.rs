@@ -7,6 +7,7 @@ use super::edge::{Edge, Token};
 use super::*;
 use crate::policy::Targets;
 
+mod modules;
 mod registry;
 mod superedge;
 
@@ -113,6 +114,9 @@ fn documented(text: &str) -> Vec<String> {
         {
             keys.push(format!("{table}.{key}"));
         }
+        if let Some((shared, _)) = line.split_once(": as in [mode.cloud.ssh]") {
+            keys.extend(shared.split(", ").map(|key| format!("{table}.{key}")));
+        }
         if line.starts_with("rules = ") {
             let parts = ["users", "from", "nodes", "ports"]
                 .iter()
@@ -125,8 +129,12 @@ fn documented(text: &str) -> Vec<String> {
 
 /// Keys without tables and the other mode's.
 fn known(report: Report, ours: &str) -> Vec<String> {
-    let tables: Vec<String> =
-        report.known.iter().filter_map(|key| Some(key.rsplit_once('.')?.0.to_owned())).collect();
+    // A name that the user has chosen stands in quotes, and may hold dots.
+    let table = |key: &String| match key.strip_suffix('"') {
+        Some(named) => Some(named.rsplit_once(".\"")?.0.to_owned()),
+        None => Some(key.rsplit_once('.')?.0.to_owned()),
+    };
+    let tables: Vec<String> = report.known.iter().filter_map(table).collect();
     let leaf =
         |key: &String| key.starts_with(ours) && !tables.contains(key) && *key != ours.trim_end_matches('.');
     let mut keys: Vec<String> = report.known.into_iter().filter(leaf).collect();
@@ -137,7 +145,8 @@ fn known(report: Report, ours: &str) -> Vec<String> {
 #[test]
 fn every_known_key_is_documented_and_every_documented_key_is_known() {
     let mut report = Report::default();
-    Cloud::gather(&ssh("rules = [{}]"), &Environment::default(), &mut report);
+    let named = "rules = [{}]\n[mode.cloud.tcp.\"0.0.0.0:6443\"]\n";
+    Cloud::gather(&ssh(named), &Environment::default(), &mut report);
     let mut keys = (known(report, "mode.cloud."), documented(CLOUD));
     keys.1.retain(|key| !key.ends_with(".rules"));
     keys.0.sort();

@@ -17,13 +17,8 @@ pub(super) fn table(parent: &mut Table<'_>, name: &'static str, keys: &[&'static
 
 /// The modules of a SuperEdge cloud.
 pub(super) fn cloud_modules(cloud: &mut Table<'_>, report: &mut Report) {
-    table(cloud, "egress", &["servercert", "serverkey", "egressport", "kubeconfig", "port"], report);
     table(cloud, "http_proxy", &["port", "proxyport", "proxyip"], report);
-    // Keys of `tcp` and `https.addr` are addresses, so none of them is unknown.
     table(cloud, "https", &["cert", "key", "addr"], report);
-    if cloud.skip("tcp", report) {
-        warn(cloud, "tcp", report);
-    }
 }
 
 /// The debugging service of gRPC; an empty address turns it off.

@@ -13,6 +13,8 @@ use super::ByteStream;
 pub struct Counted<'a, D> {
     /// The stream itself.
     pub stream: &'a mut D,
+    /// What was taken from it, and counted, before: handed out first.
+    pub early: Bytes,
     /// Bytes read from it.
     pub taken: Tally<'a>,
     /// Bytes written to it.
@@ -37,6 +39,9 @@ impl Tally<'_> {
 
 impl<D: ByteStream> ByteStream for Counted<'_, D> {
     fn poll_read_chunk(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Bytes>> {
+        if !self.early.is_empty() {
+            return Poll::Ready(Ok(std::mem::take(&mut self.early)));
+        }
         let bytes = ready!(self.stream.poll_read_chunk(cx))?;
         self.taken.add(bytes.len());
         Poll::Ready(Ok(bytes))

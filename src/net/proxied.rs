@@ -1,8 +1,9 @@
 //! The PROXY protocol, v1 and v2: the client's address on a connection that a balancer passed on.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use bytes::Bytes;
 use ppp::{HeaderResult, v1, v2};
 use tokio::net::TcpStream;
 
@@ -34,6 +35,20 @@ pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxiedError
         text(socket, &mut header).await?;
     }
     source(&header)
+}
+
+/// The header (v2) of a connection that we pass on: from whom it comes, and at which of our addresses it came in.
+pub fn header(from: SocketAddr, to: SocketAddr) -> Bytes {
+    let mapped = |at: SocketAddr| match at.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), at.port()),
+        IpAddr::V6(_) => at,
+    };
+    // Both are written in one family. They differ if a balancer speaks another one with us than with its client.
+    let pair = if from.is_ipv4() == to.is_ipv4() { (from, to) } else { (mapped(from), mapped(to)) };
+    let header =
+        v2::Builder::with_addresses(v2::Version::Two | v2::Command::Proxy, v2::Protocol::Stream, pair);
+    // Only what is too long for the length's field fails.
+    header.build().unwrap_or_default().into()
 }
 
 /// Reads the rest of a v2 header, whose length stands in its first part.
@@ -118,6 +133,21 @@ mod tests {
     use proptest::prelude::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+
+    #[tokio::test]
+    async fn a_header_that_we_write_tells_whose_connection_it_is() {
+        for (from, to) in [
+            ("192.0.2.7:1234", "10.0.0.1:443"),
+            ("[2001:db8::7]:1234", "[2001:db8::1]:443"),
+            ("192.0.2.7:1234", "[2001:db8::1]:443"),
+            ("[2001:db8::7]:1234", "10.0.0.1:443"),
+        ] {
+            let from: SocketAddr = from.parse().unwrap();
+            let written = header(from, to.parse().unwrap());
+            let (read, left) = reads(&[&written, &b"rest"[..]].concat(), 1000).await;
+            assert_eq!((read.unwrap(), left), (Some(from), b"rest".to_vec()), "{to}");
+        }
+    }
 
     /// What is read of these bytes, sent in pieces, and what is left of them.
     async fn reads(bytes: &[u8], piece: usize) -> (Result<Option<SocketAddr>, ProxiedError>, Vec<u8>) {

@@ -20,7 +20,7 @@ use tracing::warn;
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
-use verify::{Anyone, Siblings};
+use verify::{Anyone, SiblingVerifier};
 
 use super::pem;
 use super::reload::{Reload, ReloadError};
@@ -225,7 +225,7 @@ impl Clients {
             Self::Optional(path) => (path, true),
             Self::Required(path) => (path, false),
             Self::Siblings(path, name) => {
-                let siblings = Siblings::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
+                let siblings = SiblingVerifier::new(roots(path, ca)?, name.as_ref(), &own.cert, &provider);
                 return Ok(siblings
                     .inspect_err(|cause| warn!("no other pod can link to this one: {cause}"))
                     .ok()

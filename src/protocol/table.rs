@@ -18,7 +18,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::protocol::table::clients::Clients;
-use crate::protocol::table::ended::Ended;
+use crate::protocol::table::ended::EndedSessions;
 use crate::protocol::table::request::RelayRequest;
 
 use crate::names::{Instance, NodeName, SessionId, Target};
@@ -57,7 +57,7 @@ pub struct SessionTable {
     pub(super) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
-    ended: Mutex<Ended>,
+    ended: Mutex<EndedSessions>,
     clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
     departed: Mutex<VecDeque<SessionId>>,

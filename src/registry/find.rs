@@ -122,6 +122,12 @@ impl Finder {
         }
     }
 
+    /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one of
+    /// those that are known to be at other pods, the first by name.
+    pub fn longest(&self) -> Option<(NodeName, bool)> {
+        self.registry.longest().or_else(|| self.others.as_ref()?.known.first())
+    }
+
     /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a link.
     fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
         let node = &wanted.node;

@@ -33,7 +33,7 @@ use crate::registry::Registry;
 pub use addresses::PodAddresses;
 use news::{Announcements, UNASKED};
 use pod::Which;
-pub use pod::{Answer, NodeFound, Pod};
+pub use pod::{FindAnswer, NodeFound, SiblingPod};
 use reach::DialContext;
 pub use reach::Unreachable;
 use sibling::Sibling;
@@ -136,7 +136,7 @@ impl Siblings {
     }
 
     /// All other pods that can be asked for a node, each once.
-    pub fn all(&self) -> Vec<Pod> {
+    pub fn all(&self) -> Vec<SiblingPod> {
         let (mut known, incoming) = self.pods();
         known.retain(|sibling| {
             !sibling.is_ourselves() && (sibling.listed.load(Relaxed) || sibling.up().is_some())
@@ -144,14 +144,14 @@ impl Siblings {
         let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
         let more = incoming.into_iter().map(|incoming| incoming.sender);
         let more = more.filter(|sender| sender.instance.is_none_or(|pod| !linked.contains(&pod)));
-        known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(Pod).collect()
+        known.into_iter().map(Which::Known).chain(more.map(Which::Incoming)).map(SiblingPod).collect()
     }
 
     /// The pod at the other end of a link; notes that the link has just been used.
-    pub fn behind(&self, sender: &Arc<LinkSender>) -> Pod {
+    pub fn behind(&self, sender: &Arc<LinkSender>) -> SiblingPod {
         let (known, _) = self.pods();
         let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
-        Pod(known.map_or_else(
+        SiblingPod(known.map_or_else(
             || Which::Incoming(sender.clone()),
             |sibling| {
                 sibling.touch();
@@ -170,7 +170,7 @@ impl Siblings {
     }
 
     /// Asks one pod whether a node is linked to it. Takes at most 2 s. Cancel safe.
-    pub async fn ask(&self, pod: &Pod, node: &NodeName) -> Result<Answer, Unreachable> {
+    pub async fn ask(&self, pod: &SiblingPod, node: &NodeName) -> Result<FindAnswer, Unreachable> {
         let sender = pod.link().await?;
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
@@ -188,7 +188,10 @@ impl Siblings {
         };
         let Found { here, heard, instance, .. } = found;
         let from = sender.instance;
-        Ok(Answer { pod: from, yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }) })
+        Ok(FindAnswer {
+            pod: from,
+            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }),
+        })
     }
 
     /// Takes in what a pod said of a node. True if it is an announcement, false if it answers a question.

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::ByteStream as _;
-use tunnel::protocol::{Code, Session};
+use tunnel::protocol::{Category, Code, Session};
+use tunnel::route::Request;
 
 use crate::support::line::Line;
 use crate::support::pods::{self, Separate};
@@ -15,7 +16,7 @@ use crate::support::sessions::{asked, says};
 use crate::support::{beside, soon, targets, wait_until};
 
 /// A session from an edge to a target in the cloud, or the words that refuse it.
-async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
+pub(crate) async fn inside(edge: &Edge, node: &str, to: &str) -> Result<Session, String> {
     asked(edge, node.parse().unwrap(), target(to)).await
 }
 
@@ -50,6 +51,22 @@ async fn a_pod_dials_nothing_for_edges_unless_it_is_told_to() {
     assert_eq!(pod.pod.metrics.sessions.ended("backend", "not_allowed"), 3);
     pod.forgets_all().await;
     edge_forgets_all(&asker).await;
+}
+
+#[tokio::test]
+async fn of_a_session_that_the_far_end_refused_the_id_is_told() {
+    let place = TestDir::new();
+    let pod = TestPod::with(&place, "");
+    let asker = edge(&place, &pod, "asker").await;
+    wait_until("the edge has a link", || asker.metrics.links.get() > 0).await;
+    let request = |to| Request {
+        node: "asker".parse().unwrap(),
+        target: target(to),
+        category: Category::HttpProxy,
+        client: "test".into(),
+    };
+    let refused = asker.route.open(request("asker:22")).await.unwrap_err();
+    assert!(refused.session.is_some(), "{refused}");
 }
 
 #[tokio::test]

@@ -6,9 +6,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tunnel::protocol::wire::codec::StreamMsg;
+use tokio::time::timeout;
+use tunnel::names::{Instance, SessionId};
+use tunnel::protocol::Peer;
+use tunnel::protocol::wire::codec::{StreamMsg, encode};
+use tunnel::protocol::wire::extension::from_message;
+use tunnel::protocol::wire::frame::{FrameKind, SessionFrame};
 
-use crate::support::call::plain;
+use crate::support::call::{message, plain};
 use crate::support::clients::{open, stalled};
 use crate::support::process::PodProcess;
 use crate::support::programs::{TestDir, TestPod};
@@ -140,5 +145,108 @@ async fn bytes_that_come_one_by_one_for_stalled_sessions_grow_no_process() {
     assert!(pod.most_memory() <= before + MOST_GROWTH, "{before} became {}", pod.most_memory());
 }
 
+/// A session of a hostile edge that speaks extended, and how far it may send.
+struct Extended {
+    id: SessionId,
+    sent: u64,
+    limit: u64,
+}
+
+impl Extended {
+    /// A session to the edge `bad`, of a client that reads nothing.
+    async fn stalled(at: SocketAddr, edge: &mut Raw) -> (TcpStream, Self) {
+        let accept = async {
+            let (id, epoch, limit) = loop {
+                // Sessions before this one may have credit to give.
+                if let (id, SessionFrame::Open { epoch, limit, .. }) = word(edge).await {
+                    break (id, epoch, limit);
+                }
+            };
+            edge.say([message(&edge.node, id, SessionFrame::Opened { limit: 0, epoch, instance: None })])
+                .await;
+            Self { id, sent: 0, limit }
+        };
+        tokio::join!(stalled(at, "bad:22"), accept)
+    }
+
+    /// Sends bytes until its client's sockets are full, so that the next one waits in the pod.
+    async fn fill_sockets(&mut self, edge: &mut Raw, pod: &TestPod) {
+        let before = pod.pod.table.queued();
+        loop {
+            // It has no more room where what was before it waits in the pod already.
+            if timeout(STUCK, self.say(edge, 16 * 1024, 1)).await.is_err() {
+                return;
+            }
+            let taken = async {
+                while pod.pod.table.queued() > before {
+                    tokio::task::yield_now().await;
+                }
+            };
+            if timeout(STUCK, taken).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Sends single bytes, as many as it may.
+    async fn fill_pod(&mut self, edge: &mut Raw) {
+        while self.sent < self.limit {
+            self.say(edge, 1, usize::try_from(self.limit - self.sent).unwrap().min(200)).await;
+        }
+    }
+
+    /// Sends so many pieces, once it may.
+    async fn say(&mut self, edge: &mut Raw, bytes: usize, pieces: usize) {
+        while self.sent + (bytes * pieces) as u64 > self.limit {
+            if let (id, SessionFrame::Credit { limit, .. }) = word(edge).await
+                && id == self.id
+            {
+                self.limit = limit;
+            }
+        }
+        let data = SessionFrame::Data(vec![b'x'; bytes].into());
+        let each = encode(message(&edge.node, self.id, data)).to_bytes();
+        assert!(edge.data(&each.repeat(pieces)).await);
+        self.sent += (bytes * pieces) as u64;
+    }
+}
+
+/// An extended edge's next word about a session.
+async fn word(edge: &mut Raw) -> (SessionId, SessionFrame) {
+    loop {
+        let message = heard(edge).await;
+        if let FrameKind::Session(id, _, word) =
+            from_message(message, &Peer::Cloud(edge.node.clone())).unwrap().body
+        {
+            return (id, word);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_byte_frames_cost_is_counted_and_is_little_more_than_their_bytes() {
+    let place = TestDir::new();
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nmemory = \"2MiB\"");
+    let mut bad = Raw::link(&place, &pod, "bad", Some(Instance::random())).await;
+    let mut sessions = Vec::new();
+    for _ in 0..4 {
+        let (client, mut session) = Extended::stalled(pod.connect, &mut bad).await;
+        session.fill_sockets(&mut bad, &pod).await;
+        session.fill_pod(&mut bad).await;
+        sessions.push(client);
+    }
+    let (table, least) = (&pod.pod.table, 4 * WINDOW / 2);
+    wait_until("all has come", || table.queued() > least).await;
+    let (queued, promised) = (table.queued(), table.memory().0);
+    assert!(queued <= MEMORY && promised >= queued, "{queued} bytes wait, {promised} are counted");
+    // Each by itself would be a hundred times as much.
+    assert!(promised <= MEMORY + queued / 4, "{promised} are counted for {queued}");
+}
+
+/// The memory for sessions of the pod there, and the window with which a session begins.
+const MEMORY: usize = 2 << 20;
+const WINDOW: usize = 64 * 1024;
+/// After so long without a byte taken, a socket is full: a busy machine may take a while.
+const STUCK: Duration = Duration::from_secs(1);
 /// What a peer that sends without end may cost a pod, with what its allocator keeps.
 const MOST_GROWTH: usize = 16 << 20;

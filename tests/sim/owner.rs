@@ -45,7 +45,7 @@ impl Place {
             Some(route) => {
                 let request = Request { node, target, category: Category::Ssh, client: "client".into() };
                 // There is one edge only.
-                route.open(request).await.map(|session| (session, Some(acceptor(1))))
+                route.open(request).await.map(|session| (session, Some(acceptor(1)))).map_err(|not| not.why)
             }
         };
         match opened {

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 
 use crate::frontend::serve::Handshake;
-use crate::frontend::written;
+use crate::frontend::{no_head, written};
 use crate::net::socket::Connection;
 
 /// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
@@ -85,7 +85,7 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     match (ended, request) {
         (_, Some(request)) => Ok(Asked { request: request.into_parts().0, socket, early }),
         (Ok(()), None) => Err(("no_head", socket)),
-        (Err(error), None) => Err((cause(&error), socket)),
+        (Err(error), None) => Err((no_head(&error), socket)),
     }
 }
 
@@ -105,16 +105,6 @@ fn server() -> http1::Builder {
 /// The 200 as SuperEdge writes it, and as short: some clients read no more than a line or two.
 fn established(version: Version) -> Bytes {
     format!("{version:?} 200 Connection established\r\n\r\n").into()
-}
-
-fn cause(error: &hyper::Error) -> &'static str {
-    if error.is_parse_too_large() {
-        "long_head"
-    } else if error.is_parse() {
-        "bad_head"
-    } else {
-        "reset"
-    }
 }
 
 /// Longest head in bytes; hyper answers 431 beyond it. Ours are a line or two, credentials included.

@@ -54,7 +54,7 @@ impl Served {
     }
 }
 
-fn context(
+pub(in crate::frontend) fn context(
     gate: Gate,
     drain: Drain,
     table: Arc<SessionTable>,

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -15,7 +16,7 @@ use crate::frontend::{ClientKey, Denial};
 use crate::names::{Host, NodeName, Target};
 use crate::net::door::Slot;
 use crate::protocol::Category;
-use crate::route::Request;
+use crate::route::{NotOpened, Request};
 use crate::telemetry::Access;
 
 /// A client's request, as its front end has read it.
@@ -103,6 +104,16 @@ impl<'a> Visit<'a> {
             door: Some(door),
             session: None,
         }
+    }
+
+    /// Its slot at the door, until its session is opened.
+    pub(in crate::frontend) fn slot(&self) -> Option<&Slot> {
+        self.door.as_ref()
+    }
+
+    /// Address of the client.
+    pub fn from(&self) -> SocketAddr {
+        self.from
     }
 
     /// What the front end serves with.
@@ -242,9 +253,12 @@ impl Permitted {
                 access.status = Some(StatusCode::OK.as_u16());
                 Span::current().record("session", field::display(session.id()));
                 let alive = context.metrics.sessions.begin(access.front);
-                Ok(Opened { session, access, alive, slot })
+                Ok(Opened { session, early: Bytes::new(), access, alive, slot })
             }
-            Err(error) => Err((Denied::new(error.into(), access, &context, from), slot)),
+            Err(NotOpened { session, why }) => {
+                access.id = session;
+                Err((Denied::new(why.into(), access, &context, from), slot))
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::verify::Siblings;
+use super::verify::SiblingVerifier;
 use super::{Client, Identity, TlsParams, Trust, pem, roots, text};
 use crate::net::reload::{Reload, ReloadError};
 
@@ -51,7 +51,7 @@ impl Mutual {
             };
             let own = pem::certs(&identity.cert, cert).map_err(text)?;
             let provider = TlsParams::default().provider();
-            let siblings = Siblings::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
+            let siblings = SiblingVerifier::new(roots(&ca_path, ca)?, name.as_ref(), &own, &provider)?;
             let config = client.config(Some((identity, cert, key)), Some(ca))?;
             Ok(Dialer { config: Arc::new(config), name: siblings.name().clone() })
         })

@@ -18,12 +18,12 @@ use super::{leaf, text};
 /// pose as the cloud to edges is a pod, so no further certificates are needed. A client without a certificate passes,
 /// and is not a pod.
 #[derive(Debug)]
-pub(super) struct Siblings {
+pub(super) struct SiblingVerifier {
     servers: Arc<WebPkiServerVerifier>,
     name: ServerName<'static>,
 }
 
-impl Siblings {
+impl SiblingVerifier {
     /// Trusts certificates from `roots` for `name`, or without it for the first DNS name of this pod's chain.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Siblings {
     }
 }
 
-impl ClientCertVerifier for Siblings {
+impl ClientCertVerifier for SiblingVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         // A pod has one certificate and needs no hint.
         &[]

@@ -2,7 +2,7 @@
 
 use crate::protocol::link::UNREAD;
 use crate::protocol::wire::codec::BadStream;
-use crate::protocol::wire::codec::inbound::Ended;
+use crate::protocol::wire::codec::inbound::StreamEnded;
 
 /// How a link ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,11 +41,11 @@ impl LinkEnded {
     }
 }
 
-impl From<Ended> for LinkEnded {
-    fn from(ended: Ended) -> Self {
+impl From<StreamEnded> for LinkEnded {
+    fn from(ended: StreamEnded) -> Self {
         match ended {
-            Ended::Closed(why) => Self::Closed(why),
-            Ended::NameTaken(why) => Self::NameTaken(why),
+            StreamEnded::Closed(why) => Self::Closed(why),
+            StreamEnded::NameTaken(why) => Self::NameTaken(why),
         }
     }
 }

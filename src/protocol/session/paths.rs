@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::LinkId;
-use crate::protocol::session::state::Effects;
+use crate::protocol::session::state::{Effects, Phase};
 use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
@@ -90,6 +90,13 @@ impl SessionCore {
         let times = inner.lost.filter(again).map_or(0, |(times, ..)| times + 1);
         inner.lost = Some((times, now, moved));
         Some(Parked::new(self.clone(), seeker, times))
+    }
+
+    /// Whether its owner has left and the far end, to which there is a path, has not been told.
+    pub(crate) fn tells(&self) -> bool {
+        let inner = self.lock();
+        let leaves = inner.state.phase() == Phase::Leaving || inner.state.departed_since().is_some();
+        leaves && inner.state.path().is_some()
     }
 
     /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,

@@ -30,7 +30,7 @@ pub(crate) struct SessionState {
     /// Opener: an Open was sent whose answer cannot come any more, so there may be an acceptor.
     astray: bool,
     /// What must be sent before anything else.
-    answer: Option<Answer>,
+    answer: Option<DueFrame>,
     /// Why it ended, if it did not end in good order.
     ended: Option<Refusal>,
     departed: Option<Departed>,
@@ -43,7 +43,7 @@ pub(crate) struct SessionState {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Answer {
+enum DueFrame {
     Open,
     Opened,
     Refused(Refusal),
@@ -150,12 +150,12 @@ impl SessionState {
     /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
     pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
         let answer = match self.phase {
-            Phase::Asking => Answer::Open,
-            Phase::Parked | Phase::Resuming if self.is_opener() => Answer::Resume,
+            Phase::Asking => DueFrame::Open,
+            Phase::Parked | Phase::Resuming if self.is_opener() => DueFrame::Resume,
             _ => return Effects::default(),
         };
         self.note_astray();
-        self.phase = if answer == Answer::Open { Phase::Asking } else { Phase::Resuming };
+        self.phase = if answer == DueFrame::Open { Phase::Asking } else { Phase::Resuming };
         self.epoch += 1;
         self.path = Some(link);
         self.parked_since = None;
@@ -168,7 +168,7 @@ impl SessionState {
         if self.phase == Phase::Dialling {
             if self.path.is_some() {
                 self.phase = Phase::Open;
-                self.answer = Some(Answer::Opened);
+                self.answer = Some(DueFrame::Opened);
             } else {
                 self.phase = Phase::Parked;
                 self.parked_since.get_or_insert(now);
@@ -228,25 +228,25 @@ impl SessionState {
         (frame, Effects { write: self.send.has_room(), ..Effects::default() })
     }
 
-    fn send_answer(&mut self, answer: Answer) -> (Option<SessionFrame>, Effects) {
+    fn send_answer(&mut self, answer: DueFrame) -> (Option<SessionFrame>, Effects) {
         let epoch = self.epoch;
         let frame = match (answer, &self.role) {
-            (Answer::Open, Role::Opener { target, client }) => {
+            (DueFrame::Open, Role::Opener { target, client }) => {
                 let (target, client) = (target.clone(), client.clone());
                 SessionFrame::Open { target, limit: self.recv.limit(), epoch, client, opener: None }
             }
-            (Answer::Open, Role::Acceptor) => return (None, Effects::default()),
-            (Answer::Opened, _) => SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None },
-            (Answer::Resume, _) => {
+            (DueFrame::Open, Role::Acceptor) => return (None, Effects::default()),
+            (DueFrame::Opened, _) => SessionFrame::Opened { limit: self.recv.limit(), epoch, instance: None },
+            (DueFrame::Resume, _) => {
                 let (received, limit) = self.recv.credit();
                 SessionFrame::Resume { received, limit, epoch, instance: self.instance, opener: None }
             }
-            (Answer::Resumed, _) => {
+            (DueFrame::Resumed, _) => {
                 let (received, limit) = self.recv.credit();
                 SessionFrame::Resumed { received, limit, epoch }
             }
-            (Answer::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
-            (Answer::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
+            (DueFrame::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
+            (DueFrame::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
         };
         if self.phase == Phase::Leaving {
             self.phase = Phase::Gone;

@@ -1,13 +1,16 @@
 //! Sessions and the links that count them as members.
 
+use std::future::poll_fn;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::names::{Instance, SessionId};
+use crate::net::ByteStream as _;
 use crate::protocol::budget::Budget;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::{FrameSource as _, LinkId};
 use crate::protocol::session::SessionCore;
+use crate::protocol::session::handles::{Answer, Opening};
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
 use crate::protocol::session::state::SessionState;
@@ -42,6 +45,30 @@ fn key(id: SessionId) -> SessionKey {
 fn ask(session: &Arc<SessionCore>, link: &Arc<LinkSender>) {
     let again = session.lock().state.needs_path();
     session.ask(link, None, again);
+}
+
+#[tokio::test]
+async fn a_session_that_is_over_before_its_opener_looks_was_open() {
+    let now = tokio::time::Instant::now();
+    for (data, total) in [(Some("banner"), 7), (None, 1)] {
+        let (table, link) = (table(), link(1));
+        let session = opener(&table);
+        let opening = Opening::new(session.clone());
+        opening.ask(&link, None);
+        let opened = SessionFrame::Opened { limit: 9, epoch: 1, instance: None };
+        let over = SessionFrame::Reset { epoch: 1, refusal: Refusal::new(Code::Over, "closed") };
+        let said = data.map(|data| SessionFrame::Data(data.into()));
+        for frame in
+            [Some(opened), said, Some(SessionFrame::Finish { total }), Some(over)].into_iter().flatten()
+        {
+            assert!(session.on_frame(&link, frame, now));
+        }
+        assert_eq!(opening.answer().await, Answer::Open);
+        let mut owned = opening.into_session();
+        for want in data.into_iter().chain([""]) {
+            assert_eq!(poll_fn(|cx| owned.poll_read_chunk(cx)).await.unwrap(), want);
+        }
+    }
 }
 
 #[tokio::test]

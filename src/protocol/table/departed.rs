@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::names::SessionId;
 use crate::protocol::lock;
@@ -21,6 +21,15 @@ impl SessionTable {
         };
         while self.shards.iter().any(owes) {
             sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Waits until all that is reset has said so on its path, and the far end has answered where it does; 2 s at most.
+    /// Cancel safe.
+    pub async fn told(&self) {
+        let until = Instant::now() + MOST_TOLD;
+        while Instant::now() < until && self.all().iter().any(|session| session.tells()) {
+            sleep(TOLD_EVERY).await;
         }
     }
 
@@ -87,15 +96,15 @@ impl SessionTable {
 const LAST_WORDS: usize = 8;
 /// Ids of sessions that may still be delivered, at the most: 16 bytes each.
 const MOST_DEPARTED: usize = 20_000;
+/// How long the far ends of resets are waited for, and between two looks.
+const MOST_TOLD: Duration = Duration::from_secs(2);
+const TOLD_EVERY: Duration = Duration::from_millis(10);
 /// Between two looks whether all is delivered.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
-
-    use bytes::Bytes;
-    use tokio::time::Instant;
 
     use super::*;
     use crate::names::Instance;
@@ -108,6 +117,7 @@ mod tests {
     use crate::protocol::wire::hello::Dialect;
     use crate::protocol::wire::peer::Peer;
     use crate::telemetry::Metrics;
+    use bytes::Bytes;
 
     const SESSIONS: usize = 8;
 

@@ -9,12 +9,12 @@ use crate::protocol::wire::frame::{Code, Refusal};
 
 /// Ids of sessions that are over, for as long as a late Open could come for one.
 #[derive(Debug, Default)]
-pub(super) struct Ended {
+pub(super) struct EndedSessions {
     ids: HashMap<SessionId, (Instant, Code)>,
     order: VecDeque<(Instant, SessionId)>,
 }
 
-impl Ended {
+impl EndedSessions {
     /// The answer to who asks for a session that ended not long ago: it may have missed the first one.
     pub(super) fn refusal(&self, id: SessionId) -> Option<Refusal> {
         self.ids.get(&id).map(|(_, code)| Refusal::new(*code, "this session has ended"))
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn who_missed_the_first_refusal_learns_its_code_from_the_next() {
-        let (mut ended, id) = (Ended::default(), SessionId::from_bits(1));
+        let (mut ended, id) = (EndedSessions::default(), SessionId::from_bits(1));
         assert_eq!(ended.refusal(id), None);
         for (why, told) in [
             (Some(Code::Busy), Code::Busy),

@@ -147,6 +147,9 @@ impl Plain {
         now: Instant,
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = word {
+            if category == Category::Https {
+                return Some(on_message::speaks_no_tls(id, epoch));
+            }
             self.open(id, category, &target, epoch, now);
             return None;
         }
@@ -249,12 +252,20 @@ impl Plain {
         let node = self.node.as_str().to_owned();
         StreamMsg {
             node,
-            category: category.name().into(),
+            category: name(category).into(),
             r#type: kind.into(),
             topic,
             data,
             addr: String::new(),
         }
+    }
+}
+
+/// What a plain peer calls a category. It knows none for TCP ports any more, and does for `ssh` what they need.
+fn name(category: Category) -> &'static str {
+    match category {
+        Category::Tcp => Category::Ssh.name(),
+        category => category.name(),
     }
 }
 

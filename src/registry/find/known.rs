@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::NotFound;
 use crate::names::{Instance, NodeName};
-use crate::registry::siblings::Pod;
+use crate::registry::siblings::SiblingPod;
 
 /// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ pub(super) struct LocationCache {
 /// The pod that has a node, as far as this process knows.
 #[derive(Debug)]
 struct At {
-    pod: Pod,
+    pod: SiblingPod,
     instance: Option<Instance>,
     /// Since when no pod has it, although this one had: the node may be linking to another.
     lost: Option<Instant>,
@@ -30,12 +30,26 @@ struct At {
 
 impl LocationCache {
     /// The pod that was last said to have the node, and the node's process.
-    pub(super) fn of(&self, node: &NodeName) -> Option<(Pod, Option<Instance>)> {
+    pub(super) fn of(&self, node: &NodeName) -> Option<(SiblingPod, Option<Instance>)> {
         self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
     }
 
+    /// The first by name of the nodes at pods to which there is a link, and whether there are others.
+    pub(super) fn first(&self) -> Option<(NodeName, bool)> {
+        let nodes = self.lock();
+        let mut living = nodes.iter().filter(|(_, at)| at.lost.is_none() && at.pod.up().is_some());
+        let (mut first, mut several) = (living.next()?.0, false);
+        for (node, _) in living {
+            several = true;
+            if node.as_str() < first.as_str() {
+                first = node;
+            }
+        }
+        Some((first.clone(), several))
+    }
+
     /// Notes that a pod has the node.
-    pub(super) fn learn(&self, node: &NodeName, pod: Pod, instance: Option<Instance>) {
+    pub(super) fn learn(&self, node: &NodeName, pod: SiblingPod, instance: Option<Instance>) {
         let mut nodes = self.lock();
         if nodes.len() >= MAX_LOCATIONS && !nodes.contains_key(node) {
             // Half of them, whichever: each can be found again.
@@ -73,7 +87,7 @@ impl LocationCache {
     }
 
     /// Forgets the node if it is remembered at that pod; an entry that another thread has made for a newer pod stays.
-    pub(super) fn forget(&self, node: &NodeName, pod: &Pod) {
+    pub(super) fn forget(&self, node: &NodeName, pod: &SiblingPod) {
         let mut nodes = self.lock();
         if nodes.get(node).is_some_and(|at| at.pod.is(pod)) {
             nodes.remove(node);
@@ -128,6 +142,21 @@ mod tests {
         assert_eq!(known.missing(&node), None);
         known.miss(&node, &said);
         assert_eq!((known.missing(&node), known.missed().len()), (Some(said), 1));
+    }
+
+    #[tokio::test]
+    async fn any_node_is_the_first_by_name_that_is_not_lost() {
+        let known = LocationCache::default();
+        assert_eq!(known.first(), None);
+        let [a, b, c]: [NodeName; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
+        for node in [&c, &a, &b] {
+            known.learn(node, pod(1), None);
+        }
+        assert_eq!(known.first(), Some((a.clone(), true)));
+        known.lost(&a);
+        assert_eq!(known.first(), Some((b.clone(), true)));
+        known.forget_all(&b);
+        assert_eq!(known.first(), Some((c, false)));
     }
 
     #[tokio::test]

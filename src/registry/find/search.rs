@@ -15,7 +15,7 @@ use super::{LocationCache, NotFound};
 use crate::names::{Instance, NodeName};
 use crate::protocol::{LinkId, LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
-use crate::registry::siblings::{Answer, NodeFound, Pod, Siblings, Unreachable};
+use crate::registry::siblings::{FindAnswer, NodeFound, SiblingPod, Siblings, Unreachable};
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -155,7 +155,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                 Err(why) => said.dns = Some(why),
             },
             Some(answer) = asking.answers.next() => match answer {
-                Ok(Answer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
+                Ok(FindAnswer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
                     let fresh = yes.heard <= FRESH;
                     if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
                         best = Some(yes);
@@ -164,8 +164,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                         break;
                     }
                 }
-                Ok(Answer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
-                Ok(Answer { pod, .. }) => {
+                Ok(FindAnswer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
+                Ok(FindAnswer { pod, .. }) => {
                     // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
                     if pod.is_none() || !without.contains(&pod) {
                         without.push(pod);
@@ -187,13 +187,13 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
 struct Asking<'a> {
     means: &'a SearchContext,
     wanted: &'a NodeQuery,
-    asked: Vec<Pod>,
-    answers: FuturesUnordered<BoxFuture<'static, Result<Answer, Unreachable>>>,
+    asked: Vec<SiblingPod>,
+    answers: FuturesUnordered<BoxFuture<'static, Result<FindAnswer, Unreachable>>>,
 }
 
 impl Asking<'_> {
     /// Asks those of these pods that were not asked yet and can be reached.
-    fn ask(&mut self, pods: Vec<Pod>) {
+    fn ask(&mut self, pods: Vec<SiblingPod>) {
         for pod in pods {
             if pod.is_gone() || self.asked.iter().any(|asked| asked.is(&pod)) {
                 continue;
@@ -206,7 +206,7 @@ impl Asking<'_> {
 }
 
 /// The pods at the addresses that DNS named.
-fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<Pod> {
+fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<SiblingPod> {
     let first = addresses.into_iter().take(MOST_NAMED);
     first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
 }
@@ -219,3 +219,58 @@ const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many of the addresses that DNS names for one node are asked.
 const MOST_NAMED: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::net::resolver::Resolver;
+    use crate::policy::Zone;
+    use crate::protocol::wire::frame::FrameKind;
+    use crate::protocol::{Dialect, Found};
+    use crate::registry::siblings::tests::siblings;
+
+    /// The number of the question for a node that waits to be sent on a link.
+    fn question(link: &LinkSender) -> Option<u64> {
+        let mut cx = Context::from_waker(Waker::noop());
+        while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
+            if let FrameKind::Find(question) = frame.body {
+                return Some(question);
+            }
+        }
+        None
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_asked_over_two_links_says_once_that_the_node_is_not_there() {
+        let (siblings, _tell, _made) = siblings(&[]);
+        let link =
+            |id, pod| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(pod)), Dialect::NEWEST);
+        let (node, known) = ("node1".parse().unwrap(), Arc::new(LocationCache::default()));
+        // It had the node by the link before, and has made another one since.
+        let links = [link(1, 7), link(2, 7), link(3, 8)];
+        known.learn(&node, siblings.behind(&links[0]), None);
+        for link in &links {
+            siblings.joined(link);
+        }
+        let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
+        let dns = Arc::new(Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| true))));
+        let means = SearchContext { siblings: siblings.clone(), known, dns, port: 1 };
+        let answers = async {
+            let mut asked = Vec::new();
+            while asked.len() < links.len() {
+                for link in &links {
+                    if let Some(question) = question(link) {
+                        siblings.heard(link, Found::away(question));
+                        asked.push(link.id);
+                    }
+                }
+                tokio::task::yield_now().await;
+            }
+            asked
+        };
+        let (found, asked) = tokio::join!(search(means, NodeQuery::new(&node, None, None)), answers);
+        assert_eq!((asked.len(), found.unwrap_err().asked), (3, 2), "{asked:?}");
+    }
+}

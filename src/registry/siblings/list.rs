@@ -9,12 +9,12 @@ use tracing::info_span;
 
 use super::pod::Which;
 use super::sibling::Sibling;
-use super::{Pod, Siblings};
+use super::{SiblingPod, Siblings};
 
 impl Siblings {
     /// The pods at an address that DNS named: those of the list that have it, else the one at `port`. None if that is
     /// ourselves.
-    pub fn at(&self, ip: IpAddr, port: u16) -> Vec<Pod> {
+    pub fn at(&self, ip: IpAddr, port: u16) -> Vec<SiblingPod> {
         let (mut found, over) = split(self.known());
         found.retain(|sibling| sibling.at.ip() == ip);
         if found.is_empty() {
@@ -22,7 +22,7 @@ impl Siblings {
             found.extend(self.add(SocketAddr::new(ip, port), false));
         }
         found.retain(|sibling| !sibling.is_ourselves());
-        found.into_iter().map(|sibling| Pod(Which::Known(sibling))).collect()
+        found.into_iter().map(|sibling| SiblingPod(Which::Known(sibling))).collect()
     }
 
     /// Which of those that are listed cannot be linked to, and why.

@@ -11,7 +11,7 @@ use crate::protocol::LinkSender;
 
 /// One other pod that can be asked: by its address, or over the link that it has made.
 #[derive(Debug, Clone)]
-pub struct Pod(pub(super) Which);
+pub struct SiblingPod(pub(super) Which);
 
 #[derive(Debug, Clone)]
 pub(super) enum Which {
@@ -23,7 +23,7 @@ pub(super) enum Which {
 #[derive(Debug, Clone)]
 pub struct NodeFound {
     /// Which pod.
-    pub pod: Pod,
+    pub pod: SiblingPod,
     /// The link to it.
     pub sender: Arc<LinkSender>,
     /// The process that is a session's other end: the node's, or that pod's own if the node speaks plain.
@@ -34,14 +34,14 @@ pub struct NodeFound {
 
 /// What a pod has answered.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct FindAnswer {
     /// Which process it is.
     pub pod: Option<Instance>,
     /// Where the node is, if it has it.
     pub yes: Option<NodeFound>,
 }
 
-impl Pod {
+impl SiblingPod {
     /// A link to it, made if need be. Waits at most 1 s.
     pub async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
         match &self.0 {
@@ -74,7 +74,7 @@ impl Pod {
     }
 }
 
-impl fmt::Display for Pod {
+impl fmt::Display for SiblingPod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Which::Known(sibling) => sibling.at.fmt(f),

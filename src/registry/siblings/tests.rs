@@ -10,13 +10,15 @@ use crate::protocol::{Dialect, Limits, Peer, SessionTable, Windows};
 use crate::telemetry::Metrics;
 
 /// A pod that has made a link to us.
-pub(in crate::registry) fn pod(number: u64) -> Pod {
+pub(in crate::registry) fn pod(number: u64) -> SiblingPod {
     let instance = Some(Instance::from_bits(number.into()));
-    Pod(Which::Incoming(LinkSender::new(LinkId(number), Peer::Pod, instance, Dialect::NEWEST)))
+    SiblingPod(Which::Incoming(LinkSender::new(LinkId(number), Peer::Pod, instance, Dialect::NEWEST)))
 }
 
 /// Those of a pod of which nobody listens at any address.
-fn siblings(list: &[&str]) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
+pub(in crate::registry) fn siblings(
+    list: &[&str],
+) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
     let client = tls::Client { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
     let tls = Reload::fixed(Dialer { config: client.load().unwrap().load(), name });
@@ -30,8 +32,8 @@ fn siblings(list: &[&str]) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mp
     (siblings, tell, made)
 }
 
-fn names(pods: &[Pod]) -> Vec<String> {
-    pods.iter().map(Pod::to_string).collect()
+fn names(pods: &[SiblingPod]) -> Vec<String> {
+    pods.iter().map(SiblingPod::to_string).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,7 +55,9 @@ async fn who_is_off_the_list_is_asked_no_more() {
 #[tokio::test(start_paused = true)]
 async fn who_is_off_the_list_stays_a_pod_as_long_as_its_link_lives() {
     let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
-    let Pod(Which::Known(sibling)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+    let SiblingPod(Which::Known(sibling)) = siblings.all().pop().unwrap() else {
+        panic!("it is on the list")
+    };
     // It is tried at once, in vain.
     siblings.changes().changed().await.unwrap();
     let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
@@ -90,7 +94,7 @@ async fn what_dns_names_is_not_dialled_for_each_client() {
     for _ in 0..300 {
         let pod = siblings.at([127, 0, 0, 1].into(), 1).pop().unwrap();
         assert!(pod.link().await.is_err());
-        let Pod(Which::Known(dead)) = &pod else { panic!("it has an address") };
+        let SiblingPod(Which::Known(dead)) = &pod else { panic!("it has an address") };
         let until = dead.failed_until();
         if until.is_some() && until != last {
             (dials, last) = (dials + 1, until);
@@ -187,7 +191,7 @@ async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_is_linked_both_ways_is_asked_once() {
     let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
-    let Pod(Which::Known(known)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+    let SiblingPod(Which::Known(known)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
     // It is tried at once, in vain.
     siblings.changes().changed().await.unwrap();
     let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
@@ -200,7 +204,7 @@ async fn a_pod_that_is_linked_both_ways_is_asked_once() {
 #[tokio::test(start_paused = true)]
 async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     let (siblings, _tell, _made) = siblings(&["127.0.0.1:1"]);
-    let Pod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
+    let SiblingPod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
     let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
     for n in 0..10_000 {
         siblings.tell(&format!("node{n}").parse().unwrap());

@@ -11,6 +11,7 @@ use tunnel::config::Environment;
 use tunnel::config::cloud::Cloud;
 use tunnel::edge::Edge;
 use tunnel::names::{NodeName, Target};
+use tunnel::net::tls::Identity;
 use tunnel::registry::{Linked, NodeLocation as Where};
 
 use super::clients::{self, Answer};
@@ -45,6 +46,13 @@ impl TestDir {
 
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// What a client shows that is called so.
+    pub(crate) fn client(&self, name: &str) -> Identity {
+        let identity = Identity { cert: self.path().join("client.crt"), key: self.path().join("client.key") };
+        self.authority.0.client(name).unwrap().write(&identity.cert, &identity.key).unwrap();
+        identity
     }
 
     /// Writes a file into the directory.
@@ -113,6 +121,17 @@ impl TestPod {
         Self { pod, connect }
     }
 
+    /// Where the front end of that name listens; the first of several.
+    pub(crate) fn port(&self, front: &str) -> SocketAddr {
+        let found = self.pod.bound.clients.iter().find(|(name, _)| *name == front);
+        found.unwrap_or_else(|| panic!("no {front} among {:?}", self.pod.bound.clients)).1
+    }
+
+    /// A connection to the front end of that name.
+    pub(crate) async fn client(&self, front: &str) -> TcpStream {
+        TcpStream::connect(self.port(front)).await.unwrap()
+    }
+
     /// Asks for `target`; whatever the answer.
     pub(crate) async fn ask(&self, target: &str) -> Answer {
         clients::ask(self.connect, &format!("CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n")).await
@@ -143,7 +162,9 @@ impl TestPod {
         let (table, metrics) = (&self.pod.table, &self.pod.metrics);
         wait_until("the pod has forgotten its sessions", || table.is_empty()).await;
         wait_until("the pod has its memory back", || table.memory() == (0, 0)).await;
-        wait_until("the pod counts no session", || metrics.sessions.now("ssh") == 0).await;
+        for front in ["ssh", "tcp"] {
+            wait_until("the pod counts no session", || metrics.sessions.now(front) == 0).await;
+        }
         let links = self.pod.registry.nodes();
         for node in links {
             if let Some(linked) = self.link(node.as_str()) {

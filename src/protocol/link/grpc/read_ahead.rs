@@ -14,7 +14,7 @@ use hyper::body::Incoming;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::net::hooked::{Hooked, ReadHook};
-use crate::protocol::wire::codec::inbound::{Ended, next_piece};
+use crate::protocol::wire::codec::inbound::{StreamEnded, next_piece};
 
 /// What was read from one connection and not yet taken by its link, shared by both. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -49,7 +49,7 @@ impl ReadAhead {
     pub(in crate::protocol::link) async fn next_piece(
         &self,
         incoming: Pin<&mut Incoming>,
-    ) -> Result<Bytes, Ended> {
+    ) -> Result<Bytes, StreamEnded> {
         let mut next = pin!(next_piece(incoming));
         poll_fn(|cx| {
             let piece = next.as_mut().poll(cx);

@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use crate::protocol::session::send::BadOffset;
-use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
+use crate::protocol::session::state::{DueFrame, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 /// An owner that has left before its session was over.
@@ -31,11 +31,11 @@ impl SessionState {
             // The acceptor is told as that of an open session is. A Resume opens nothing where the Open never came.
             Phase::Asking if self.astray && (self.path.is_none() || self.answer.is_some()) => {
                 self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
-                self.answer = self.path.map(|_| Answer::Resume);
+                self.answer = self.path.map(|_| DueFrame::Resume);
                 return self.depart(why, now, true);
             }
-            Phase::Dialling => self.answer = Some(Answer::Refused(why.clone())),
-            Phase::Asking => self.answer = Some(Answer::Reset(why.clone())),
+            Phase::Dialling => self.answer = Some(DueFrame::Refused(why.clone())),
+            Phase::Asking => self.answer = Some(DueFrame::Reset(why.clone())),
         }
         self.leave(why)
     }
@@ -79,7 +79,7 @@ impl SessionState {
         let Some(Departed { why, .. }) = self.departed.take() else { return (false, Effects::default()) };
         let effects = match self.phase {
             Phase::Open | Phase::Resuming => {
-                self.answer = Some(Answer::Reset(why.clone()));
+                self.answer = Some(DueFrame::Reset(why.clone()));
                 self.leave(why)
             }
             Phase::Parked => self.gone(why),
@@ -91,7 +91,7 @@ impl SessionState {
     /// Its opener has given it up while the target was being dialled: that is answered, and nothing more.
     pub(super) fn taken_back(&mut self) -> Effects {
         let why = Refusal::new(Code::GivenUp, "given up by its opener");
-        self.answer = Some(Answer::Reset(why.clone()));
+        self.answer = Some(DueFrame::Reset(why.clone()));
         self.leave(why)
     }
 
@@ -100,7 +100,7 @@ impl SessionState {
     pub(crate) fn give_up(&mut self, why: Refusal) -> Effects {
         match self.phase {
             Phase::Resuming => {
-                self.answer = Some(Answer::Reset(why.clone()));
+                self.answer = Some(DueFrame::Reset(why.clone()));
                 self.leave(why)
             }
             Phase::Parked => self.gone(why),
@@ -133,7 +133,7 @@ impl SessionState {
     pub(super) fn broken(&mut self, total: u64, why: Refusal) -> Effects {
         match self.recv.breaks(total) {
             Ok(()) => {
-                self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
+                self.answer = Some(DueFrame::Reset(Refusal::new(Code::Over, "")));
                 self.leave(why)
             }
             Err(bad) => self.violated(bad),
@@ -155,7 +155,7 @@ impl SessionState {
 
     pub(super) fn violated(&mut self, bad: impl std::error::Error) -> Effects {
         let why = Refusal::new(Code::Violation, bad);
-        self.answer = Some(Answer::Reset(why.clone()));
+        self.answer = Some(DueFrame::Reset(why.clone()));
         self.leave(why)
     }
 

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use crate::names::Instance;
 use crate::protocol::link::source::LinkId;
-use crate::protocol::session::state::{Answer, Effects, Phase, SessionState};
+use crate::protocol::session::state::{DueFrame, Effects, Phase, SessionState};
 use crate::protocol::wire::frame::{Code, Refusal, SessionFrame};
 
 impl SessionState {
@@ -120,8 +120,8 @@ impl SessionState {
         let fresh = self.recv.is_untouched() && (self.is_empty() || self.send.is_untouched());
         let answer = match (self.phase, received) {
             (Phase::Dialling, _) => None,
-            (Phase::Open | Phase::Parked, None) if fresh => Some(Answer::Opened),
-            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(Answer::Resumed),
+            (Phase::Open | Phase::Parked, None) if fresh => Some(DueFrame::Opened),
+            (Phase::Open | Phase::Parked | Phase::Delivered, Some(_)) => Some(DueFrame::Resumed),
             _ => return DROPPED,
         };
         self.epoch = epoch;
@@ -133,7 +133,7 @@ impl SessionState {
         if answer.is_some() && self.phase != Phase::Delivered {
             self.phase = Phase::Open;
         }
-        self.resumed += u32::from(answer == Some(Answer::Resumed));
+        self.resumed += u32::from(answer == Some(DueFrame::Resumed));
         self.answer = answer;
         self.settle(Effects { write: true, ..Effects::default() })
     }
@@ -163,7 +163,7 @@ impl SessionState {
         }
         if self.is_opener() && self.recv.is_ended() {
             self.phase = Phase::Leaving;
-            self.answer = Some(Answer::Reset(Refusal::new(Code::Over, "")));
+            self.answer = Some(DueFrame::Reset(Refusal::new(Code::Over, "")));
         } else if !self.is_opener() && self.recv.is_done() && self.answer.is_none() {
             self.phase = Phase::Delivered;
         }

@@ -13,7 +13,7 @@ use crate::telemetry::printable;
 
 /// How a stream ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum StreamEnded {
     /// The far end closed it, or the connection broke: the cause for people.
     Closed(String),
     /// The far end closed it because another process has this one's name.
@@ -21,18 +21,18 @@ pub enum Ended {
 }
 
 /// The next bytes, or how the stream ended. Cancel safe.
-pub(in crate::protocol) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, Ended> {
+pub(in crate::protocol) async fn next_piece(mut incoming: Pin<&mut Incoming>) -> Result<Bytes, StreamEnded> {
     match poll_fn(|cx| incoming.as_mut().poll_frame(cx)).await {
-        None => Err(Ended::Closed(END.into())),
-        Some(Err(e)) => Err(Ended::Closed(cause(&e))),
+        None => Err(StreamEnded::Closed(END.into())),
+        Some(Err(e)) => Err(StreamEnded::Closed(cause(&e))),
         Some(Ok(frame)) => frame.into_data().map_err(|frame| {
             let status = frame.trailers_ref().and_then(Status::from_header_map);
             match status {
                 Some(status) if status.code() == Code::AlreadyExists => {
-                    Ended::NameTaken(printable(status.message()))
+                    StreamEnded::NameTaken(printable(status.message()))
                 }
-                Some(status) if status.code() != Code::Ok => Ended::Closed(printable(status.message())),
-                _ => Ended::Closed(END.into()),
+                Some(status) if status.code() != Code::Ok => StreamEnded::Closed(printable(status.message())),
+                _ => StreamEnded::Closed(END.into()),
             }
         }),
     }

@@ -50,6 +50,22 @@ fn frames(meaning: Received) -> Vec<SessionFrame> {
     }
 }
 
+#[test]
+fn a_tcp_port_is_called_what_the_peer_knows() {
+    let mut plain = plain();
+    let target = "127.0.0.1:6443".parse().unwrap();
+    let open = SessionFrame::Open { target, limit: 9, epoch: 3, client: String::new(), opener: None };
+    let body = FrameKind::Session(id(), Category::Tcp, open);
+    assert!(plain.send_frame(Frame { node: plain.node.clone(), body }, Instant::now()).is_none());
+    let message = plain.next_message().unwrap();
+    let said = (message.category.as_str(), message.r#type.as_str(), message.addr.as_str());
+    assert_eq!(said, ("ssh", "connecting", "127.0.0.1:6443"));
+    let Received::Session(decoded) = on_message(&mut plain, "connected", &message.topic, "") else {
+        panic!()
+    };
+    assert_eq!((decoded.id, decoded.category), (id(), Category::Tcp));
+}
+
 fn opened(plain: &mut Plain) -> String {
     let open = SessionFrame::Open {
         target: "edge-1:22".parse().unwrap(),
@@ -66,6 +82,23 @@ fn opened(plain: &mut Plain) -> String {
         [SessionFrame::Opened { limit: u64::MAX, epoch: 3, instance: None }]
     );
     message.topic
+}
+
+#[tokio::test]
+async fn an_edge_that_speaks_no_tls_is_not_asked_to() {
+    let mut plain = plain();
+    let open = SessionFrame::Open {
+        target: "edge-1:10250".parse().unwrap(),
+        limit: 9,
+        epoch: 3,
+        client: String::new(),
+        opener: None,
+    };
+    let body = FrameKind::Session(id(), Category::Https, open);
+    let answer = plain.send_frame(Frame { node: "edge-1".parse().unwrap(), body }, Instant::now()).unwrap();
+    let [SessionFrame::Refused { refusal, epoch: 3 }] = &answer.frames[..] else { panic!("{answer:?}") };
+    assert!(refusal.reason.contains("mode = \"passthrough\""), "{refusal}");
+    assert_eq!(plain.next_message(), None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,76 @@
+//! The tables of the front ends beside CONNECT's.
+
+use super::*;
+use crate::config::cloud::TcpPort;
+
+/// The faults of a cloud's file, each by itself.
+fn faults(text: &str) -> Vec<String> {
+    cloud_faults(text).iter().map(ToString::to_string).collect()
+}
+
+const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n";
+
+#[test]
+fn a_tcp_port_is_an_address_and_a_target_with_or_without_a_node() {
+    let text = r#"
+        [mode.cloud.tcp]
+        "127.0.0.1:1" = "127.0.0.1:6443"
+        "[::1]:2" = "node1/db.local:5432"
+        ":3" = { to = "node1/[fd00::1]:22", send_proxy = true, allow_from = ["10.0.0.0/8"] }
+        "#;
+    let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
+    assert_eq!(warnings, []);
+    let shown = |port: &TcpPort| {
+        let node = port.to.node.as_ref().map(ToString::to_string).unwrap_or_default();
+        (port.at.to_string(), node, port.to.target.to_string(), port.send_proxy)
+    };
+    let want = [
+        ("127.0.0.1:1", "", "127.0.0.1:6443", false),
+        ("[::1]:2", "node1", "db.local:5432", false),
+        ("0.0.0.0:3", "node1", "[fd00::1]:22", true),
+    ];
+    let want =
+        want.map(|(at, node, target, proxy)| (at.to_owned(), node.to_owned(), target.to_owned(), proxy));
+    assert_eq!(settings.tcp.iter().map(shown).collect::<Vec<_>>(), want);
+    assert!(settings.tcp[2].access.allow_from.is_some() && settings.tcp[0].access.allow_from.is_none());
+}
+
+#[test]
+fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
+    let lines = [
+        "\"6443\" = \"127.0.0.1:6443\"",
+        "\"127.0.0.1:1\" = \"6443\"",
+        "\"127.0.0.1:2\" = \"a b/127.0.0.1:1\"",
+        "\"127.0.0.1:3\" = 7",
+        "\"127.0.0.1:4\" = { node = \"n\" }",
+    ];
+    let told = faults(&format!("{CLOSED}[mode.cloud.tcp]\n{}\n", lines.join("\n")));
+    let want = [
+        "line 4: mode.cloud.tcp.\"6443\": \"6443\": want an address to listen on",
+        "line 5: mode.cloud.tcp.\"127.0.0.1:1\".to: \"6443\": \"6443\" has no port",
+        "line 6: mode.cloud.tcp.\"127.0.0.1:2\".to: \"a b/127.0.0.1:1\": \"a b\" is not a name",
+        "line 7: mode.cloud.tcp.\"127.0.0.1:3\".to: 7: want a text",
+        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".to: missing: name the target",
+        "line 8: mode.cloud.tcp.\"127.0.0.1:4\".node: not a key that is known: did you mean to?",
+    ];
+    assert_eq!(told.len(), want.len(), "{told:#?}");
+    for (told, want) in told.iter().zip(want) {
+        assert!(told.starts_with(want), "{told}\n{want}");
+    }
+}
+
+#[test]
+fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
+    let open = format!("{CLOSED}[mode.cloud.tcp]\n\"0.0.0.0:6443\" = \"node1/127.0.0.1:6443\"\n");
+    let (_, warnings) = cloud(&open);
+    let key = "mode.cloud.tcp.\"0.0.0.0:6443\"";
+    assert_eq!(warned(&warnings, Concern::OpenDoor), [key]);
+    let text =
+        "whoever reaches 0.0.0.0:6443 reaches 127.0.0.1:6443 at node node1, unasked; allow_from closes it";
+    assert_eq!(warnings[0].text, text);
+    let fenced = open.replace("[mode.cloud.tcp]", "allow_from = [\"10.0.0.0/8\"]\n[mode.cloud.tcp]");
+    assert_eq!(cloud(&fenced).1, []);
+    let basic = open.replace("[mode.cloud.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[mode.cloud.tcp]");
+    let told = faults(&basic);
+    assert!(told[0].contains(&format!("{key}.auth: \"basic\", as [mode.cloud.ssh] has it")), "{told:?}");
+}

@@ -1,0 +1,189 @@
+//! Bodies on their way through: a request's, which may have to wait until it is wanted, and an answer's.
+
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tokio::time::{Sleep, sleep};
+
+use super::clock::Clock;
+
+/// A request's body on its way to the target.
+///
+/// hyper tells the client to go on (100) once the body is first asked for; a client that waits for that is not asked
+/// before the target has said so, or has said nothing for [`CONTINUE_TIME`].
+pub(super) struct Upload {
+    body: Incoming,
+    awaited: Option<(Arc<Wanted>, Option<Pin<Box<Sleep>>>)>,
+}
+
+/// Whether the target wants the body of a request whose client waits to hear that.
+#[derive(Debug, Default)]
+pub(super) struct Wanted(Mutex<(Verdict, Option<Waker>)>);
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    #[default]
+    Unknown,
+    Yes,
+    /// The target has answered without it, and the answer is on its way.
+    Held,
+    No,
+}
+
+/// The answer is complete, and the target did not want the body.
+#[derive(Debug, thiserror::Error)]
+#[error("the target did not want the body")]
+pub(super) struct Unwanted;
+
+/// An answer's body on its way to the client: a target's, or one of ours.
+pub(super) struct Answer {
+    body: Content,
+    clock: Arc<Clock>,
+    wanted: Option<Arc<Wanted>>,
+}
+
+pub(super) enum Content {
+    Target(Incoming),
+    Own(Full<Bytes>),
+}
+
+impl Upload {
+    /// `wanted` says when the body may be asked for, if its client waits for that.
+    pub(super) fn new(body: Incoming, wanted: Option<Arc<Wanted>>) -> Self {
+        Self { body, awaited: wanted.map(|wanted| (wanted, None)) }
+    }
+
+    fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwanted>> {
+        let Some((wanted, silence)) = &mut self.awaited else { return Poll::Ready(Ok(())) };
+        let verdict = wanted.poll(cx);
+        if verdict == Verdict::Unknown {
+            let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
+            ready!(silence.as_mut().poll(cx));
+            wanted.become_so(Verdict::Yes);
+        }
+        match verdict {
+            Verdict::Held => return Poll::Pending,
+            Verdict::No => return Poll::Ready(Err(Unwanted)),
+            Verdict::Unknown | Verdict::Yes => self.awaited = None,
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = Box<dyn Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Err(unwanted) = ready!(self.poll_wanted(cx)) {
+            return Poll::Ready(Some(Err(unwanted.into())));
+        }
+        Pin::new(&mut self.body).poll_frame(cx).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Wanted {
+    /// The target says: go on.
+    pub(super) fn go_on(&self) {
+        self.become_so(Verdict::Yes);
+    }
+
+    /// The target has answered. If it has not said before that it wants the body: is that the end of it? Then the answer
+    /// is the last on its connection.
+    pub(super) fn answered(&self, success: bool) -> bool {
+        self.become_so(if success { Verdict::Yes } else { Verdict::Held });
+        self.lock().0 == Verdict::Held
+    }
+
+    fn poll(&self, cx: &Context<'_>) -> Verdict {
+        let mut inner = self.lock();
+        inner.1 = Some(cx.waker().clone());
+        inner.0
+    }
+
+    /// What was decided once stays so; only what is held back is given up at last.
+    fn become_so(&self, verdict: Verdict) {
+        let waker = {
+            let mut inner = self.lock();
+            let given_up = (inner.0, verdict) == (Verdict::Held, Verdict::No);
+            if inner.0 != Verdict::Unknown && !given_up {
+                return;
+            }
+            inner.0 = verdict;
+            inner.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (Verdict, Option<Waker>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Answer {
+    /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
+    pub(super) fn new(body: Content, clock: Arc<Clock>, wanted: Option<Arc<Wanted>>) -> Self {
+        Self { body, clock, wanted }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match &mut self.body {
+            Content::Target(body) => Pin::new(body).poll_frame(cx),
+            Content::Own(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.body {
+            Content::Target(body) => body.is_end_stream(),
+            Content::Own(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.body {
+            Content::Target(body) => body.size_hint(),
+            Content::Own(body) => body.size_hint(),
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.clock.idle();
+        if let Some(wanted) = &self.wanted {
+            wanted.become_so(Verdict::No);
+        }
+    }
+}
+
+/// How long a target may leave a client waiting that asks whether its body is wanted: many targets never say so.
+const CONTINUE_TIME: Duration = Duration::from_secs(1);

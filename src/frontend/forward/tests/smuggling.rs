@@ -1,0 +1,123 @@
+//! Requests that two readers could take for two different ones: each ends in 400, or in exactly one well-formed request.
+
+use super::*;
+
+/// The one request that the target gets of it, or what the client is told.
+async fn sent(text: &str) -> Result<String, String> {
+    let mut site = Site::new();
+    site.say(text).await;
+    let mut target = site.target_or_answer().await?;
+    let mut request = target.head().await;
+    let length = request.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+    let body = match length {
+        Some(length) => target.take(length.parse().unwrap()).await,
+        None if request.contains("chunked") => target.take("0\r\n\r\n".len()).await,
+        None => String::new(),
+    };
+    request.push_str(&body);
+    assert!(target.hears_nothing().await && site.asks_for_no_session(), "more than {request:?}");
+    Ok(request)
+}
+
+async fn refused(request: &str) {
+    let told = sent(request).await.expect_err(request);
+    assert!(told.starts_with("HTTP/1.1 400 "), "{request:?}: {told}");
+}
+
+async fn passed(request: &str, as_this: &str) {
+    let arrived = sent(request).await.expect(request);
+    assert_eq!(arrived.to_lowercase(), as_this.to_lowercase(), "{request:?}");
+}
+
+#[tokio::test]
+async fn two_lengths() {
+    // RFC 9112 6.3: the coding counts, the length is not passed on.
+    passed(
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    )
+    .await;
+    passed(
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    )
+    .await;
+    refused("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd").await;
+    refused("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3, 3\r\n\r\nabc").await;
+    refused("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: +3\r\n\r\nabc").await;
+    refused("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0x3\r\n\r\nabc").await;
+    refused("POST / HTTP/1.1\r\nHost: a\r\nContent-Length:\r\n\r\nabc").await;
+    passed(
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn codings() {
+    for coding in
+        ["gzip, chunked", "chunked, identity", "identity", "xchunked", "chunked, chunked", "\u{b}chunked"]
+    {
+        refused(&format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: {coding}\r\n\r\n0\r\n\r\n")).await;
+    }
+    let twice = "Transfer-Encoding: chunked\r\nTransfer-Encoding: identity";
+    refused(&format!("POST / HTTP/1.1\r\nHost: a\r\n{twice}\r\n\r\n0\r\n\r\n")).await;
+    refused("POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n").await;
+    refused("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn chunks() {
+    for chunks in
+        ["x\r\n", "-1\r\na\r\n", "1\na\r\n0\r\n\r\n", "1\r\nab\r\n", "10000000000000000\r\n", "0x1\r\na\r\n"]
+    {
+        let mut site = Site::new();
+        site.say(&format!("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}")).await;
+        let mut target = site.target().await;
+        let head = site.head().await;
+        assert!(head.starts_with("HTTP/1.1 400 "), "{chunks:?}: {head}");
+        let (arrived, finished) = target.rest().await;
+        assert!(!finished && !arrived.ends_with("0\r\n\r\n"), "{chunks:?}: {arrived:?}");
+    }
+}
+
+#[tokio::test]
+async fn lines() {
+    refused("GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n folded\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a\r\n\tX: b\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\n Host: a\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a\r\nX: b\rc\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a\r\nX: b\0c\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a\r\nNo colon\r\n\r\n").await;
+    refused("GET  / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    refused("GET / HTTP/1.1 \r\nHost: a\r\n\r\n").await;
+    // What ends its lines with LF alone is read so by few others: it arrives with CR LF.
+    passed("GET / HTTP/1.1\nHost: a\nX: b\n\n", "GET / HTTP/1.1\r\nHost: a\r\nX: b\r\n\r\n").await;
+    passed("\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", "GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn hosts() {
+    passed("GET http://b:81/x?y HTTP/1.1\r\nHost: a\r\n\r\n", "GET /x?y HTTP/1.1\r\nHost: b:81\r\n\r\n")
+        .await;
+    passed("GET http://me:pw@b HTTP/1.1\r\nHost: a\r\n\r\n", "GET / HTTP/1.1\r\nHost: b\r\n\r\n").await;
+    passed("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a b\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a/b\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: a, b\r\n\r\n").await;
+    refused("GET / HTTP/1.1\r\nHost: me@a\r\n\r\n").await;
+    refused("GET a:80 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    refused("CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n").await;
+}
+
+#[tokio::test]
+async fn an_upgrade_with_a_body_is_a_request_like_others() {
+    passed(
+        "POST / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nabcGET /x HTTP/1.1\r\nHost: a\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
+    )
+    .await;
+}

@@ -1,0 +1,244 @@
+//! The session of one client that its requests go over, one after another, and hyper's end of it.
+
+use std::error::Error;
+use std::future::poll_fn;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Builder, Connection, SendRequest};
+use tracing::Span;
+
+use super::HEAD_BYTES;
+use super::body::{Unwanted, Upload};
+use super::pipe::Pipe;
+use crate::carry::LocalPeer;
+use crate::drain::Drain;
+use crate::frontend::Granted;
+use crate::net::splice::{Ended, How, Side, linger};
+use crate::telemetry::Metrics;
+
+/// One client's session, if it has one. It is polled by the task that serves the client, beside hyper's server.
+#[derive(Debug)]
+pub(super) struct Upstream<W> {
+    inner: Mutex<Inner<W>>,
+    metrics: Metrics,
+    drain: Drain,
+}
+
+#[derive(Debug)]
+struct Inner<W> {
+    state: State,
+    /// Sends requests, unless one is being sent or waits for its answer.
+    idle: Option<Idle<W>>,
+    /// A request waits for its answer; whoever has asked looks after a session that ends meanwhile.
+    asked: bool,
+}
+
+#[derive(Debug)]
+struct Idle<W> {
+    /// For which requests it may be used again, if for any.
+    way: Option<W>,
+    sender: SendRequest<Upload>,
+}
+
+#[derive(Debug)]
+enum State {
+    None,
+    Running(Box<Connection<Pipe, Upload>>),
+    Ended(Box<Over>),
+}
+
+/// A session that hyper speaks no more over.
+#[derive(Debug)]
+struct Over {
+    pipe: Pipe,
+    unused: Bytes,
+    error: Option<hyper::Error>,
+}
+
+/// Why there is no answer.
+pub(super) enum Unanswered {
+    /// The session had ended before anything was sent: the request may be sent over another one.
+    Unsent(Box<Request<Upload>>),
+    /// The client's own body did not come, or not as it should.
+    Body,
+    /// The target may have seen the request.
+    Target(String),
+}
+
+impl<W: PartialEq> Upstream<W> {
+    pub(super) fn new(metrics: &Metrics, drain: &Drain) -> Self {
+        let inner = Inner { state: State::None, idle: None, asked: false };
+        Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
+    }
+
+    /// Lets hyper work at the session, and lets go of one that has ended.
+    pub(super) fn poll(&self, cx: &mut Context<'_>) {
+        let over = {
+            let mut inner = self.lock();
+            inner.poll(cx);
+            if inner.asked { None } else { inner.take_over() }
+        };
+        if let Some(over) = over {
+            self.leave(over, false);
+        }
+    }
+
+    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is closed.
+    pub(super) async fn reuse(&self, way: &W) -> Option<SendRequest<Upload>> {
+        let idle = self.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
+        if let Some(Idle { mut sender, .. }) = idle
+            && sender.ready().await.is_ok()
+        {
+            return Some(sender);
+        }
+        self.close();
+        None
+    }
+
+    /// Begins to speak over a session that was just opened.
+    pub(super) async fn start(&self, opened: Granted) -> Result<SendRequest<Upload>, hyper::Error> {
+        let pipe = Pipe::new(opened, &self.metrics);
+        let (sender, connection) = client().handshake(pipe).await?;
+        self.lock().state = State::Running(Box::new(connection));
+        Ok(sender)
+    }
+
+    /// Sends a request, and waits for the answer's head. Not cancel safe: a dropped call ends the session.
+    pub(super) async fn send(
+        &self,
+        sender: &mut SendRequest<Upload>,
+        request: Request<Upload>,
+    ) -> Result<Response<Incoming>, Unanswered> {
+        self.lock().asked = true;
+        let answer = sender.try_send_request(request).await;
+        self.lock().asked = false;
+        let mut failed = match answer {
+            Ok(answer) => return Ok(answer),
+            Err(failed) => failed,
+        };
+        let unsent = failed.take_message();
+        let error = failed.into_error();
+        let body = error.is_user();
+        let seen = error.to_string();
+        let why = self.end(Some(error));
+        Err(match unsent {
+            Some(request) => Unanswered::Unsent(Box::new(request)),
+            None if body => Unanswered::Body,
+            None => Unanswered::Target(why.unwrap_or(seen)),
+        })
+    }
+
+    /// Keeps the session for what goes this way, once its answer is complete; for nothing, if that is not told.
+    pub(super) fn keep(&self, way: Option<W>, sender: SendRequest<Upload>) {
+        self.lock().idle = Some(Idle { way, sender });
+    }
+
+    /// The session itself, once the target has agreed to another protocol.
+    pub(super) async fn switch(&self) -> Option<Granted> {
+        let over = poll_fn(|cx| {
+            let mut inner = self.lock();
+            inner.poll(cx);
+            match (inner.take_over(), &inner.state) {
+                (None, State::Running(_)) => Poll::Pending,
+                (over, _) => Poll::Ready(over),
+            }
+        });
+        let Over { pipe, unused, .. } = over.await?;
+        Some(pipe.into_opened(unused))
+    }
+
+    /// Ends the session, if there is one: in good order if no request is being answered. Says why the far end has ended
+    /// it, if it has.
+    pub(super) fn close(&self) {
+        self.end(None);
+    }
+
+    /// Ends the session; `error` is what a request was told of it. Says why there is no answer, if the target's end did
+    /// something that is a reason.
+    fn end(&self, error: Option<hyper::Error>) -> Option<String> {
+        let (over, cut) = {
+            let mut inner = self.lock();
+            let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
+            (inner.take_over().or_else(|| inner.stop()), cut)
+        };
+        let over = over?;
+        self.leave(Over { error: error.or(over.error), ..over }, cut)
+    }
+
+    fn leave(&self, over: Over, cut: bool) -> Option<String> {
+        let Over { pipe, error, unused } = over;
+        let ended = pipe.ended();
+        let opened = pipe.into_opened(unused);
+        let reset = opened.session.account().ended.map(|refusal| refusal.reason);
+        let ended = match (ended, error) {
+            (Some(ended), _) => ended,
+            (None, Some(error)) if !error.is_user() => {
+                opened.break_off("bad_answer", &format!("the target gave no proper answer: {error}"));
+                return Some(error.to_string());
+            }
+            (None, Some(error)) if error.source().is_some_and(|cause| cause.is::<Unwanted>()) => FINISHED,
+            (None, _) if cut => ABORTED,
+            (None, _) => FINISHED,
+        };
+        if let Some(mut session) = opened.end(ended, LocalPeer::Client) {
+            self.drain.spawn(Span::current(), async move { linger(&mut session).await });
+        }
+        let finished = (ended.how == How::Finished).then(|| "it has ended the connection".to_owned());
+        reset.or(finished)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<W>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<W> Inner<W> {
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if let State::Running(connection) = &mut self.state
+            && let Poll::Ready(ended) = connection.poll_without_shutdown(cx)
+            && let Some(over) = self.stop()
+        {
+            self.state = State::Ended(Box::new(Over { error: ended.err(), ..over }));
+        }
+    }
+
+    /// Takes the session from hyper.
+    fn stop(&mut self) -> Option<Over> {
+        match std::mem::replace(&mut self.state, State::None) {
+            State::Running(connection) => {
+                let parts = connection.into_parts();
+                Some(Over { pipe: parts.io, unused: parts.read_buf, error: None })
+            }
+            state => {
+                self.state = state;
+                None
+            }
+        }
+    }
+
+    fn take_over(&mut self) -> Option<Over> {
+        match std::mem::replace(&mut self.state, State::None) {
+            State::Ended(over) => Some(*over),
+            state => {
+                self.state = state;
+                None
+            }
+        }
+    }
+}
+
+fn client() -> Builder {
+    let mut client = Builder::new();
+    client.preserve_header_case(true).max_header_size(HEAD_BYTES).max_buf_size(HEAD_BYTES);
+    client
+}
+
+/// Nothing more is to be asked.
+const FINISHED: Ended = Ended { by: Side::A, how: How::Finished };
+
+/// The client is gone, and with it who wanted the answer.
+const ABORTED: Ended = Ended { by: Side::A, how: How::ReadFailed(std::io::ErrorKind::ConnectionAborted) };
