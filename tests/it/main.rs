@@ -17,6 +17,7 @@ mod conflict;
 mod connect;
 mod doors;
 mod drain;
+mod egress;
 mod finding;
 mod herd;
 mod hostile;
