@@ -29,7 +29,7 @@ use crate::net::resolver::Resolver;
 use crate::policy::Zone;
 use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Limits, Link, SessionTable, Windows};
-use crate::registry::{AddressBook, Registry};
+use crate::registry::Registry;
 use crate::route::Route;
 use crate::telemetry::{Metrics, third_of_memory};
 
@@ -51,10 +51,6 @@ pub(super) struct Core {
     /// The pods as Kubernetes reports them.
     #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
     pub(super) pods: Pods,
-    /// Whose an address is.
-    pub(super) addresses: Arc<AddressBook>,
-    /// Dials for clients what is at no node.
-    pub(super) direct: DirectDialer,
     /// Links that this pod has dialled to other pods; `None` if it is alone.
     pub(super) made: Option<mpsc::Receiver<Link>>,
 }
@@ -89,17 +85,16 @@ impl Core {
         if let Some(siblings) = &siblings {
             siblings::report(siblings.clone(), readiness.clone(), &links);
         }
-        let addresses = Arc::new(AddressBook::new(settings.addresses.fixed.clone()));
-        kubernetes::follow_addresses(settings.addresses.cluster.as_ref(), &addresses, &readiness, &links);
         let dialer = dialer(settings, files, own);
         let session = &settings.session;
-        let direct = DirectDialer::new(for_clients(&dialer, settings), session.open_timeout);
         let context = PodContext {
             proven,
             registry,
             route: Route::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             siblings,
+            addresses: kubernetes::follow_addresses(&settings.addresses, &readiness, &links),
+            direct: DirectDialer::new(for_clients(&dialer, settings), session.open_timeout),
             backend: Backend::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
             ground,
             pool,
@@ -110,32 +105,21 @@ impl Core {
         };
         let client_sessions = frontend::sessions(session.max, session.max_for_client);
         let resolver = files.resolver.clone();
-        let core = Self {
-            context,
-            client_sessions,
-            zone,
-            resolver,
-            readiness,
-            stopping,
-            pods,
-            addresses,
-            direct,
-            made,
-        };
+        let core = Self { context, client_sessions, zone, resolver, readiness, stopping, pods, made };
         core.spawn_upkeep(files);
         core
     }
 
     /// The context of a front end with this gate.
     pub(super) fn front_context(&self, gate: Gate) -> FrontContext {
-        let PodContext { pool, route, ground, .. } = &self.context;
+        let PodContext { pool, route, ground, addresses, direct, .. } = &self.context;
         FrontContext {
             gate: Arc::new(ArcSwap::from_pointee(gate)),
             sessions: self.client_sessions.clone(),
             pool: pool.clone(),
             route: route.clone(),
-            addresses: self.addresses.clone(),
-            direct: Some(self.direct.clone()),
+            addresses: addresses.clone(),
+            direct: Some(direct.clone()),
             metrics: ground.metrics.clone(),
             drain: self.stopping.clients.clone(),
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::admin::Readiness;
-use crate::config::cloud::ClusterSettings;
+use crate::config::cloud::{AddressSettings, ClusterSettings};
 use crate::drain::Drain;
 use crate::registry::AddressBook;
 #[cfg(feature = "kubernetes")]
@@ -45,24 +45,23 @@ pub(super) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: 
     Pods::default()
 }
 
-/// Keeps `book` as the cluster says, if there is one; what it does not tell is a note in `readiness`.
-#[cfg(feature = "kubernetes")]
+/// The address book, kept as the cluster says if there is one; what that does not tell is a note in `readiness`.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
 pub(super) fn follow_addresses(
-    cluster: Option<&ClusterSettings>,
-    book: &Arc<AddressBook>,
+    settings: &AddressSettings,
     readiness: &Readiness,
     drain: &Drain,
-) {
-    let Some(cluster) = cluster else { return };
-    let readiness = readiness.clone();
-    let tell = move |what, state| readiness.note(what, state);
-    let followed = AddressWatch::new(reached(cluster), book.clone(), tell);
-    drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
+) -> Arc<AddressBook> {
+    let book = Arc::new(AddressBook::new(settings.fixed.clone()));
+    #[cfg(feature = "kubernetes")]
+    if let Some(cluster) = &settings.cluster {
+        let readiness = readiness.clone();
+        let tell = move |what, state| readiness.note(what, state);
+        let followed = AddressWatch::new(reached(cluster), book.clone(), tell);
+        drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
+    }
+    book
 }
-
-/// Does nothing: a build without Kubernetes has no cluster in its settings.
-#[cfg(not(feature = "kubernetes"))]
-pub(super) fn follow_addresses(_: Option<&ClusterSettings>, _: &Arc<AddressBook>, _: &Readiness, _: &Drain) {}
 
 /// How to reach the cluster.
 #[cfg(feature = "kubernetes")]
