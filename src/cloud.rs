@@ -8,6 +8,7 @@ mod context;
 mod core;
 mod files;
 mod gates;
+mod https;
 mod kubernetes;
 mod links;
 mod ports;
@@ -82,7 +83,7 @@ type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 const CONNECT: &str = <Connect as FrontEnd<TcpStream>>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 2] = [connect::prepare, tcp::prepare];
+const MODULES: [Prepare; 3] = [connect::prepare, tcp::prepare, https::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.

@@ -10,6 +10,7 @@ use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
 mod cluster;
+mod https;
 mod registry;
 mod siblings;
 mod ssh;
@@ -17,6 +18,7 @@ mod tcp;
 
 pub use access::{Access, Auth};
 pub use cluster::ClusterSettings;
+pub use https::{Http, Https, HttpsMode, NodePort};
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
@@ -33,6 +35,10 @@ pub struct Cloud {
     pub ssh: Ssh,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
+    /// TLS ports, each for one port of every node.
+    pub https: Https,
+    /// HTTP ports, each for one port of every node.
+    pub http: Http,
     /// Limits of sessions.
     pub session: Session,
     /// Where others learn which node is at this pod.
@@ -162,6 +168,8 @@ impl Cloud {
             server,
             tls: tls(&mut cloud, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
+            https: https::read(&mut cloud, &ssh.access, report),
+            http: https::read_http(&mut cloud, &ssh.access, report),
             ssh,
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
