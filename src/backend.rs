@@ -1,6 +1,7 @@
 //! The end of a session at its target: is that allowed, can it be dialled, then the session's bytes.
 
 mod dial;
+mod tls;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -13,16 +14,20 @@ use tracing::info_span;
 use crate::carry::{LocalPeer, Opened, carry};
 use crate::drain::Drain;
 use crate::net::pool::Pool;
-use crate::net::socket::Socket;
+use crate::net::socket::{Connection, Socket};
 use crate::protocol::{Category, Code, Offer, Refusal};
 use crate::telemetry::{Access, Metrics};
 
 pub use dial::{LocalAddresses, TargetDialer};
+pub use tls::TargetTls;
+use tls::TlsTarget;
 
 /// Serves what the far end asks this edge, or an edge this pod, to dial. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Backend {
     dialer: Arc<TargetDialer>,
+    /// None: this back end speaks no TLS.
+    tls: Option<TargetTls>,
     pool: Pool,
     metrics: Metrics,
     drain: Drain,
@@ -31,7 +36,13 @@ pub struct Backend {
 impl Backend {
     /// A back end that dials with `dialer`; `drain` waits for its sessions.
     pub fn new(dialer: TargetDialer, pool: Pool, metrics: Metrics, drain: Drain) -> Self {
-        Self { dialer: Arc::new(dialer), pool, metrics, drain }
+        Self { dialer: Arc::new(dialer), tls: None, pool, metrics, drain }
+    }
+
+    /// Speaks TLS to the targets of HTTPS front ends.
+    #[must_use]
+    pub fn with_tls(self, tls: TargetTls) -> Self {
+        Self { tls: Some(tls), ..self }
     }
 
     /// Answers an offer and serves its session, in a task of its own: returns at once, for use on a read loop.
@@ -54,11 +65,8 @@ impl Backend {
         };
         self.metrics.opening.observe(begun.elapsed());
         match dialled {
-            Ok(socket) => {
-                let alive = self.metrics.sessions.begin(FRONT);
-                let opened = Opened { session: offer.accept(), early: Bytes::new(), access, alive, slot: () };
-                carry(opened, LocalPeer::Target, Socket::new(socket, self.pool.clone()), &self.metrics).await;
-            }
+            Ok(Dialled::Tcp(socket)) => self.carry(offer, access, socket).await,
+            Ok(Dialled::Tls(stream)) => self.carry(offer, access, *stream).await,
             Err(refusal) => {
                 self.metrics.sessions.refused(FRONT, refusal.code.name());
                 let from = address(offer.client());
@@ -68,13 +76,34 @@ impl Backend {
         }
     }
 
-    async fn dial(&self, offer: &Offer) -> Result<TcpStream, Refusal> {
-        if offer.category() == Category::Https {
-            let reason = "this edge does not speak TLS to targets yet";
-            return Err(Refusal::new(Code::NotAllowed, reason));
-        }
-        self.dialer.dial(offer.target(), offer.patience()).await
+    async fn carry<C: Connection>(&self, offer: Offer, access: Access, target: C) {
+        let alive = self.metrics.sessions.begin(FRONT);
+        let opened = Opened { session: offer.accept(), early: Bytes::new(), access, alive, slot: () };
+        carry(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
+
+    async fn dial(&self, offer: &Offer) -> Result<Dialled, Refusal> {
+        let (target, until) = (offer.target(), Instant::now() + offer.patience());
+        let tls = match (&self.tls, offer.category()) {
+            (_, category) if category != Category::Https => None,
+            (Some(tls), _) => Some(tls),
+            (None, _) => {
+                let reason = "this end speaks no TLS to targets";
+                return Err(Refusal::new(Code::NotAllowed, reason));
+            }
+        };
+        let socket = self.dialer.dial(target, offer.patience()).await?;
+        let Some(tls) = tls else { return Ok(Dialled::Tcp(socket)) };
+        let left = until.saturating_duration_since(Instant::now());
+        let stream = tls.connect(socket, target, left, &self.pool).await?;
+        Ok(Dialled::Tls(Box::new(stream)))
+    }
+}
+
+/// A target that was dialled.
+enum Dialled {
+    Tcp(TcpStream),
+    Tls(Box<TlsTarget>),
 }
 
 /// Whose address a pod said a client has: `10.0.0.1:5`, or `user@10.0.0.1:5`.

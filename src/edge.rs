@@ -120,7 +120,8 @@ impl Edge {
     /// What keeps the link to the cloud, and serves what comes over it.
     fn keeper(&self, settings: Settings, files: Files, pool: Pool, ports: &Ports) -> Keeper {
         let Settings { client, targets, own, .. } = settings;
-        let Files { tls, name, tokens, proxy, resolver } = files;
+        let Files { tls, name, targets: target_tls, tokens, proxy, resolver } = files;
+        target_tls.watch(&self.links);
         let dialer = TargetDialer {
             node: Some(client.node.clone()),
             own: LocalAddresses::of_interfaces(own),
@@ -143,7 +144,8 @@ impl Edge {
                 metrics: self.metrics.clone(),
                 drain: self.links.clone(),
             },
-            backend: Backend::new(dialer, pool, self.metrics.clone(), self.sessions.clone()),
+            backend: Backend::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
+                .with_tls(target_tls),
             sessions: self.sessions.clone(),
             readiness: self.readiness.clone(),
             uplinks: self.uplinks.clone(),

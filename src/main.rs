@@ -120,7 +120,7 @@ impl Either {
     fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
         match self {
             Self::Cloud(settings) => settings.secrets(),
-            Self::Edge(settings) => vec![settings.secret(config)],
+            Self::Edge(settings) => settings.secrets(config),
         }
     }
 }

@@ -144,12 +144,7 @@ async fn a_target_that_cannot_be_had_is_refused_with_its_reason() {
     for (target, category, code, says) in [
         (at.to_string().as_str(), Category::Ssh, Code::TargetRefused, format!("{at} refused the connection")),
         ("192.0.2.1:22", Category::Ssh, Code::NotAllowed, "this edge may not dial 192.0.2.1:22".into()),
-        (
-            "edge-1:443",
-            Category::Https,
-            Code::NotAllowed,
-            "this edge does not speak TLS to targets yet".into(),
-        ),
+        ("edge-1:443", Category::Https, Code::NotAllowed, "this end speaks no TLS to targets".into()),
     ] {
         let (_opening, answer) = pair.ask(target, category).await;
         assert_eq!(answer, Answer::Refused(Refusal::new(code, says)));

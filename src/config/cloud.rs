@@ -9,7 +9,9 @@ use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unse
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
+mod certificates;
 mod cluster;
+mod egress;
 mod https;
 mod registry;
 mod siblings;
@@ -17,7 +19,9 @@ mod ssh;
 mod tcp;
 
 pub use access::{Access, Auth};
+pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
+pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort};
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
@@ -33,6 +37,8 @@ pub struct Cloud {
     pub tls: Tls,
     /// Where clients come in with CONNECT, and who may.
     pub ssh: Ssh,
+    /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
+    pub egress: Option<Egress>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// TLS ports, each for one port of every node.
@@ -143,8 +149,22 @@ impl Cloud {
             ("mode.cloud.stream.server.key", self.server.key.as_path()),
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
-        if let Auth::Basic { users, key } = &self.ssh.access.auth {
-            all.push((key, users));
+        let egress = self.egress.as_ref().map(Egress::access);
+        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress) {
+            // What several tables take from one is one file.
+            if let Auth::Basic { users, key } = &access.auth
+                && !all.contains(&(key, users))
+            {
+                all.push((key, users));
+            }
+        }
+        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+            all.push(("mode.cloud.egress.key", &certificates.key));
+        }
+        if let HttpsMode::Terminate(certificates) = &self.https.mode
+            && !self.https.ports.is_empty()
+        {
+            all.push(("mode.cloud.https.key", &certificates.key));
         }
         if let Publish::Etcd(etcd) = &self.registry.publish {
             all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
@@ -167,6 +187,7 @@ impl Cloud {
         let settings = Self {
             server,
             tls: tls(&mut cloud, report),
+            egress: egress::read(&mut cloud, &ssh.access, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             https: https::read(&mut cloud, &ssh.access, report),
             http: https::read_http(&mut cloud, &ssh.access, report),

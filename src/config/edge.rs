@@ -19,6 +19,8 @@ pub struct Edge {
     pub session: Session,
     /// What it may dial for others.
     pub targets: Targets,
+    /// How it speaks TLS to targets.
+    pub https: Https,
     /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
     pub own: Vec<IpAddr>,
 }
@@ -66,6 +68,15 @@ pub struct Session {
     pub memory: Option<usize>,
 }
 
+/// `[mode.edge.https]`: TLS towards the targets of the cloud's HTTPS ports.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Https {
+    /// PEM files of the certificate that targets are shown, and of its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// PEM file of the authorities that may sign a target's certificate; `None`: only targets on loopback are believed.
+    pub ca: Option<PathBuf>,
+}
+
 /// Bytes that sessions may promise at most, where the file does not say: edges are small machines.
 pub const MEMORY: usize = 6 << 20;
 
@@ -85,12 +96,14 @@ impl Edge {
         report.finish(text, edge)
     }
 
-    /// The file that holds the secret, and its key; `config` is where these settings stand.
-    pub fn secret<'a>(&'a self, config: &'a Path) -> (&'static str, &'a Path) {
-        match &self.client.token {
+    /// The files that hold secrets, each with its key; `config` is where these settings stand.
+    pub fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'static str, &'a Path)> {
+        let token = match &self.client.token {
             Token::Text(_) => ("mode.edge.stream.client.token", config),
-            Token::File(file) => ("mode.edge.stream.client.token_file", file),
-        }
+            Token::File(file) => ("mode.edge.stream.client.token_file", file.as_path()),
+        };
+        let key = self.https.identity.iter().map(|(_, key)| ("mode.edge.https.key", key.as_path()));
+        std::iter::once(token).chain(key).collect()
     }
 
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
@@ -105,12 +118,12 @@ impl Edge {
         let targets = targets(&mut edge, report);
         let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
         let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
-        unserved::table(&mut edge, "https", &["cert", "key"], report);
+        let https = https(&mut edge, report);
         unserved::table(&mut edge, "http_proxy", &["ip", "port", "proxyip", "proxyport"], report);
         for table in [edge, mode, file] {
             table.finish(report);
         }
-        Self { client, session, targets, own: node_ip.into_iter().chain(pod_ip).collect() }
+        Self { client, session, targets, https, own: node_ip.into_iter().chain(pod_ip).collect() }
     }
 }
 
@@ -247,4 +260,18 @@ fn targets(edge: &mut Table<'_>, report: &mut Report) -> Targets {
     let targets = table.list("targets", value::parsed::<TargetEntry>, report);
     table.finish(report);
     targets.map_or_else(Targets::default, Targets::from_iter)
+}
+
+fn https(edge: &mut Table<'_>, report: &mut Report) -> Https {
+    let mut table = edge.table("https", report);
+    let cert = table.read("cert", value::path, report);
+    let key = table.read("key", value::path, report);
+    for (given, other) in [("cert", "key"), ("key", "cert")] {
+        if table.has(given) && !table.has(other) {
+            table.complain(other, None, "a certificate and its key go together: name both files", report);
+        }
+    }
+    let ca = table.read("ca", value::path, report);
+    table.finish(report);
+    Https { identity: cert.zip(key), ca }
 }

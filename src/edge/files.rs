@@ -5,13 +5,14 @@ use std::path::Path;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use crate::backend::TargetTls;
 use crate::config::Secret;
-use crate::config::edge::{Client, Edge as Settings, Token};
+use crate::config::edge::{Client, Edge as Settings, Https, Token};
 use crate::net::listen::Listener;
 use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{self, Trust};
+use crate::net::tls::{self, Identity, Trust};
 use crate::startup::{Kind, Startup};
 
 /// What stands in the files; what is watched follows them.
@@ -20,6 +21,8 @@ pub(super) struct Files {
     pub(super) tls: Reload<ClientConfig>,
     /// The name in the cloud's certificate.
     pub(super) name: ServerName<'static>,
+    /// How targets are spoken to.
+    pub(super) targets: TargetTls,
     /// What proves the node: one token, or two.
     pub(super) tokens: Reload<Vec<Secret>>,
     /// What the cloud is dialled through, if anything.
@@ -46,10 +49,18 @@ impl Files {
         let tls = startup.keep(Kind::Config, &["mode.edge.stream.client.cert"], tls);
         let name = tls::server_name(&client.dns.to_string());
         let name = startup.keep(Kind::Config, &["mode.edge.stream.client.dns"], name);
+        let targets = targets(&settings.https, startup);
         let tokens = tokens(&client.token, startup);
         let proxy = startup.keep(Kind::Config, &["HTTPS_PROXY"], proxy(client));
         let resolver = startup.keep(Kind::System, &["DNS"], Resolver::system());
-        Some(Self { tls: tls?, name: name?, tokens: tokens?, proxy: proxy?, resolver: resolver? })
+        Some(Self {
+            tls: tls?,
+            name: name?,
+            targets: targets?,
+            tokens: tokens?,
+            proxy: proxy?,
+            resolver: resolver?,
+        })
     }
 }
 
@@ -77,6 +88,22 @@ fn tokens(token: &Token, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
             startup.keep(Kind::Config, &["mode.edge.stream.client.token_file"], tokens)
         }
     }
+}
+
+/// TLS towards targets; the files are read again when they change.
+fn targets(https: &Https, startup: &mut Startup) -> Option<TargetTls> {
+    let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
+    let client = |trust| tls::Client { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
+    let keys = ["mode.edge.https.cert", "mode.edge.https.key"];
+    let loopback = startup.keep(Kind::Config, &keys, client(Trust::Anyone).load());
+    let others = match &https.ca {
+        None => Some(None),
+        Some(ca) => {
+            let others = client(Trust::Ca(ca.clone())).load();
+            startup.keep(Kind::Config, &["mode.edge.https.ca"], others).map(Some)
+        }
+    };
+    Some(TargetTls { loopback: loopback?, others: others? })
 }
 
 fn parse_tokens(path: &Path, text: &[u8]) -> Result<Vec<Secret>, String> {

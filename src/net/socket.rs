@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
-use tokio_rustls::server::TlsStream;
+use tokio_rustls::{client, server};
 
 use super::ByteStream;
 use super::hooked::{Hooked, ReadHook};
@@ -70,7 +70,14 @@ impl Connection for UnixStream {
 }
 
 /// Closing says so to the peer within TLS; what is broken off does not, and its socket is reset.
-impl<T: Connection> Connection for TlsStream<T> {
+impl<T: Connection> Connection for server::TlsStream<T> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.get_ref().0.tcp()
+    }
+}
+
+/// As the one of a server.
+impl<T: Connection> Connection for client::TlsStream<T> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.get_ref().0.tcp()
     }

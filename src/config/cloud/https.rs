@@ -2,9 +2,9 @@
 //! tells the client's TLS or its request.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 
 use super::access::{Access, Proofs};
+use super::certificates::Certificates;
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, unserved, value};
 use crate::names::Target;
@@ -32,15 +32,8 @@ pub struct Http {
 /// Who speaks TLS with the clients of `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
-    /// This pod, with these PEM files.
-    Terminate {
-        /// Its certificate, own first.
-        cert: PathBuf,
-        /// Its private key.
-        key: PathBuf,
-        /// The authority that signs clients' certificates; `None`: none is asked for.
-        client_ca: Option<PathBuf>,
-    },
+    /// This pod, with these files.
+    Terminate(Certificates),
     /// The target: of the client's TLS only the name is read.
     Passthrough,
 }
@@ -69,33 +62,20 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         report,
     );
     let passthrough = passthrough.unwrap_or_default();
-    let [cert, key, client_ca] = ["cert", "key", "client_ca"].map(|key| table.read(key, value::path, report));
+    let certificates = Certificates::read(&mut table, FILES, None, report);
     let ports = ports(&mut table, report);
-    let proofs = Proofs { password: false, certificate: Some(!passthrough && client_ca.is_some()) };
-    let mode = match (passthrough, cert, key) {
-        (true, cert, key) => {
-            if cert.is_some() || key.is_some() {
-                let text = "cert and key are not read: in this mode clients speak TLS with the target";
-                report.warn(table.key("mode"), Concern::Surprise, text);
-            }
-            if client_ca.is_some() {
-                let found = Some("given, but mode is \"passthrough\"".to_owned());
-                let wanted = "have the target ask for certificates: in this mode clients speak TLS with it";
-                table.complain("client_ca", found, wanted, report);
-            }
-            HttpsMode::Passthrough
-        }
-        (false, Some(cert), Some(key)) => HttpsMode::Terminate { cert, key, client_ca },
-        (false, cert, key) => {
-            for (name, file) in [("cert", &cert), ("key", &key)] {
-                if file.is_none() && !ports.is_empty() && !table.has(name) {
-                    let wanted = "name the PEM file, or say mode = \"passthrough\"";
-                    table.complain(name, None, wanted, report);
-                }
-            }
-            HttpsMode::Terminate { cert: cert.unwrap_or_default(), key: key.unwrap_or_default(), client_ca }
-        }
-    };
+    let asked = !passthrough && certificates.client_ca.is_some();
+    let proofs = Proofs { password: false, certificate: Some(asked) };
+    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates) };
+    if passthrough && (table.has("cert") || table.has("key")) {
+        let text = "cert and key are not read: in this mode clients speak TLS with the target";
+        report.warn(table.key("mode"), Concern::Surprise, text);
+    }
+    if passthrough && table.has("client_ca") {
+        let found = Some("given, but mode is \"passthrough\"".to_owned());
+        let wanted = "have the target ask for certificates: in this mode clients speak TLS with it";
+        table.complain("client_ca", found, wanted, report);
+    }
     let access = Access::read(&mut table, proofs, ssh, report);
     if mode == HttpsMode::Passthrough {
         warn_if_open(&table, &ports, &access, proofs, report);
@@ -150,6 +130,10 @@ fn warn_if_open(table: &Table<'_>, ports: &[NodePort], access: &Access, proofs: 
         access.warn_if_open(table.key("addr"), *at, proofs, &reached, report);
     }
 }
+
+/// Where SuperEdge has certificate and key.
+const FILES: [&str; 2] =
+    ["/etc/tunnel/certs/apiserver-kubelet-server.crt", "/etc/tunnel/certs/apiserver-kubelet-server.key"];
 
 /// The key that an entry which is a text stands for.
 const TO: &str = "to";

@@ -107,10 +107,6 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
 #[test]
 fn whatever_is_wrong_with_https_is_told() {
     for (lines, part) in [
-        (
-            "mode = \"terminate\"",
-            "mode.cloud.https.cert: missing: name the PEM file, or say mode = \"passthrough\"",
-        ),
         ("mode = \"relay\"\ncert = \"/c\"\nkey = \"/k\"", "want \"terminate\" or \"passthrough\""),
         ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "mode.cloud.https.client_ca: given, but mode"),
         ("mode = \"passthrough\"\nnames = [\"a\"]", "mode.cloud.https.names: given, but client_ca is not"),

@@ -147,6 +147,9 @@ impl Plain {
         now: Instant,
     ) -> Option<Decoded> {
         if let SessionFrame::Open { target, epoch, .. } = word {
+            if category == Category::Https {
+                return Some(on_message::speaks_no_tls(id, epoch));
+            }
             self.open(id, category, &target, epoch, now);
             return None;
         }

@@ -104,6 +104,13 @@ impl Plain {
     }
 }
 
+/// The answer to a session of an HTTPS front end, given in the peer's place: of all generations that this program speaks
+/// with, none speaks TLS to targets.
+pub(super) fn speaks_no_tls(id: SessionId, epoch: u64) -> Decoded {
+    let refusal = Refusal::new(Code::TargetUnreachable, NO_TLS);
+    Decoded { id, category: Category::Https, frames: vec![SessionFrame::Refused { refusal, epoch }] }
+}
+
 /// The code for Go's text of a failed dial.
 fn refusal(text: &Bytes) -> Refusal {
     let text = String::from_utf8_lossy(text);
@@ -125,3 +132,6 @@ const MOST_WAITING: usize = 1000;
 const MOST_SESSIONS: usize = 20_000;
 /// SuperEdge's text for a message about a session that is gone.
 const GONE: &str = "msg cannot be forwarded due to disconnection";
+/// Names the two ways out.
+const NO_TLS: &str = "its edge is SuperEdge's, which speaks no TLS to targets: set mode = \"passthrough\" in \
+                      [mode.cloud.https], or run this program's edge there";
