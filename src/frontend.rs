@@ -1,6 +1,7 @@
 //! What the front ends share: why a client gets no session, and the HTTP answer for each cause.
 
 mod auth;
+mod client;
 mod connect;
 mod forward;
 mod passthrough;
@@ -9,6 +10,7 @@ mod serve;
 mod tcp;
 
 pub use auth::{Gate, Logins, Users, UsersError};
+pub use client::{ClientKey, sessions};
 pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
 pub use passthrough::Passthrough;
@@ -19,40 +21,16 @@ pub use serve::{
 };
 pub use tcp::Tcp;
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
-use crate::net::door::{self, Door, Limits, Source};
+use crate::net::door;
 use crate::protocol::{Code, Refusal};
 use crate::registry::NotFound;
 use crate::route::RouteError;
-
-/// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ClientKey {
-    /// A user, by the name that was proved.
-    User(Arc<str>),
-    /// An address, or the /64 of an IPv6 address.
-    Source(Source),
-}
-
-impl ClientKey {
-    /// The key of a client at `from`, which has proved to be `user` if that is given.
-    pub fn of(user: Option<&str>, from: IpAddr) -> Self {
-        user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
-    }
-}
-
-/// The door to the sessions of all front ends of a pod: at once `most` in all, and `for_one` for one client.
-pub fn sessions(most: usize, for_one: usize) -> Door<ClientKey> {
-    Door::new(Limits { slots: most, for_one, waiting: 0, patience: None })
-}
 
 /// Why a client gets no session.
 #[derive(Debug, thiserror::Error)]
