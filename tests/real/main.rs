@@ -9,6 +9,8 @@ mod certificates;
 #[path = "../support/wait.rs"]
 mod wait;
 
+#[cfg(feature = "kubernetes")]
+mod addresses;
 mod apiserver;
 mod cluster;
 mod command;
@@ -22,8 +24,10 @@ mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod names;
+mod network;
 mod parts;
 mod plain;
+mod play;
 mod pods;
 mod process;
 mod publish;
