@@ -16,10 +16,9 @@ use crate::protocol::{Link, LinkSender};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
-/// Only the keeper changes the state, and only it dials; others read the state and ask for a link by `wanted`. A
-/// request that comes while the keeper dials is kept by the `Notify` and taken back after the dial, as the link that it
-/// asked for is there. A waiter for a link subscribes to the state before it looks, so no change between the two is
-/// missed.
+/// Only the keeper changes the state and dials; others read the state and ask for a link by `wanted`. A request that
+/// comes during a dial is kept by the `Notify` and taken back after it, as its link is there. A waiter for a link
+/// subscribes to the state before it looks, so no change between the two is missed.
 #[derive(Debug)]
 pub(super) struct Sibling {
     /// Where its gRPC port is.
