@@ -1,4 +1,4 @@
-//! The one table from what went wrong to what HTTP says: status, word for metrics and logs, next step.
+//! The one table from what went wrong to an answer in HTTP: status, label for metrics and logs, next step.
 
 use http::StatusCode;
 
@@ -41,6 +41,9 @@ impl Denial {
             Self::NotLocated(why) => not_located(why),
             Self::OffLimits(_) => (S::FORBIDDEN, "off_limits", "ask for the node by its name"),
             Self::Direct(refusal) => not_dialled(refusal),
+            Self::NoServerName => {
+                (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
+            }
             Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
