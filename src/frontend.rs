@@ -5,6 +5,7 @@ mod connect;
 mod forward;
 mod serve;
 mod tcp;
+mod web;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::Connect;
@@ -14,6 +15,7 @@ pub use serve::{
     serve,
 };
 pub use tcp::Tcp;
+pub use web::{Http, Https, NodePort};
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -68,6 +70,12 @@ pub enum Denial {
     /// An HTTP request that is not passed on, as it could be read in more than one way.
     #[error("bad request: {0}")]
     Request(&'static str),
+    /// Nothing in the request says for which node it is.
+    #[error(
+        "neither Host nor server name (SNI) names a node, and the path no pod: kube-apiserver names it if started with \
+         --kubelet-certificate-authority"
+    )]
+    Unnamed,
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),
@@ -181,6 +189,11 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
             }
+            Self::Unnamed => (
+                S::MISDIRECTED_REQUEST,
+                "unnamed",
+                "ask by the node's name; or let this pod ask Kubernetes, so that it knows where pods are",
+            ),
             Self::Unanswered(_) => (
                 S::BAD_GATEWAY,
                 "no_answer",
