@@ -3,9 +3,11 @@
 mod asked;
 mod bridge;
 mod callers;
+mod certificates;
 mod connect;
 mod context;
 mod core;
+mod egress;
 mod files;
 mod gates;
 mod kubernetes;
@@ -20,7 +22,6 @@ mod tcp;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::net::TcpStream;
 use tracing::info;
 
 use self::core::Core;
@@ -31,7 +32,7 @@ use stop::Stopping;
 
 use crate::admin::{Admin, Readiness, Side};
 use crate::config::cloud::Cloud;
-use crate::frontend::{Connect, FrontEnd};
+use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
@@ -79,10 +80,10 @@ struct Prepared {
 type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 
 /// What the front end is called that speaks CONNECT.
-const CONNECT: &str = <Connect as FrontEnd<TcpStream>>::NAME;
+const CONNECT: &str = <Ssh as Module>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 2] = [connect::prepare, tcp::prepare];
+const MODULES: [Prepare; 3] = [connect::prepare, egress::prepare, tcp::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.

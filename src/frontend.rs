@@ -3,13 +3,15 @@
 mod auth;
 mod connect;
 mod forward;
+mod proved;
 mod serve;
 mod tcp;
 mod web;
 
 pub use auth::{Gate, Logins, Users, UsersError};
-pub use connect::Connect;
+pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
+pub use proved::{Local, Tls};
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::config::{self, Fault, Faults, Listen};
-use crate::net::listen::{BindError, Listener};
+use crate::net::listen::{BindError, Listener, LocalListener};
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.
@@ -117,6 +117,15 @@ impl Startup {
             return None;
         }
         Listener::bind(at).map_err(|error| self.unbound(key, &error)).ok()
+    }
+
+    /// As [`Self::bind`], for a unix socket.
+    pub fn bind_local(&mut self, key: &str, path: &Path) -> Option<LocalListener> {
+        if self.is_check || !self.is_given(key) {
+            return None;
+        }
+        let bound = LocalListener::bind(path);
+        bound.map_err(|error| self.fault(Kind::Port, key, error.to_string())).ok()
     }
 
     /// As [`Self::bind`], for the address that a table says; `Some(None)` where nobody asked for it and it cannot be had.

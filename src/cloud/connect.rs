@@ -3,7 +3,7 @@
 use super::gates::Gates;
 use super::ports::ClientPort;
 use crate::config::cloud::Cloud;
-use crate::frontend::Connect;
+use crate::frontend::{Connect, Ssh};
 use crate::startup::Startup;
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
@@ -12,5 +12,6 @@ pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
     let guard = gates.prepare(&ssh.access, startup);
     let listener = startup.bind_optional("mode.cloud.ssh", ssh.listen);
     let (guard, listener) = (guard?, listener?);
-    Some(listener.into_iter().map(|listener| ClientPort::tcp(listener, guard.clone(), |_| Connect)).collect())
+    let port = |listener| ClientPort::tcp(listener, guard.clone(), |_| Connect::<Ssh>::default());
+    Some(listener.into_iter().map(port).collect())
 }

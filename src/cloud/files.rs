@@ -46,14 +46,20 @@ impl Files {
     }
 }
 
-fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> {
-    let (server, tls) = (&settings.server, &settings.tls);
+/// What TLS speaks at the ports of a pod, and warnings about it.
+pub(super) fn offer(settings: &Cloud, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
+    let tls = &settings.tls;
     let min_version = match tls.min_version {
         TlsVersion::V12 => "VersionTLS12",
         TlsVersion::V13 => "VersionTLS13",
     };
     let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
-    let offer = startup.keep(Kind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer);
+    startup.keep(Kind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
+}
+
+fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> {
+    let server = &settings.server;
+    let offer = offer(settings, startup);
     // Each file by itself, so that all faults are noted.
     let cert = startup.holds(CERT, &server.cert, |text| pem::certs(&server.cert, text));
     let key = startup.holds(KEY, &server.key, |text| pem::key(&server.key, text));

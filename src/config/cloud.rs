@@ -9,14 +9,18 @@ use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unse
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
+mod certificates;
 mod cluster;
+mod egress;
 mod registry;
 mod siblings;
 mod ssh;
 mod tcp;
 
 pub use access::{Access, Auth};
+pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
+pub use egress::Egress;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
@@ -31,6 +35,8 @@ pub struct Cloud {
     pub tls: Tls,
     /// Where clients come in with CONNECT, and who may.
     pub ssh: Ssh,
+    /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
+    pub egress: Option<Egress>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// Limits of sessions.
@@ -137,8 +143,14 @@ impl Cloud {
             ("mode.cloud.stream.server.key", self.server.key.as_path()),
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
-        if let Auth::Basic { users, key } = &self.ssh.access.auth {
-            all.push((key, users));
+        let egress = self.egress.as_ref().map(Egress::access);
+        for access in egress.into_iter().chain([&self.ssh.access]) {
+            if let Auth::Basic { users, key } = &access.auth {
+                all.push((key, users));
+            }
+        }
+        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+            all.push(("mode.cloud.egress.key", &certificates.key));
         }
         if let Publish::Etcd(etcd) = &self.registry.publish {
             all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
@@ -161,6 +173,7 @@ impl Cloud {
         let settings = Self {
             server,
             tls: tls(&mut cloud, report),
+            egress: egress::read(&mut cloud, &ssh.access, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             ssh,
             session: session(&mut cloud, report),

@@ -1,6 +1,9 @@
 //! Where to listen, written as an address (ours) or as a port on all interfaces (SuperEdge's).
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use toml::de::DeValue;
 
 use super::fold::{Report, Table};
 use super::{Concern, Listen, value};
@@ -18,6 +21,15 @@ impl Listen {
     }
 }
 
+/// Where clients come in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// An address with a port.
+    Port(Listen),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
 /// Reads `listen` or, instead, `port`. `None`: both are absent.
 pub(super) fn read(
     table: &mut Table<'_>,
@@ -25,19 +37,54 @@ pub(super) fn read(
     port: &'static str,
     report: &mut Report,
 ) -> Option<Listen> {
-    let address: Option<SocketAddr> = table.read(listen, value::socket, report);
-    let number: Option<u16> = table.read(port, value::port, report);
-    if table.has(listen) && table.has(port) {
-        let found = format!("{port} is given as well");
-        table.complain(listen, Some(found), format!("both say where to listen: keep {listen}"), report);
+    let place = one_of(table, (listen, |value| value::socket(value).map(Err)), &[port], report);
+    match place? {
+        Place::Port(listen) => Some(listen),
+        Place::Unix(_) => None,
     }
-    if number == Some(0) {
-        let text = "0 takes a free port, another one at each start; the log tells which";
-        report.warn(table.key(port), Concern::Surprise, text);
+}
+
+/// Reads `listen`, which may be `unix:/path`, or instead one of the spellings of a port. `None`: all are absent.
+pub(super) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut Report) -> Option<Place> {
+    let wanted = "want ip:port, for example 127.0.0.1:8000, or unix:/path";
+    let reader = |value: &DeValue<'_>| match value::text(value)?.strip_prefix("unix:") {
+        Some(path) if path.starts_with('/') && !path.contains('\0') => Ok(Ok(path.into())),
+        Some(_) => Err(value::wrong(value, wanted)),
+        None => value::socket(value).map(Err).map_err(|_| value::wrong(value, wanted)),
+    };
+    one_of(table, (LISTEN, reader), ports, report)
+}
+
+/// Reads one of several keys that say where to listen.
+fn one_of(
+    table: &mut Table<'_>,
+    (listen, reader): (
+        &'static str,
+        impl FnOnce(&DeValue<'_>) -> Result<Result<PathBuf, SocketAddr>, value::Wrong>,
+    ),
+    ports: &[&'static str],
+    report: &mut Report,
+) -> Option<Place> {
+    let port = |at, key| Place::Port(Listen { at, implicit: false, key });
+    let mut found = table.read(listen, reader, report).map(|place| match place {
+        Ok(path) => Place::Unix(path),
+        Err(at) => port(at, listen),
+    });
+    let mut first = table.has(listen).then_some(listen);
+    for key in ports {
+        let number: Option<u16> = table.read(key, value::port, report);
+        if let Some(first) = first.filter(|_| table.has(key)) {
+            let found = format!("{key} is given as well");
+            table.complain(first, Some(found), format!("both say where to listen: keep {first}"), report);
+        }
+        if number == Some(0) {
+            let text = "0 takes a free port, another one at each start; the log tells which";
+            report.warn(table.key(key), Concern::Surprise, text);
+        }
+        first = first.or(table.has(key).then_some(key));
+        found = found.or(number.map(|number| port((Ipv4Addr::UNSPECIFIED, number).into(), key)));
     }
-    let everywhere = |number| (SocketAddr::from((Ipv4Addr::UNSPECIFIED, number)), port);
-    let found = address.map(|at| (at, listen)).or(number.map(everywhere));
-    found.map(|(at, key)| Listen { at, implicit: false, key })
+    found
 }
 
 /// Reads where health, log level and metrics are served. Absent: on loopback, where nobody else can turn the log up.
@@ -64,6 +111,9 @@ pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Netw
     }
     Some(proxies)
 }
+
+/// The key that says where clients come in.
+const LISTEN: &str = "listen";
 
 /// The key of every table with a port that balancers may stand before.
 const PROXIES: &str = "proxy_protocol";

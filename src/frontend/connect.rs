@@ -3,6 +3,7 @@
 mod head;
 mod request;
 
+use std::marker::PhantomData;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
@@ -15,14 +16,40 @@ use super::serve::{FrontEnd, Granted, Handshake, Visit};
 use crate::net::socket::Connection;
 use crate::protocol::Category;
 
-/// CONNECT over a stream of any kind.
-#[derive(Debug)]
-pub struct Connect;
+/// CONNECT over a stream of any kind, as one of SuperEdge's modules.
+#[derive(Debug, Default)]
+pub struct Connect<M>(PhantomData<fn() -> M>);
 
-impl<C: Connection + 'static> FrontEnd<C> for Connect {
-    /// SuperEdge's module.
+/// One of SuperEdge's modules that are asked with CONNECT.
+pub trait Module: 'static {
+    /// Its name in metrics and the access log.
+    const NAME: &'static str;
+
+    /// The category that the Open frame carries.
+    const CATEGORY: Category;
+}
+
+/// CONNECT for people and their tools.
+#[derive(Debug, Default)]
+pub struct Ssh;
+
+/// CONNECT for kube-apiserver.
+#[derive(Debug, Default)]
+pub struct Egress;
+
+impl Module for Ssh {
     const NAME: &'static str = "ssh";
     const CATEGORY: Category = Category::Ssh;
+}
+
+impl Module for Egress {
+    const NAME: &'static str = "egress";
+    const CATEGORY: Category = Category::Egress;
+}
+
+impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
+    const NAME: &'static str = M::NAME;
+    const CATEGORY: Category = M::CATEGORY;
     type Connection = C;
 
     fn span(&self, from: SocketAddr) -> Span {

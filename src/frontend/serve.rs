@@ -117,7 +117,7 @@ where
     F: FrontEnd<L::Stream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = Door::new(Limits::slots(files::at_most(HEADS, 8)));
+    let door = Door::new(Limits::slots(files::at_most(WAITING, 8)));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
@@ -211,7 +211,7 @@ async fn too_slow(asked: oneshot::Receiver<()>) {
 pub const HEAD_TIME: Duration = Duration::from_secs(10);
 
 /// Connections to one front end at most that have not sent a head or not passed the checks.
-const HEADS: usize = 4096;
+pub(super) const WAITING: usize = 4096;
 
 #[cfg(test)]
 pub(super) mod tests;

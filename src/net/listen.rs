@@ -1,5 +1,7 @@
 //! Listening sockets, and the options of the sockets that carry our traffic.
 
+mod unix;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -9,6 +11,8 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::{error, info, warn};
+
+pub use unix::{LocalBindError, LocalListener};
 
 use super::socket::Connection;
 
@@ -80,24 +84,32 @@ impl Listener {
     /// Never fails: what concerns one connection is skipped, and when the system lacks something (files, memory) the
     /// next try comes after a pause; the first such failure and the end of the trouble are logged. Cancel safe.
     pub async fn accept(&self) -> (TcpStream, SocketAddr) {
-        let mut failing = false;
-        loop {
-            match self.socket.accept().await {
-                Ok(accepted) => {
-                    if failing {
-                        info!(at = %self.at, "accepting connections again");
-                    }
-                    return accepted;
+        accept_next(self.at, || self.socket.accept()).await
+    }
+}
+
+/// Accepts until it succeeds: what concerns one connection is skipped, and what the system lacks is tried again.
+async fn accept_next<T, F>(at: impl fmt::Display, accept: impl Fn() -> F) -> T
+where
+    F: Future<Output = io::Result<T>>,
+{
+    let mut failing = false;
+    loop {
+        match accept().await {
+            Ok(accepted) => {
+                if failing {
+                    info!(%at, "accepting connections again");
                 }
-                Err(cause) if is_of_one_connection(&cause) => {}
-                Err(cause) => {
-                    if !failing {
-                        warn!(at = %self.at, %cause, "cannot accept connections, trying on; too few open files? \
-                               (ulimit -n, LimitNOFILE)");
-                    }
-                    failing = true;
-                    tokio::time::sleep(PAUSE).await;
+                return accepted;
+            }
+            Err(cause) if is_of_one_connection(&cause) => {}
+            Err(cause) => {
+                if !failing {
+                    warn!(%at, %cause, "cannot accept connections, trying on; too few open files? \
+                           (ulimit -n, LimitNOFILE)");
                 }
+                failing = true;
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }

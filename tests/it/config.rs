@@ -39,7 +39,11 @@ tls_cipher_suites = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,TLS_ECDHE_ECDSA_WITH_
 [mode.cloud.ssh]
 port = 0
 [mode.cloud.egress]
-port = 8000
+port = 0
+servercert = "{dir}/cloud.crt"
+serverkey = "{dir}/cloud.key"
+[mode.cloud.http_proxy]
+port = 8080
 "#
     );
     let (settings, warnings) = Cloud::read(&cloud, &Environment::default()).unwrap();

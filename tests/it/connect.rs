@@ -167,15 +167,7 @@ async fn a_target_that_speaks_first_is_heard_behind_the_head() {
 #[tokio::test]
 async fn a_client_that_breaks_off_breaks_its_target_off() {
     let place = TestDir::new();
-    let (told, mut tells) = tokio::sync::mpsc::channel(1);
-    let target = targets::serve(move |mut socket| {
-        let told = told.clone();
-        async move {
-            let ended = socket.read_to_end(&mut Vec::new()).await;
-            told.send(ended.unwrap_err().kind()).await.unwrap();
-        }
-    })
-    .await;
+    let (target, mut tells) = targets::broken_off().await;
     let pod = TestPod::start(&place);
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", target)).await;

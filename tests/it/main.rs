@@ -16,6 +16,7 @@ mod conflict;
 mod connect;
 mod doors;
 mod drain;
+mod egress;
 mod finding;
 mod herd;
 mod hostile;

@@ -70,7 +70,7 @@ impl Proofs {
 impl Access {
     /// Reads the keys of a front end's table; what it leaves out is as in `default`.
     pub(super) fn read(table: &mut Table<'_>, proofs: Proofs, default: &Self, report: &mut Report) -> Self {
-        let rules = rules(table, report);
+        let rules = rules(table, proofs, report);
         let auth = auth(table, proofs, &default.auth, report);
         if let (Some(rules), Some(Auth::None)) = (&rules, &auth)
             && rules.name_users()
@@ -107,12 +107,12 @@ impl Access {
     }
 }
 
-fn rules(table: &mut Table<'_>, report: &mut Report) -> Option<Rules> {
+fn rules(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<Rules> {
     let tables = table.tables("rules", report);
     let rules: Rules = tables
         .into_iter()
         .map(|mut table| {
-            let rule = rule(&mut table, report);
+            let rule = rule(&mut table, proofs, report);
             table.finish(report);
             rule
         })
@@ -175,8 +175,10 @@ fn names(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<V
     names
 }
 
-fn rule(table: &mut Table<'_>, report: &mut Report) -> Rule {
+fn rule(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Rule {
     let user = |value: &_| match value::word(value)? {
+        // A password's user has no ':' in his name; who is known by a certificate may.
+        name if proofs.certified() && !name.contains('*') => Ok(name),
         name if name.contains([':', '*']) => Err(value::wrong(
             value,
             "want a user's name without ':' and '*'; for all users leave the list out",

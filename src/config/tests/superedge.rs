@@ -1,6 +1,7 @@
 //! Files as SuperEdge's manifests and documents have them: all of them load.
 
 use super::*;
+use crate::config::cloud::Egress;
 
 /// From the documents of v0.1 to v0.3, with their own comments.
 const CLOUD_OLD: &str = r#"
@@ -171,7 +172,12 @@ fn a_cloud_file_of_the_middle_years_loads() {
     let (cloud, warnings) = cloud(CLOUD_HTTPS);
     assert_eq!(cloud.server.log_listen.at.port(), 51010);
     assert_eq!(cloud.ssh.listen, Listen { at: "0.0.0.0:22".parse().unwrap(), implicit: false, key: "port" });
-    let unserved = ["egress", "http_proxy", "https", "stream.dns"];
+    let Some(Egress::Port { listen, certificates, .. }) = &cloud.egress else { panic!("{:?}", cloud.egress) };
+    assert_eq!((listen.at.to_string().as_str(), listen.key), ("0.0.0.0:8000", "egressport"));
+    assert!(
+        certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
+    );
+    let unserved = ["http_proxy", "https", "stream.dns"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
 }
 
@@ -181,7 +187,11 @@ fn the_newest_cloud_file_loads() {
     assert_eq!(cloud.server.metrics_listen.map(|l| l.at), Some("0.0.0.0:6000".parse().unwrap()));
     assert_eq!(cloud.tls.min_version, TlsVersion::V12);
     assert_eq!(cloud.tls.cipher_suites.len(), 2);
-    let unserved = ["mode.cloud.egress", "mode.cloud.http_proxy", "mode.cloud.stream.register"];
+    let Some(Egress::Port { listen, certificates, .. }) = &cloud.egress else { panic!("{:?}", cloud.egress) };
+    assert_eq!((listen.at.port(), certificates.client_ca.as_ref()), (8000, None));
+    assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
+    assert_eq!(warned(&warnings, Concern::OpenDoor)[0], "mode.cloud.egress.port", "{warnings:?}");
+    let unserved = ["mode.cloud.http_proxy", "mode.cloud.stream.register"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved);
     assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.tls.tls_min_version"]);
 }
@@ -221,7 +231,7 @@ fn a_template_that_was_not_filled_in_loads_and_is_named() {
 #[test]
 fn a_typo_in_a_table_that_is_not_served_is_a_fault_still() {
     for (text, key) in [
-        ("[mode.cloud.egress]\nprot = 1", "mode.cloud.egress.prot"),
+        ("[mode.cloud.http_proxy]\nprot = 1", "mode.cloud.http_proxy.prot"),
         ("[mode.cloud.stream.dns]\nconfig = \"\"", "mode.cloud.stream.dns.config"),
     ] {
         assert_eq!(cloud_faults(text).iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), [key]);

@@ -106,6 +106,11 @@ impl<'a> Visit<'a> {
         }
     }
 
+    /// Its slot at the door, until its session is opened.
+    pub(in crate::frontend) fn slot(&self) -> Option<&Slot> {
+        self.door.as_ref()
+    }
+
     /// Address of the client.
     pub fn from(&self) -> SocketAddr {
         self.from

@@ -121,3 +121,55 @@ const FIRST_BYTE: Duration = Duration::from_secs(3);
 
 /// Time that a turn lasts.
 const TURN: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::tls::tests::{Authority, client, server};
+    use crate::net::tls::{Clients, Trust, server_name};
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsConnector;
+
+    async fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    }
+
+    fn slot(from: SocketAddr) -> Slot {
+        Door::new(Limits::slots(1)).try_enter(&Source::of(from.ip())).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_handshake_gives_way_to_another_source_and_silence_ends_by_itself() {
+        let ca = Authority::new("ca");
+        let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: Some(PATIENCE) };
+        let acceptor = Acceptor {
+            tls: server(ca.issue("s", "a.b"), Clients::Anonymous),
+            turns: Door::new(limits),
+            pool: Pool::new(),
+        };
+        let (slow, other) = ("192.0.2.1:1".parse().unwrap(), "192.0.2.2:1".parse().unwrap());
+        let (mut stalls, served) = pair().await;
+        stalls.write_all(&[22]).await.unwrap();
+        let (slow_slot, other_slot) = (slot(slow), slot(other));
+        let first = acceptor.accept(served, slow, &slow_slot);
+        let second = async {
+            // The first one has its turn by then.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let (speaks, served) = pair().await;
+            let connect = TlsConnector::from(client(Trust::Ca(ca.ca()), None).load());
+            let connects = connect.connect(server_name("a.b").unwrap(), speaks);
+            let (accepted, connected) = tokio::join!(acceptor.accept(served, other, &other_slot), connects);
+            connected.and(accepted.map_err(std::io::Error::other)).map(|shaken| shaken.names())
+        };
+        let (first, second) = tokio::join!(first, second);
+        assert_eq!((first.unwrap_err().cause, second.unwrap()), ("gave_way", None));
+
+        let (_silent, served) = pair().await;
+        let begun = Instant::now();
+        assert_eq!(acceptor.accept(served, slow, &slow_slot).await.unwrap_err().cause, "silent");
+        assert_eq!(begun.elapsed().as_secs(), FIRST_BYTE.as_secs());
+    }
+}

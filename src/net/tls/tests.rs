@@ -57,11 +57,11 @@ where
     (near.unwrap(), far.unwrap())
 }
 
-fn server(identity: Identity, clients: Clients) -> Reload<ServerConfig> {
+pub(crate) fn server(identity: Identity, clients: Clients) -> Reload<ServerConfig> {
     Server { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }.load().unwrap()
 }
 
-fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
+pub(crate) fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
     Client { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
 }
 

@@ -11,6 +11,7 @@ use tunnel::config::Environment;
 use tunnel::config::cloud::Cloud;
 use tunnel::edge::Edge;
 use tunnel::names::{NodeName, Target};
+use tunnel::net::tls::Identity;
 use tunnel::registry::{Linked, NodeLocation as Where};
 
 use super::clients::{self, Answer};
@@ -45,6 +46,13 @@ impl TestDir {
 
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// What a client shows that is called so.
+    pub(crate) fn client(&self, name: &str) -> Identity {
+        let identity = Identity { cert: self.path().join("client.crt"), key: self.path().join("client.key") };
+        self.authority.0.client(name).unwrap().write(&identity.cert, &identity.key).unwrap();
+        identity
     }
 
     /// Writes a file into the directory.

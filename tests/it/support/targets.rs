@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
 
 use super::beside;
 
@@ -80,4 +81,18 @@ pub(crate) async fn nothing() -> SocketAddr {
 /// Bytes in which every one that is lost, doubled or moved shows.
 pub(crate) fn pattern(bytes: usize) -> Vec<u8> {
     (0..bytes.div_ceil(4)).flat_map(|n| u32::try_from(n).unwrap().to_be_bytes()).take(bytes).collect()
+}
+
+/// Tells how each of its connections failed.
+pub(crate) async fn broken_off() -> (SocketAddr, mpsc::Receiver<std::io::ErrorKind>) {
+    let (told, tells) = mpsc::channel(1);
+    let at = serve(move |mut socket| {
+        let told = told.clone();
+        async move {
+            let ended = socket.read_to_end(&mut Vec::new()).await;
+            told.send(ended.unwrap_err().kind()).await.unwrap();
+        }
+    })
+    .await;
+    (at, tells)
 }

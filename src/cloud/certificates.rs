@@ -1,0 +1,31 @@
+//! Reads what a client port behind TLS shows and asks for.
+
+use tokio_rustls::rustls::ServerConfig;
+
+use super::files;
+use crate::config::cloud::{Certificates, Cloud};
+use crate::net::pem;
+use crate::net::reload::Reload;
+use crate::net::tls::{Clients, Identity, Server};
+use crate::startup::{Kind, Startup};
+
+/// The TLS of a port whose clients speak HTTP/1; `None`: there are faults, which `startup` has noted.
+pub(super) fn read(
+    settings: &Cloud,
+    certificates: &Certificates,
+    startup: &mut Startup,
+) -> Option<Reload<ServerConfig>> {
+    let Certificates { cert, key, client_ca, .. } = certificates;
+    let keys = ["cert", "key", "client_ca"].map(|file| certificates.key(file));
+    let offer = files::offer(settings, startup);
+    // Each file by itself, so that all faults are noted.
+    let has_cert = startup.holds(&keys[0], cert, |text| pem::certs(cert, text));
+    let has_key = startup.holds(&keys[1], key, |text| pem::key(key, text));
+    let ca = client_ca.as_ref();
+    let has_ca = ca.is_none_or(|ca| startup.holds(&keys[2], ca, |text| pem::certs(ca, text)));
+    let (offer, _) = offer.filter(|_| has_cert && has_key && has_ca)?;
+    let identity = Identity { cert: cert.clone(), key: key.clone() };
+    let clients = ca.cloned().map_or(Clients::Anonymous, Clients::Required);
+    let server = Server { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
+    startup.keep(Kind::Config, &[&keys[0], &keys[1]], server.load())
+}

@@ -1,0 +1,105 @@
+//! Front ends whose clients are known by their connection: by a certificate, or as users of this machine.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::rustls::ServerConfig;
+use tracing::{Span, info};
+
+use super::Denial;
+use super::serve::{FrontEnd, Handshake, Proof, Visit, WAITING};
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::socket::Socket;
+use crate::net::splice::linger;
+use crate::net::tls::{Acceptor, Shaken, TlsSocket};
+use crate::protocol::Category;
+
+/// A front end behind TLS. A client that shows a certificate is who that says.
+#[derive(Debug)]
+pub struct Tls<F> {
+    front_end: F,
+    acceptor: Acceptor,
+    pool: Pool,
+}
+
+/// A front end on a unix socket. A client is its user on this machine: `uid=0` for root.
+#[derive(Debug)]
+pub struct Local<F>(pub F);
+
+impl<F> Tls<F> {
+    /// Puts a front end behind TLS.
+    pub fn new(front_end: F, tls: Reload<ServerConfig>, pool: Pool) -> Self {
+        Self { front_end, acceptor: Acceptor::new(tls, pool.clone(), WAITING), pool }
+    }
+}
+
+impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
+    const NAME: &'static str = F::NAME;
+    const CATEGORY: Category = F::CATEGORY;
+    type Connection = F::Connection;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        self.front_end.span(from)
+    }
+
+    /// An alert, the one thing that can be said before the handshake.
+    fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
+        let description = if matches!(denial, Denial::Forbidden(_)) { ACCESS_DENIED } else { INTERNAL_ERROR };
+        Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
+    }
+
+    async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<F::Connection> {
+        let Some(slot) = visit.slot() else { return Handshake::Failed { cause: "tls", socket: None } };
+        let unshaken = match self.acceptor.accept(socket, visit.from(), slot).await {
+            Ok(shaken) => {
+                // From now on it is the client who is silent.
+                slot.waits();
+                if let Some(names) = shaken.names() {
+                    visit.proof = Proof::Certificate(names);
+                }
+                let Shaken { stream, turn, .. } = shaken;
+                drop(turn);
+                return self.front_end.handshake(stream, visit).await;
+            }
+            Err(unshaken) => unshaken,
+        };
+        let refusals = &visit.context().metrics.refusals;
+        if unshaken.socket.is_some() && refusals.may_tell(unshaken.cause, visit.from().ip()) {
+            info!("{unshaken}");
+        }
+        if let Some(socket) = unshaken.socket {
+            // Closed with care, so that the alert arrives.
+            linger(&mut Socket::new(socket, self.pool.clone())).await;
+        }
+        Handshake::Failed { cause: unshaken.cause, socket: None }
+    }
+}
+
+impl<F: FrontEnd<UnixStream>> FrontEnd<UnixStream> for Local<F> {
+    const NAME: &'static str = F::NAME;
+    const CATEGORY: Category = F::CATEGORY;
+    type Connection = F::Connection;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        self.0.span(from)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        self.0.rejection_bytes(denial, trace)
+    }
+
+    async fn handshake(&self, socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<F::Connection> {
+        if let Ok(user) = socket.peer_cred() {
+            visit.proof = Proof::User(format!("uid={}", user.uid()));
+        }
+        self.0.handshake(socket, visit).await
+    }
+}
+
+/// RFC 8446: the type of the record, its level, and what it says.
+const ALERT: u8 = 21;
+const FATAL: u8 = 2;
+const ACCESS_DENIED: u8 = 49;
+const INTERNAL_ERROR: u8 = 80;
