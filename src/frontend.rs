@@ -3,6 +3,7 @@
 mod auth;
 mod connect;
 mod forward;
+mod passthrough;
 mod proved;
 mod serve;
 mod tcp;
@@ -11,6 +12,7 @@ mod web;
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
+pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
@@ -87,6 +89,12 @@ pub enum Denial {
     /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
+    /// A TLS client that names no server, so that the node cannot be told.
+    #[error(
+        "the client's TLS hello names no node (it has no SNI): kube-apiserver names one only if it is started with \
+         --kubelet-certificate-authority"
+    )]
+    NoServerName,
     /// The port leads to whichever node there is, and there is none.
     #[error("no node is linked to this pod, and none is known to be linked to another")]
     NoNodes,
@@ -205,6 +213,9 @@ impl Denial {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
             Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
+            Self::NoServerName => {
+                (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
+            }
             Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
@@ -333,6 +344,7 @@ mod tests {
             (Denial::Credentials, 407),
             (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
             (Denial::NoNodes, 502),
+            (Denial::NoServerName, 421),
             (Denial::Busy("draining"), 503),
             (RouteError::Busy("full").into(), 503),
             (offline(), 502),

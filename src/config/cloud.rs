@@ -12,6 +12,7 @@ mod access;
 mod certificates;
 mod cluster;
 mod egress;
+mod https;
 mod registry;
 mod siblings;
 mod ssh;
@@ -21,6 +22,7 @@ pub use access::{Access, Auth};
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
+pub use https::{Http, Https, HttpsMode, NodePort};
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
@@ -39,6 +41,10 @@ pub struct Cloud {
     pub egress: Option<Egress>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
+    /// TLS ports, each for one port of every node.
+    pub https: Https,
+    /// HTTP ports, each for one port of every node.
+    pub http: Http,
     /// Limits of sessions.
     pub session: Session,
     /// Where others learn which node is at this pod.
@@ -144,13 +150,21 @@ impl Cloud {
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
         let egress = self.egress.as_ref().map(Egress::access);
-        for access in egress.into_iter().chain([&self.ssh.access]) {
-            if let Auth::Basic { users, key } = &access.auth {
+        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress) {
+            // What several tables take from one is one file.
+            if let Auth::Basic { users, key } = &access.auth
+                && !all.contains(&(key, users))
+            {
                 all.push((key, users));
             }
         }
         if let Some(Egress::Port { certificates, .. }) = &self.egress {
             all.push(("mode.cloud.egress.key", &certificates.key));
+        }
+        if let HttpsMode::Terminate(certificates) = &self.https.mode
+            && !self.https.ports.is_empty()
+        {
+            all.push(("mode.cloud.https.key", &certificates.key));
         }
         if let Publish::Etcd(etcd) = &self.registry.publish {
             all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
@@ -175,6 +189,8 @@ impl Cloud {
             tls: tls(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
+            https: https::read(&mut cloud, &ssh.access, report),
+            http: https::read_http(&mut cloud, &ssh.access, report),
             ssh,
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),

@@ -24,6 +24,7 @@ mod inside;
 mod links;
 mod memory;
 mod opener;
+mod passthrough;
 mod plain;
 mod publish;
 mod refusals;
