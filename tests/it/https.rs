@@ -43,7 +43,8 @@ async fn web<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, client: &str) ->
     loop {
         let head = head(stream).await?;
         let answer = if head.starts_with("GET /exec ") {
-            let changed = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nhi";
+            let changed =
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nhi";
             stream.write_all(changed.as_bytes()).await?;
             let mut buffer = [0; 1024];
             loop {
@@ -99,7 +100,9 @@ async fn terminating(place: &TestDir, target: SocketAddr) -> (TestPod, Edge) {
     let pod = TestPod::with(place, &more);
     let identity = place.client("apiserver");
     let (cert, key) = (identity.cert.display(), identity.key.display());
-    let edge = edge_with(place, &pod, "node-a", &format!("[mode.edge.https]\ncert = \"{cert}\"\nkey = \"{key}\"\n")).await;
+    let edge =
+        edge_with(place, &pod, "node-a", &format!("[mode.edge.https]\ncert = \"{cert}\"\nkey = \"{key}\"\n"))
+            .await;
     (pod, edge)
 }
 
@@ -160,15 +163,26 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
     let (target, connections) = web_tls(&place).await;
     let (pod, edge) = terminating(&place, target).await;
     let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
-    say(&mut client, "PUT /put HTTP/1.1\r\nHost: node-a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n").await;
+    say(
+        &mut client,
+        "PUT /put HTTP/1.1\r\nHost: node-a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n",
+    )
+    .await;
     hears(&mut client, "HTTP/1.1 100 Continue\r\n\r\n").await;
     say(&mut client, "body").await;
     hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody").await;
     say(&mut client, "GET /sum HTTP/1.1\r\nHost: node-a\r\nTE: trailers\r\nConnection: TE\r\n\r\n").await;
     let answer = head(&mut client).await.unwrap().to_lowercase();
-    assert!(answer.contains("trailer: x-sum\r\n") && answer.contains("transfer-encoding: chunked\r\n"), "{answer}");
+    assert!(
+        answer.contains("trailer: x-sum\r\n") && answer.contains("transfer-encoding: chunked\r\n"),
+        "{answer}"
+    );
     hears(&mut client, "2\r\nok\r\n0\r\nx-sum: 2\r\n\r\n").await;
-    say(&mut client, "GET /exec HTTP/1.1\r\nHost: node-a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly").await;
+    say(
+        &mut client,
+        "GET /exec HTTP/1.1\r\nHost: node-a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly",
+    )
+    .await;
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
     hears(&mut client, "hiearly").await;
     say(&mut client, "more").await;
@@ -198,7 +212,11 @@ async fn who_shows_no_certificate_or_another_name_is_not_let_in() {
     assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 403 "));
     assert_eq!(connections.load(Relaxed), 0);
     let h2 = dial(&pod, NAME, Some(place.client("apiserver")), &["h2"]).await.unwrap_err();
-    assert!(h2.to_string().contains("no_application_protocol") || h2.to_string().contains("NoApplicationProtocol"), "{h2}");
+    assert!(
+        h2.to_string().contains("no_application_protocol")
+            || h2.to_string().contains("NoApplicationProtocol"),
+        "{h2}"
+    );
 }
 
 #[tokio::test]
