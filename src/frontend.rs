@@ -1,15 +1,18 @@
 //! What the front ends share: why a client gets no session, and the HTTP answer for each cause.
 
 mod auth;
+mod client;
 mod connect;
 mod forward;
 mod passthrough;
 mod proved;
 mod serve;
+mod statuses;
 mod tcp;
 mod web;
 
 pub use auth::{Gate, Logins, Users, UsersError};
+pub use client::{ClientKey, sessions};
 pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
 pub use passthrough::Passthrough;
@@ -21,40 +24,17 @@ pub use serve::{
 pub use tcp::Tcp;
 pub use web::{Http, Https, NodePort};
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
-use crate::net::door::{self, Door, Limits, Source};
-use crate::protocol::{Code, Refusal};
-use crate::registry::NotFound;
+use crate::net::door;
+use crate::protocol::Refusal;
+use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
-
-/// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ClientKey {
-    /// A user, by the name that was proved.
-    User(Arc<str>),
-    /// An address, or the /64 of an IPv6 address.
-    Source(Source),
-}
-
-impl ClientKey {
-    /// The key of a client at `from`, which has proved to be `user` if that is given.
-    pub fn of(user: Option<&str>, from: IpAddr) -> Self {
-        user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
-    }
-}
-
-/// The door to the sessions of all front ends of a pod: at once `most` in all, and `for_one` for one client.
-pub fn sessions(most: usize, for_one: usize) -> Door<ClientKey> {
-    Door::new(Limits { slots: most, for_one, waiting: 0, patience: None })
-}
+use statuses::in_general;
 
 /// Why a client gets no session.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +75,15 @@ pub enum Denial {
          --kubelet-certificate-authority"
     )]
     NoServerName,
+    /// The target is known, and at no node, or at two.
+    #[error(transparent)]
+    NotLocated(#[from] NotLocated),
+    /// Loopback, link-local, a cloud's metadata and the like: no pod dials them for clients.
+    #[error("{0} is no target: the cloud never dials itself, its links or its metadata for clients")]
+    OffLimits(Target),
+    /// The target is at no node, and this process could not dial it.
+    #[error("{0}")]
+    Direct(Refusal),
     /// The port leads to whichever node there is, and there is none.
     #[error("no node is linked to this pod, and none is known to be linked to another")]
     NoNodes,
@@ -143,6 +132,10 @@ impl Denial {
                 format!("node {node}: {}", in_general(refusal.code))
             }
             Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::Direct(refusal) if !trusted => in_general(refusal.code).to_owned(),
+            Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
+                format!("{ip} is an address at several nodes")
+            }
             other => other.to_string(),
         }
     }
@@ -176,100 +169,6 @@ impl Denial {
 
     fn body(&self, trusted: bool, trace: &str) -> String {
         format!("{}\ntrace: {trace}\nnext: {}\n", self.sentence(trusted), self.next_step())
-    }
-
-    /// Status, fixed word and next step for each cause.
-    fn row(&self) -> (StatusCode, &'static str, &'static str) {
-        use StatusCode as S;
-        match self {
-            Self::BadTarget(_) => {
-                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
-            }
-            Self::Forbidden(_) => (
-                S::FORBIDDEN,
-                "forbidden",
-                "ask the operator of tunnel-cloud to allow it in allow_from or rules",
-            ),
-            Self::Method => (
-                S::METHOD_NOT_ALLOWED,
-                "method",
-                "use this port as a proxy for CONNECT, as ssh and curl -p do",
-            ),
-            Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
-            Self::Request(_) => {
-                (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
-            }
-            Self::Unnamed => (
-                S::MISDIRECTED_REQUEST,
-                "unnamed",
-                "ask by the node's name; or let this pod ask Kubernetes, so that it knows where pods are",
-            ),
-            Self::Unanswered(_) => (
-                S::BAD_GATEWAY,
-                "no_answer",
-                "see what the service at that port of the node logs, and whether it speaks HTTP",
-            ),
-            Self::Credentials => {
-                (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
-            }
-            Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
-            Self::NoServerName => {
-                (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
-            }
-            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
-            Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
-                (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
-            }
-            Self::Route(RouteError::Offline { .. }) => (
-                S::BAD_GATEWAY,
-                "offline",
-                "check that tunnel-edge runs on that node, and read what it logs about its link",
-            ),
-            Self::Route(RouteError::Timeout { .. }) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
-            }
-            Self::Route(RouteError::Refused { refusal, .. }) => refused(refusal),
-        }
-    }
-}
-
-/// The same for a refusal by the far end, docs/protocol.md#codes.
-fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
-    let (status, next) = match refusal.code {
-        Code::TargetRefused => {
-            (StatusCode::BAD_GATEWAY, "check that the service listens on that port of the node")
-        }
-        Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
-        Code::TargetUnreachable => {
-            (StatusCode::BAD_GATEWAY, "check that the node can resolve and reach the target")
-        }
-        Code::NotAllowed => {
-            (StatusCode::FORBIDDEN, "add the target to [mode.edge.allow] in that node's config")
-        }
-        Code::Busy => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment, or raise [mode.edge.session] memory in that node's config",
-        ),
-        Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
-        Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
-            (StatusCode::BAD_GATEWAY, "search the pod's log for the trace")
-        }
-    };
-    (status, refusal.code.name(), next)
-}
-
-/// What a code means, without the far end's own text, which may hold addresses.
-fn in_general(code: Code) -> &'static str {
-    match code {
-        Code::TargetRefused => "the target refused the connection",
-        Code::TargetTimeout => "the target did not answer in time",
-        Code::TargetUnreachable => "the target cannot be reached",
-        Code::NotAllowed => "the target is not allowed",
-        Code::NotHere => "the node is not here",
-        Code::Busy => "the node can take no more sessions",
-        Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
-        Code::Violation => "the protocol was violated",
-        Code::Internal => "internal error",
     }
 }
 
@@ -317,6 +216,7 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Code;
     use crate::registry::Unreachable;
     use std::time::Duration;
 

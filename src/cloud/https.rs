@@ -1,7 +1,5 @@
 //! Starts the front ends of `[mode.cloud.https]` and `[mode.cloud.http]`.
 
-use std::sync::Arc;
-
 use tokio_rustls::rustls::ServerConfig;
 use tracing::info_span;
 
@@ -14,7 +12,6 @@ use crate::frontend::{self, Http, Https, Passthrough, Tls};
 use crate::names::Target;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
-use crate::registry::AddressBook;
 use crate::startup::Startup;
 
 /// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
@@ -80,6 +77,5 @@ fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, Targ
 }
 
 fn node_port(target: Target, core: &Core) -> frontend::NodePort {
-    let addresses = Arc::new(AddressBook::default());
-    frontend::NodePort { target, finder: core.context.finder.clone(), addresses }
+    frontend::NodePort { target, finder: core.context.finder.clone() }
 }

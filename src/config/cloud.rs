@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
+use super::{Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
+mod addresses;
 mod certificates;
 mod cluster;
 mod egress;
@@ -17,8 +18,10 @@ mod registry;
 mod siblings;
 mod ssh;
 mod tcp;
+mod tls;
 
 pub use access::{Access, Auth};
+pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
@@ -27,6 +30,7 @@ pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
 pub use tcp::{Forward, TcpPort};
+pub use tls::{Tls, TlsVersion};
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub struct Cloud {
     pub session: Session,
     /// Where others learn which node is at this pod.
     pub registry: RegistrySettings,
+    /// How clients may name a target other than by its node's name.
+    pub addresses: AddressSettings,
     /// What edges may ask for.
     pub allow: Allow,
     /// `POD_NAME`, a label of the metrics; may be empty.
@@ -78,24 +84,6 @@ pub struct Server {
     pub tokenfile: PathBuf,
     /// PEM file of the authority that signs pods' certificates. Need not exist while pods have no siblings.
     pub ca: PathBuf,
-}
-
-/// `[mode.cloud.tls]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tls {
-    /// The oldest version spoken.
-    pub min_version: TlsVersion,
-    /// Go's names of cipher suites for TLS 1.2; empty: all that are sound.
-    pub cipher_suites: Vec<String>,
-}
-
-/// A version of TLS that we speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TlsVersion {
-    /// TLS 1.2.
-    V12,
-    /// TLS 1.3.
-    V13,
 }
 
 /// `[mode.cloud.session]`.
@@ -183,10 +171,11 @@ impl Cloud {
         let server = server(&mut stream, report);
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
+        unserved::cloud_modules(&mut cloud, report);
         let ssh = ssh::read(&mut cloud, report);
         let settings = Self {
             server,
-            tls: tls(&mut cloud, report),
+            tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             https: https::read(&mut cloud, &ssh.access, report),
@@ -198,8 +187,9 @@ impl Cloud {
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
             pod_ip: super::address("POD_IP", env.pod_ip.as_deref(), report),
+            // Behind the modules.
+            addresses: addresses::read(&mut cloud, env, report),
         };
-        unserved::cloud_modules(&mut cloud, report);
         for table in [cloud, mode, file] {
             table.finish(report);
         }
@@ -223,32 +213,6 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     unserved::channelz(&mut table, report);
     table.finish(report);
     server
-}
-
-fn tls(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
-    let mut table = cloud.table("tls", report);
-    let min_version = table.read(
-        "tls_min_version",
-        |value| match value::text(value)?.as_str() {
-            "" | "VersionTLS12" => Ok((TlsVersion::V12, None)),
-            "VersionTLS13" => Ok((TlsVersion::V13, None)),
-            old @ ("VersionTLS10" | "VersionTLS11") => Ok((TlsVersion::V12, Some(old.to_owned()))),
-            _ => Err(value::wrong(value, "want VersionTLS12 or VersionTLS13")),
-        },
-        report,
-    );
-    if let Some((_, Some(old))) = &min_version {
-        let text = format!("{old} is broken and not spoken: the oldest version is TLS 1.2");
-        report.warn(table.key("tls_min_version"), Concern::Surprise, text);
-    }
-    let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();
-    let names = suites.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let tls = Tls {
-        min_version: min_version.map_or(TlsVersion::V12, |(version, _)| version),
-        cipher_suites: names.map(str::to_owned).collect(),
-    };
-    table.finish(report);
-    tls
 }
 
 fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {

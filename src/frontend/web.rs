@@ -26,8 +26,6 @@ pub struct NodePort {
     pub target: Target,
     /// Knows which nodes there are.
     pub finder: Arc<Finder>,
-    /// Knows at which node a pod is.
-    pub addresses: Arc<AddressBook>,
 }
 
 /// A node port without TLS.
@@ -100,7 +98,12 @@ impl NodePort {
     ///
     /// kube-apiserver sends its own Host with exec, attach and port-forward, and no server name unless it verifies
     /// kubelets' certificates.
-    fn node(&self, head: &Parts, server_name: Option<&str>) -> Result<NodeName, Denial> {
+    fn node(
+        &self,
+        head: &Parts,
+        server_name: Option<&str>,
+        addresses: &AddressBook,
+    ) -> Result<NodeName, Denial> {
         let host = head.headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
         let of_host = host.as_ref().and_then(|host| named(host.host()));
         if let Some(node) = of_host.as_ref().filter(|node| self.finder.knows(node)) {
@@ -108,7 +111,7 @@ impl NodePort {
         }
         let of_pod = || {
             let (namespace, pod) = pod(head.uri.path())?;
-            self.addresses.node_of_pod(namespace, pod)
+            addresses.node_of_pod(namespace, pod)
         };
         server_name.and_then(named).or_else(of_pod).or(of_host).ok_or(Denial::Unnamed)
     }
@@ -131,8 +134,9 @@ impl Router for Requests<'_, '_> {
     type Way = (NodeName, Target);
 
     async fn judge(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, Denied> {
+        let addresses = &self.visit.context().addresses;
         let request = head.and_then(|head| {
-            let node = Some(self.port.node(head, self.server_name.as_deref())?);
+            let node = Some(self.port.node(head, self.server_name.as_deref(), addresses)?);
             let password = head.headers.get(PROXY_AUTHORIZATION).cloned();
             let credentials = HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)));
             Ok(OpenRequest { node, target: self.port.target.clone(), credentials })
@@ -229,12 +233,13 @@ mod tests {
     #[test]
     fn the_node_is_the_hosts_or_the_server_names_or_the_pods() {
         let registry = Registry::new(Metrics::edge());
-        let addresses = Arc::new(AddressBook::default());
+        let addresses = AddressBook::default();
         let at_edge3 = PodFacts { node: "edge3".parse().unwrap(), ips: Box::default() };
         addresses.change(|facts| facts.pods.put("shop/db", at_edge3));
         let target = "127.0.0.1:10250".parse().unwrap();
-        let port = NodePort { target, finder: Finder::alone(registry, Instance::random()), addresses };
-        let node = |host, path, name| port.node(&head(host, path), name).map(|node| node.to_string());
+        let port = NodePort { target, finder: Finder::alone(registry, Instance::random()) };
+        let node =
+            |host, path, name| port.node(&head(host, path), name, &addresses).map(|node| node.to_string());
         assert_eq!(node("edge1:10250", "/pods", None).unwrap(), "edge1");
         assert_eq!(node("edge1:10250", "/pods", Some("edge2")).unwrap(), "edge2");
         assert_eq!(node("127.0.0.1:6443", "/pods", Some("edge2")).unwrap(), "edge2");
