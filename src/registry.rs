@@ -32,7 +32,7 @@ use crate::telemetry::Metrics;
 pub use addresses::AddressWatch;
 pub use addresses::{
     AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
-    ServiceFacts, ServicePort, Side, SliceFacts,
+    ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
 pub use awaited::Arrival;
 use awaited::Awaited;
@@ -135,7 +135,7 @@ impl Registry {
     }
 
     /// Wakes those who wait for the node: another pod has announced it.
-    pub fn told(&self, node: &NodeName) {
+    pub fn wake_waiters(&self, node: &NodeName) {
         self.awaited.tell(node);
     }
 

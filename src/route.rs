@@ -12,7 +12,7 @@ use tracing::info_span;
 
 use crate::drain::Drain;
 use crate::names::{NodeName, SessionId, Target};
-use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
+use crate::protocol::{Answer, Category, Code, Opening, Parked, Refusal, Session, SessionTable, TableFull};
 use crate::registry::{Finder, NotFound, Uplinks};
 
 use paths::PathSource;
@@ -135,7 +135,7 @@ impl Route {
             return Err(RouteError::Offline { node, missing }.into());
         }
         let opening = self.table.open(node.clone(), target, category, client);
-        let opening = opening.map_err(|Full| {
+        let opening = opening.map_err(|TableFull| {
             RouteError::Busy("this pod has no room left: [mode.cloud.session] max or memory of tunnel-cloud")
         })?;
         let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));

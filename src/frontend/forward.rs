@@ -30,7 +30,7 @@ use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head};
 use crate::net::hooked::Hooked;
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
-use body::Answer;
+use body::AnswerBody;
 use clock::{Clock, Deadline, Heard};
 use exchange::Exchange;
 
@@ -112,7 +112,7 @@ where
     finish(ended, socket, early, exchange.end(), context).await
 }
 
-type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send + 'a>>;
+type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + 'a>>;
 
 /// Returns what is left of a client's connection.
 async fn finish<C: Connection>(

@@ -179,15 +179,15 @@ where
 
     async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, slot } = accepted;
-        let (asked, is_asked) = oneshot::channel();
-        let mut visit = Visit::new::<S, F>(&self.context, from, slot, asked);
+        let (head_done, head_is_done) = oneshot::channel();
+        let mut visit = Visit::new::<S, F>(&self.context, from, slot, head_done);
         let head = {
             // Boxed, so that a session does not keep the memory of the handshake.
             let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = too_slow(is_asked) => Handshake::Failed { cause: "slow_head", socket: None },
+                () = too_slow(head_is_done) => Handshake::Failed { cause: "slow_head", socket: None },
             }
         };
         let socket = match head {
@@ -215,9 +215,9 @@ pub(super) fn new_trace() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 
-/// Completes [`HEAD_TIME`] after the start, unless `asked` is dropped first.
-async fn too_slow(asked: oneshot::Receiver<()>) {
-    if timeout(HEAD_TIME, asked).await.is_ok() {
+/// Completes [`HEAD_TIME`] after the start, unless `head_done` is dropped first.
+async fn too_slow(head_done: oneshot::Receiver<()>) {
+    if timeout(HEAD_TIME, head_done).await.is_ok() {
         std::future::pending().await
     }
 }

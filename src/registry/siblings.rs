@@ -196,7 +196,7 @@ impl Siblings {
     }
 
     /// Takes a Found. True if it is an announcement, false if it answers a Find.
-    pub fn heard(&self, from: &LinkSender, found: Found) -> bool {
+    pub fn on_found(&self, from: &LinkSender, found: Found) -> bool {
         if found.question == UNASKED {
             return true;
         }

@@ -68,7 +68,7 @@ pub struct Visit<'a> {
     /// [`Self::judge`]; no password is asked for then.
     pub proof: Proof,
     /// Dropped once the head is read.
-    asked: Option<oneshot::Sender<()>>,
+    head_done: Option<oneshot::Sender<()>>,
     door: Option<Slot>,
     session: Option<Slot<ClientKey>>,
 }
@@ -89,7 +89,7 @@ impl<'a> Visit<'a> {
         context: &'a Arc<FrontContext>,
         from: SocketAddr,
         door: Slot,
-        asked: oneshot::Sender<()>,
+        head_done: oneshot::Sender<()>,
     ) -> Self {
         let (front, category) = (F::NAME, F::CATEGORY);
         Self {
@@ -98,7 +98,7 @@ impl<'a> Visit<'a> {
             category,
             from,
             proof: Proof::None,
-            asked: Some(asked),
+            head_done: Some(head_done),
             door: Some(door),
             session: None,
         }
@@ -151,7 +151,7 @@ impl<'a> Visit<'a> {
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<Permitted, Denied> {
-        self.asked = None;
+        self.head_done = None;
         if let Some(slot) = &self.door {
             slot.busy();
         }

@@ -70,7 +70,7 @@ impl RelayTable {
     }
 
     /// Takes in an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's opener.
-    pub(crate) fn asked(&self, attempt: &Attempt) -> Claim {
+    pub(crate) fn on_request(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
         let known = bindings.get(&attempt.key.id);

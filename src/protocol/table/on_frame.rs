@@ -72,14 +72,14 @@ impl SessionTable {
                     (key.category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
-                self.asked(attempt, frame)
+                self.on_request(attempt, frame)
             }
             // Only an edge that gives up an opening does not know the process.
             SessionFrame::Resume { epoch, instance, opener, .. }
                 if elsewhere && *instance != Some(self.instance) =>
             {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
-                self.asked(attempt, frame)
+                self.on_request(attempt, frame)
             }
             SessionFrame::Open { .. } => {
                 let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
@@ -99,7 +99,7 @@ impl SessionTable {
         }
     }
 
-    fn asked(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
+    fn on_request(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
         let from = &attempt.from;
         let most = self.limits.sessions;
         let too_many = if from.is_behind() || from.sessions() >= most {
@@ -114,7 +114,7 @@ impl SessionTable {
             from.reply(&attempt.key, refused(&frame, refusal));
             return None;
         }
-        match self.relays.asked(&attempt) {
+        match self.relays.on_request(&attempt) {
             Claim::Newest => {
                 return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }

@@ -262,7 +262,7 @@ mod tests {
             while asked.len() < links.len() {
                 for link in &links {
                     if let Some(question) = question(link) {
-                        siblings.heard(link, Found::away(question));
+                        siblings.on_found(link, Found::away(question));
                         asked.push(link.id);
                     }
                 }
