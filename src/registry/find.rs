@@ -81,7 +81,7 @@ impl Finder {
     ///
     /// # Errors
     ///
-    /// No pod has the node; the error says who was asked.
+    /// No pod has the node; the error names the pods that were asked.
     pub async fn find(
         &self,
         node: &NodeName,
@@ -120,6 +120,11 @@ impl Finder {
             let moving = missing.moving || said.moving;
             return Err(NotFound { seen: missing.seen, another, moving, ..said });
         }
+    }
+
+    /// Whether there is a node of that name, as far as is known without asking anybody.
+    pub fn knows(&self, node: &NodeName) -> bool {
+        self.at_hand(&NodeQuery::new(node, None, None)).is_ok()
     }
 
     /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one of
@@ -225,8 +230,8 @@ impl Finder {
         }
     }
 
-    /// Takes in what another pod said of a node. True if that was an announcement that the node is there now: the caller
-    /// then calls [`Self::contest`] and [`Self::make_way`].
+    /// Takes a Found of another pod. True if it announces that the node is there now: the caller then calls
+    /// [`Self::contest`] and [`Self::make_way`].
     pub fn heard(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
         let Some(others) = &self.others else { return false };
         if !others.siblings.heard(from, found) || !found.here {

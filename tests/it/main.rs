@@ -21,6 +21,7 @@ mod egress;
 mod finding;
 mod herd;
 mod hostile;
+mod https;
 mod inside;
 mod links;
 mod memory;
