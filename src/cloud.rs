@@ -14,6 +14,7 @@ mod kubernetes;
 mod links;
 mod ports;
 mod proven;
+mod proxy;
 mod publish;
 mod siblings;
 mod stop;
@@ -83,7 +84,7 @@ type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 const CONNECT: &str = <Ssh as Module>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 3] = [connect::prepare, egress::prepare, tcp::prepare];
+const MODULES: [Prepare; 4] = [connect::prepare, egress::prepare, proxy::prepare, tcp::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.

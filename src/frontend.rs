@@ -4,6 +4,8 @@ mod auth;
 mod connect;
 mod forward;
 mod proved;
+mod proxy;
+mod requests;
 mod serve;
 mod tcp;
 
@@ -11,6 +13,7 @@ pub use auth::{Gate, Logins, Users, UsersError};
 pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
 pub use proved::{Local, Tls};
+pub use proxy::Proxy;
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,

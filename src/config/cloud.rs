@@ -12,6 +12,7 @@ mod access;
 mod certificates;
 mod cluster;
 mod egress;
+mod proxy;
 mod registry;
 mod siblings;
 mod ssh;
@@ -21,6 +22,7 @@ pub use access::{Access, Auth};
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
+pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
@@ -37,6 +39,8 @@ pub struct Cloud {
     pub ssh: Ssh,
     /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
     pub egress: Option<Egress>,
+    /// The HTTP proxy; `None`: there is none.
+    pub http_proxy: Option<HttpProxy>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// Limits of sessions.
@@ -144,7 +148,8 @@ impl Cloud {
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
         let egress = self.egress.as_ref().map(Egress::access);
-        for access in egress.into_iter().chain([&self.ssh.access]) {
+        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
+        for access in egress.into_iter().chain(proxy).chain([&self.ssh.access]) {
             if let Auth::Basic { users, key } = &access.auth {
                 all.push((key, users));
             }
@@ -174,6 +179,7 @@ impl Cloud {
             server,
             tls: tls(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
+            http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             ssh,
             session: session(&mut cloud, report),

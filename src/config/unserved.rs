@@ -17,7 +17,6 @@ pub(super) fn table(parent: &mut Table<'_>, name: &'static str, keys: &[&'static
 
 /// The modules of a SuperEdge cloud.
 pub(super) fn cloud_modules(cloud: &mut Table<'_>, report: &mut Report) {
-    table(cloud, "http_proxy", &["port", "proxyport", "proxyip"], report);
     table(cloud, "https", &["cert", "key", "addr"], report);
 }
 

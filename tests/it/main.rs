@@ -20,6 +20,7 @@ mod egress;
 mod finding;
 mod herd;
 mod hostile;
+mod http_proxy;
 mod inside;
 mod links;
 mod memory;

@@ -117,7 +117,7 @@ impl<'a> Visit<'a> {
     }
 
     /// What the front end serves with.
-    pub fn context(&self) -> &FrontContext {
+    pub fn context(&self) -> &'a FrontContext {
         self.context
     }
 
@@ -213,9 +213,19 @@ impl Permitted {
         &self.target
     }
 
-    /// Takes the request's line of the access log, for who needs no new session to serve it.
-    pub fn into_access(self) -> Access {
-        self.access
+    /// Who the client has proved to be.
+    pub fn user(&self) -> Option<&str> {
+        self.access.user.as_deref()
+    }
+
+    /// Whether the client may be shown addresses and times.
+    pub fn is_trusted(&self) -> bool {
+        self.from.ip().is_loopback() || self.access.user.is_some()
+    }
+
+    /// Needs no session of its own: the one that serves it has a line in the access log.
+    pub fn forget(self) {
+        self.access.forget();
     }
 
     /// Opens it; counts and logs that. Cancel safe: a dropped call leaves nothing behind.
