@@ -21,5 +21,6 @@ TUNNEL_PLAINPEER=$(scripts/plainpeer.sh)
 export TUNNEL_PLAINPEER TUNNEL_TESTS_REQUIRE=1 RUST_TEST_THREADS=4
 SIM_SECONDS=60 step 'tests' cargo test --quiet --features kubernetes
 step 'cluster to play with' env TUNNEL="${CARGO_TARGET_DIR:-target}/debug/tunnel" scripts/cluster.sh --check
+step 'Kubernetes to play with' scripts/kubernetes.sh --check
 step 'fuzzing' scripts/fuzz.sh "${TUNNEL_FUZZ_SECONDS:-60}"
 echo "all passed in $SECONDS s"

@@ -44,7 +44,7 @@ struct OtherPods {
 
 impl OtherPods {
     /// Whether a pod answers at that address. Cancel safe.
-    async fn is_one(self, ip: IpAddr) -> bool {
+    async fn answers(self, ip: IpAddr) -> bool {
         match self.siblings {
             Some(siblings) => siblings.answers(ip, self.port).await,
             None => false,
@@ -75,7 +75,7 @@ fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
         Publish::ConfigMap(name) => {
             let cluster = kubernetes::reached(registry.cluster.as_ref()?);
             let endpoints = core.pods.endpoints.clone();
-            let lives = Lives::new(move |pod| Box::pin(pods.clone().is_one(pod)));
+            let lives = Lives::new(move |pod| Box::pin(pods.clone().answers(pod)));
             let map = ConfigMapParams { cluster, name, pod, endpoints, lives };
             Store::ConfigMap(Box::new(ConfigMap::new(map)))
         }
@@ -91,7 +91,7 @@ fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, pod
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
     let mut vet = Vet::new(resolver, move |ip| {
         let pods = pods.clone();
-        Box::pin(async move { Some(ip) == own || pods.is_one(ip).await })
+        Box::pin(async move { Some(ip) == own || pods.answers(ip).await })
     });
     #[cfg(feature = "kubernetes")]
     if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::reached) {

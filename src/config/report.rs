@@ -75,7 +75,7 @@ impl Report {
         wanted: impl Into<String>,
     ) {
         let is_missing = found.is_none();
-        let text = format!("{}: {}", found.as_deref().unwrap_or("missing"), wanted.into());
+        let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
         let fault = Fault { key: key.to_owned(), line: None, text };
         self.faults.push(PlacedFault { place: place.unwrap_or(NOWHERE), is_missing, fault });
     }

@@ -174,7 +174,7 @@ impl Extended {
         let before = pod.pod.table.queued();
         loop {
             // It has no more room where what was before it waits in the pod already.
-            if timeout(Duration::from_millis(300), self.say(edge, 16 * 1024, 1)).await.is_err() {
+            if timeout(STUCK, self.say(edge, 16 * 1024, 1)).await.is_err() {
                 return;
             }
             let taken = async {
@@ -182,7 +182,7 @@ impl Extended {
                     tokio::task::yield_now().await;
                 }
             };
-            if timeout(Duration::from_millis(300), taken).await.is_err() {
+            if timeout(STUCK, taken).await.is_err() {
                 return;
             }
         }
@@ -246,5 +246,7 @@ async fn what_one_byte_frames_cost_is_counted_and_is_little_more_than_their_byte
 /// The memory for sessions of the pod there, and the window with which a session begins.
 const MEMORY: usize = 2 << 20;
 const WINDOW: usize = 64 * 1024;
+/// After so long without a byte taken, a socket is full: a busy machine may take a while.
+const STUCK: Duration = Duration::from_secs(1);
 /// What a peer that sends without end may cost a pod, with what its allocator keeps.
 const MOST_GROWTH: usize = 16 << 20;

@@ -22,8 +22,10 @@ mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod names;
+mod network;
 mod parts;
 mod plain;
+mod play;
 mod pods;
 mod process;
 mod publish;

@@ -19,6 +19,11 @@ pub(crate) fn have(names: &[&str]) -> bool {
     missing.is_empty() || skip(&format!("{} not installed", missing.join(", ")))
 }
 
+/// What a script says in the environment, if it does.
+pub(crate) fn asked(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
 /// Whether the test may do what only root may; otherwise it is skipped.
 pub(crate) fn root() -> bool {
     let id = Command::new("id").arg("-u").output().unwrap();

@@ -76,9 +76,14 @@ impl Ledger {
     }
 
     pub(crate) fn note(&self, text: impl FnOnce() -> String) {
+        if self.0.borrow().trace.is_none() {
+            return;
+        }
+        // It may look into the ledger, too.
+        let text = text();
         let inner = &mut *self.0.borrow_mut();
         if let (Some(trace), Some(began)) = (&mut inner.trace, inner.began) {
-            trace.push(format!("{:>12?} {}", began.elapsed(), text()));
+            trace.push(format!("{:>12?} {text}", began.elapsed()));
         }
     }
 

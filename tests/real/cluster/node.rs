@@ -5,12 +5,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::machine::Machine;
+use crate::network::{Machine, address};
 use crate::process::{PATIENCE, Running, run, run_command};
 use crate::tunnel::TestDir;
-
-/// Where the kubelet listens.
-pub(super) const ADDRESS: &str = "10.77.1.2";
 
 /// `node1`.
 #[derive(Debug)]
@@ -46,7 +43,7 @@ impl Node {
         command.args(["--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]);
         command.arg(sources.join("node.sh")).arg(dir).arg(image).arg(kubelet);
         command.arg("--config").arg(config).arg("--kubeconfig").arg(dir.join("node"));
-        command.args(["--hostname-override", "node1", "--node-ip", ADDRESS]);
+        command.args(["--hostname-override", "node1", "--node-ip", &address(1)]);
         command
             .arg("--root-dir")
             .arg(dir.join("kubelet-root"))
@@ -94,7 +91,7 @@ fn kubelet_config(place: &TestDir, cert: &Path, key: &Path) -> Value {
     let dir = place.path();
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-        "address": ADDRESS, "port": 10250, "healthzPort": 0,
+        "address": "0.0.0.0", "port": 10250, "healthzPort": 0,
         "tlsCertFile": cert, "tlsPrivateKeyFile": key,
         "authentication": {
             "anonymous": {"enabled": false}, "webhook": {"enabled": false},

@@ -1,8 +1,11 @@
 //! The ways by which kube-apiserver comes to a kubelet through the tunnel.
 
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
-use super::POD;
+use crate::certificates::Files;
+use crate::network::POD;
 use crate::tunnel::TestDir;
 
 /// What kube-apiserver is told.
@@ -20,16 +23,31 @@ impl Way {
         let transport = match self {
             Self::Egress => {
                 let (cert, key) = (dir.join("egress-client.crt"), dir.join("egress-client.key"));
-                place.authority.0.client("kube-apiserver").unwrap().write(&cert, &key).unwrap();
+                place.authority.0.client(APISERVER).unwrap().write(&cert, &key).unwrap();
                 let tls = json!({"caBundle": place.files.ca, "clientCert": cert, "clientKey": key});
-                json!({"tcp": {"url": format!("https://{POD}:8443"), "tlsConfig": tls}})
+                json!({"tcp": {"url": format!("https://{POD}:8000"), "tlsConfig": tls}})
             }
-            Self::Unix => json!({"uds": {"udsName": dir.join("egress.sock")}}),
+            Self::Unix => json!({"uds": {"udsName": socket(place)}}),
         };
         let file = dir.join("egress.json");
         std::fs::write(&file, selector(&transport).to_string()).unwrap();
         vec![format!("--egress-selector-config-file={}", file.display())]
     }
+
+    /// What a pod's config has for it.
+    pub(super) fn tables(self, place: &TestDir) -> String {
+        let Files { ca, cert, key } = &place.files;
+        match self {
+            Self::Egress => format!(
+                "[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+            ),
+            Self::Unix => format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
+        }
+    }
+}
+
+fn socket(place: &TestDir) -> PathBuf {
+    place.path().join("egress.sock")
 }
 
 fn selector(transport: &Value) -> Value {
@@ -40,3 +58,6 @@ fn selector(transport: &Value) -> Value {
         ],
     })
 }
+
+/// What kube-apiserver's certificates call it.
+pub(super) const APISERVER: &str = "kube-apiserver";

@@ -26,13 +26,17 @@ impl Machine {
 
     /// A program on this machine. Its process id is the child's, as nothing stands between.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        for space in ["net", "mnt"] {
-            let option = if space == "mnt" { "mount" } else { space };
-            command.arg(format!("--{option}=/proc/{}/ns/{space}", self.keeper.id()));
-        }
-        command.arg(program);
+        let entry = self.entry();
+        let mut words = entry.split(' ');
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).arg(program);
         command
+    }
+
+    /// The words that lead a program here.
+    pub(crate) fn entry(&self) -> String {
+        let spaces = format!("/proc/{}/ns", self.keeper.id());
+        format!("nsenter --net={spaces}/net --mount={spaces}/mnt")
     }
 
     /// Runs a line of shell here, which must succeed; what it prints.

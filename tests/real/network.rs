@@ -1,0 +1,149 @@
+//! A cloud and nodes, each a machine of its own. The nodes can dial the cloud, and nobody can dial them.
+
+mod machine;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{ChildStdin, Command};
+
+use crate::parts::{asked, have, kept, root};
+use crate::process::{PATIENCE, Running, Said, run_command};
+use crate::tunnel::{PROGRAM, TestDir};
+use crate::wait::wait_until;
+pub(crate) use machine::Machine;
+
+/// An address of the cloud's, where its first pod is.
+pub(crate) const POD: &str = "10.77.0.1";
+
+/// Another one, for a second pod.
+pub(crate) const OTHER_POD: &str = "10.77.0.2";
+
+/// The machines, and CoreDNS in the cloud, which answers with what pods publish.
+#[derive(Debug)]
+pub(crate) struct Network {
+    // Fields drop in order: who uses a thing before the thing.
+    _dns: Running,
+    pub(crate) edges: Vec<Machine>,
+    pub(crate) cloud: Machine,
+    pub(crate) place: TestDir,
+}
+
+impl Network {
+    /// Makes a cloud, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not root.
+    pub(crate) fn start(nodes: usize) -> Option<Self> {
+        let coredns = kept("coredns-1.15.0/coredns")?;
+        if !have(&["nft", "ip", "nsenter", "unshare", "curl"]) || !root() {
+            return None;
+        }
+        let place = TestDir::serving(&[POD, OTHER_POD]);
+        let cloud = Machine::new();
+        cloud.sh(&format!("ip addr add {POD} dev lo; ip addr add {OTHER_POD} dev lo"));
+        let edges = (1..=nodes).map(|number| edge(&cloud, number)).collect();
+        let resolver = place.path().join("resolv.conf");
+        std::fs::write(&resolver, "nameserver 127.0.0.1\n").unwrap();
+        cloud.sh(&format!("mount --bind {} /etc/resolv.conf", resolver.display()));
+        write_entry(&place, &cloud);
+        let dns = start_dns(&place, &cloud, &coredns);
+        Some(Self { _dns: dns, edges, cloud, place })
+    }
+
+    /// Runs a line of bash in the cloud, whatever comes of it.
+    pub(crate) fn tries(&self, line: &str) -> Said {
+        run_command(line, &mut self.bash(line), None, 6 * PATIENCE)
+    }
+
+    /// As [`Self::tries`], where it must succeed; what it prints.
+    pub(crate) fn sh(&self, line: &str) -> String {
+        let said = self.tries(line);
+        assert!(said.status.success(), "{line}: {said:?}");
+        said.stdout
+    }
+
+    /// As [`Self::tries`], beside the test; its log is `name.log`.
+    pub(crate) fn runs(&self, name: &str, line: &str) -> (Running, ChildStdin) {
+        Running::start_fed(name, self.place.path(), &mut self.bash(line))
+    }
+
+    fn bash(&self, line: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.arg(self.place.path().join("cloud")).args(["bash", "-o", "pipefail", "-c", line]);
+        command.current_dir(self.place.path());
+        command
+    }
+
+    /// Starts `tunnel --m=cloud` at an address of the cloud's, with these tables beside the usual, and waits for it. All pods
+    /// know each other, and tell CoreDNS of their nodes.
+    pub(crate) fn pod(&self, ip: &str, tables: &str) -> Running {
+        let config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
+        let registry = format!(
+            "[mode.cloud.registry]\npublish = \"hosts\"\nhosts = {:?}\nsiblings = {:?}\n",
+            self.place.path().join("hosts"),
+            [POD, OTHER_POD].map(|pod| format!("{pod}:9000"))
+        );
+        let config = config.replace("127.0.0.1", ip) + &registry + tables;
+        self.tunnel(&self.cloud, ("cloud", &format!("pod-{ip}")), &config, ip)
+    }
+
+    /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is linked.
+    pub(crate) fn edge(&self, number: usize, pod: &str, tables: &str) -> Running {
+        let node = format!("node{number}");
+        let config = self.place.edge_config(&node, &format!("{pod}:9000"), ADMIN) + tables;
+        self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1")
+    }
+
+    fn tunnel(&self, machine: &Machine, names: (&str, &str), config: &str, ip: &str) -> Running {
+        let command = machine.command(asked("TUNNEL").unwrap_or_else(|| PROGRAM.into()));
+        let mut running = self.place.tunnel_as(command, names, config, &[("POD_IP", ip)], &[]);
+        wait_until(&format!("{} is ready", names.1), PATIENCE, || {
+            running.lives();
+            let mut curl = machine.command("curl");
+            curl.args(["-sf", "-m", "2", &format!("http://{ip}:{ADMIN}/readyz")]);
+            run_command("curl", &mut curl, None, PATIENCE).status.success()
+        });
+        running
+    }
+}
+
+/// Where the machine of a node is found by those who could dial it.
+pub(crate) fn address(number: usize) -> String {
+    format!("10.77.{number}.2")
+}
+
+/// The machine of a node, to which nobody can open a connection.
+fn edge(cloud: &Machine, number: usize) -> Machine {
+    let edge = Machine::new();
+    let (near, far) = (format!("10.77.{number}.1"), address(number));
+    cloud.cable((&format!("node{number}"), &format!("{near}/24")), &edge, ("wan", &format!("{far}/24")));
+    edge.sh(&format!("ip route add default via {near}"));
+    edge.shut("wan");
+    edge
+}
+
+/// A program `cloud` that runs another one in the cloud, with what the test's directory has at hand.
+fn write_entry(place: &TestDir, cloud: &Machine) {
+    let dir = place.path().display();
+    let environment = format!("KUBECONFIG={dir}/admin HOME={dir} PATH={dir}:/usr/sbin:/usr/bin:/sbin:/bin");
+    let entry = place.path().join("cloud");
+    std::fs::write(
+        &entry,
+        format!("#!/bin/sh\nexec {} env --chdir=\"$PWD\" {environment} \"$@\"\n", cloud.entry()),
+    )
+    .unwrap();
+    std::fs::set_permissions(entry, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+fn start_dns(place: &TestDir, cloud: &Machine, program: &Path) -> Running {
+    let (hosts, corefile) = (place.path().join("hosts"), place.path().join("Corefile"));
+    std::fs::write(&hosts, "").unwrap();
+    let text = format!(
+        ". {{\n bind 127.0.0.1\n hosts {} {{\n ttl 1\n reload 300ms\n no_reverse\n }}\n}}\n",
+        hosts.display()
+    );
+    std::fs::write(&corefile, text).unwrap();
+    let mut dns = Running::start("coredns", place.path(), cloud.command(program).arg("-conf").arg(corefile));
+    dns.says("CoreDNS-");
+    dns
+}
+
+/// Where each program of ours has its admin port.
+const ADMIN: u16 = 51010;

@@ -1,0 +1,55 @@
+//! A whole Kubernetes to play with: what `scripts/kubernetes.sh` starts.
+
+use std::io::Write;
+
+use crate::cluster::{Cluster, Way};
+use crate::network::POD;
+use crate::parts::asked;
+
+/// Up to the end of its input, or once through its lines.
+#[test]
+#[ignore = "no test by itself: scripts/kubernetes.sh starts it"]
+fn kubernetes() {
+    let way = match asked("TUNNEL_PLAY_WAY").as_deref() {
+        Some("unix") => Way::Unix,
+        _ => Way::Egress,
+    };
+    let cluster = Cluster::start(way).expect("all programs");
+    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    let dir = cluster.network.place.path().display();
+    if asked("TUNNEL_PLAY_CHECK").is_some() {
+        for (line, wanted) in LINES {
+            let said = cluster.sh(line);
+            assert!(said.contains(wanted), "{line}: {said}");
+            say(&format!("{line}: ok"));
+        }
+        return;
+    }
+    let lines: String = LINES.iter().map(|(line, _)| format!("  {dir}/cloud {line}\n")).collect();
+    say(&format!(
+        "
+kube-apiserver, etcd and CoreDNS run in the cloud, kubelet and a pod at the edge; nobody but the tunnel reaches the edge.
+Logs and configs are in {dir}. Try:
+
+{lines}  {dir}/cloud kubectl logs -f busy
+  {dir}/cloud kubectl exec -it busy -- sh
+  {dir}/cloud bash                  # a shell in the cloud, where kubectl works and node1's network is out of reach
+
+Ctrl-C ends all of it."
+    ));
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// Not by a macro: those are caught.
+fn say(text: &str) {
+    writeln!(std::io::stderr(), "{text}").unwrap();
+}
+
+/// What people may try, and a part of what it prints.
+const LINES: [(&str, &str); 5] = [
+    ("kubectl get node,pod -o wide", "node/node1"),
+    ("kubectl logs busy --tail=3", "line "),
+    ("kubectl exec busy -- hostname", "busy\n"),
+    ("kubectl cp busy:/etc/passwd passwd", ""),
+    ("kubectl get --raw /api/v1/nodes/node1/proxy/metrics/resource", "node_cpu_usage_seconds_total"),
+];
