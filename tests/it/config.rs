@@ -66,8 +66,8 @@ dns = "{NAME}"
 servername = "127.0.0.1:{}"
 logport = 0
 [mode.edge.https]
-cert = "/etc/tunnel/certs/apiserver-kubelet-client.crt"
-key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
+cert = "{dir}/cloud.crt"
+key = "{dir}/cloud.key"
 "#,
         pod.bound.grpc.port()
     );
