@@ -1,6 +1,5 @@
 //! The end of a session at its target: is that allowed, can it be dialled, then the session's bytes.
 
-mod dial;
 mod tls;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,13 +11,13 @@ use tokio::time::Instant;
 use tracing::info_span;
 
 use crate::carry::{LocalPeer, Opened, carry};
+use crate::dialer::TargetDialer;
 use crate::drain::Drain;
 use crate::net::pool::Pool;
 use crate::net::socket::{Connection, Socket};
 use crate::protocol::{Category, Code, Offer, Refusal};
 use crate::telemetry::{Access, Metrics};
 
-pub use dial::{LocalAddresses, TargetDialer};
 pub use tls::TargetTls;
 use tls::TlsTarget;
 
@@ -55,7 +54,7 @@ impl Backend {
     async fn serve(&self, offer: Offer) {
         let mut access = Access::begin(FRONT, offer.client().to_owned());
         access.id = Some(offer.id());
-        access.node.clone_from(&self.dialer.node);
+        access.node = self.dialer.node().cloned();
         access.target = Some(offer.target().clone());
         let begun = Instant::now();
         let dialled = tokio::select! {
@@ -78,7 +77,7 @@ impl Backend {
 
     async fn carry<C: Connection>(&self, offer: Offer, access: Access, target: C) {
         let alive = self.metrics.sessions.begin(FRONT);
-        let opened = Opened { session: offer.accept(), early: Bytes::new(), access, alive, slot: () };
+        let opened = Opened { session: offer.accept().into(), early: Bytes::new(), access, alive, slot: () };
         carry(opened, LocalPeer::Target, Socket::new(target, self.pool.clone()), &self.metrics).await;
     }
 

@@ -2,6 +2,8 @@
 //!
 //! Every front end, the back end and the bridge to plain nodes end here.
 
+mod far_end;
+
 use bytes::Bytes;
 use tracing::debug;
 
@@ -11,11 +13,13 @@ use crate::net::splice::{Ended, How, Side, deliver, linger, splice};
 use crate::protocol::{Code, Refusal, Session};
 use crate::telemetry::{Access, Alive, Metrics};
 
+pub use far_end::FarEnd;
+
 /// A session that was opened, with all that counts it.
 #[derive(Debug)]
 pub struct Opened<P> {
-    /// This end of it.
-    pub session: Session,
+    /// This end of it, or the connection that stands for one.
+    pub session: FarEnd,
     /// What was taken from it and counted already, and not given to who is at this end yet.
     pub early: Bytes,
     /// Its line in the access log.
@@ -29,13 +33,21 @@ pub struct Opened<P> {
 impl<P> Opened<P> {
     /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of who
     /// is `local`: if that broke off, the far end is told so; otherwise the session is given back, to be let go of.
-    pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<Session> {
-        let account = self.session.account();
-        let (result, why) = verdict(ended, local, account.ended.as_ref());
+    pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<FarEnd> {
+        let (result, why) = match (&self.session, ended) {
+            (
+                FarEnd::Direct(_),
+                Ended { by: Side::B, how: How::ReadFailed(kind) | How::WriteFailed(kind) },
+            ) => (local.other().failed(), local.other().failure() + &kind.to_string()),
+            (session, _) => verdict(ended, local, session.ended().as_ref()),
+        };
         let session = self.settle(result, &why);
         if ended.by == Side::A && ended.how != How::Finished {
             session.break_off(Refusal::new(Code::GivenUp, why));
             return None;
+        }
+        if ended.how == How::Finished {
+            session.is_over();
         }
         Some(session)
     }
@@ -45,9 +57,9 @@ impl<P> Opened<P> {
         self.settle(result, why).break_off(Refusal::new(Code::GivenUp, why));
     }
 
-    fn settle(self, result: &'static str, why: &str) -> Session {
+    fn settle(self, result: &'static str, why: &str) -> FarEnd {
         let Self { session, mut access, alive, .. } = self;
-        access.resumed = session.account().resumed;
+        access.resumed = session.resumed();
         access.end(result, why);
         alive.end(result);
         session

@@ -19,8 +19,9 @@ use files::{Files, Ports};
 use keeper::Keeper;
 
 use crate::admin::{Admin, Readiness, Side};
-use crate::backend::{Backend, LocalAddresses, TargetDialer};
+use crate::backend::Backend;
 use crate::config::edge::{Client, Edge as Settings, MEMORY};
+use crate::dialer::{LocalAddresses, Place, TargetDialer};
 use crate::drain::{Drain, Drained};
 use crate::names::{Instance, Target};
 use crate::net::listen::Listener;
@@ -123,7 +124,7 @@ impl Edge {
         let Files { tls, name, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
-            node: Some(client.node.clone()),
+            place: Place::Node(client.node.clone()),
             own: LocalAddresses::of_interfaces(own),
             targets: Arc::new(ArcSwap::from_pointee(targets)),
             // Not the one for metrics: it is read-only, and so that others reach it.

@@ -7,6 +7,7 @@ mod proved;
 mod proxy;
 mod requests;
 mod serve;
+mod statuses;
 mod tcp;
 
 pub use auth::{Gate, Logins, Users, UsersError};
@@ -30,9 +31,10 @@ use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
 use crate::net::door::{self, Door, Limits, Source};
-use crate::protocol::{Code, Refusal};
-use crate::registry::NotFound;
+use crate::protocol::Refusal;
+use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
+use statuses::in_general;
 
 /// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -82,6 +84,15 @@ pub enum Denial {
     /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
+    /// The target is known, and at no node, or at two.
+    #[error(transparent)]
+    NotLocated(#[from] NotLocated),
+    /// Loopback, link-local, a cloud's metadata and the like: no pod dials them for clients.
+    #[error("{0} is no target: the cloud never dials itself, its links or its metadata for clients")]
+    OffLimits(Target),
+    /// The target is at no node, and this process could not dial it.
+    #[error("{0}")]
+    Direct(Refusal),
     /// The port leads to whichever node there is, and there is none.
     #[error("no node is linked to this pod, and none is known to be linked to another")]
     NoNodes,
@@ -130,6 +141,10 @@ impl Denial {
                 format!("node {node}: {}", in_general(refusal.code))
             }
             Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::Direct(refusal) if !trusted => in_general(refusal.code).to_owned(),
+            Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
+                format!("{ip} is an address at several nodes")
+            }
             other => other.to_string(),
         }
     }
@@ -163,92 +178,6 @@ impl Denial {
 
     fn body(&self, trusted: bool, trace: &str) -> String {
         format!("{}\ntrace: {trace}\nnext: {}\n", self.sentence(trusted), self.next_step())
-    }
-
-    /// Status, fixed word and next step for each cause.
-    fn row(&self) -> (StatusCode, &'static str, &'static str) {
-        use StatusCode as S;
-        match self {
-            Self::BadTarget(_) => {
-                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
-            }
-            Self::Forbidden(_) => (
-                S::FORBIDDEN,
-                "forbidden",
-                "ask the operator of tunnel-cloud to allow it in allow_from or rules",
-            ),
-            Self::Method => (
-                S::METHOD_NOT_ALLOWED,
-                "method",
-                "use this port as a proxy for CONNECT, as ssh and curl -p do",
-            ),
-            Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
-            Self::Request(_) => {
-                (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
-            }
-            Self::Unanswered(_) => (
-                S::BAD_GATEWAY,
-                "no_answer",
-                "see what the service at that port of the node logs, and whether it speaks HTTP",
-            ),
-            Self::Credentials => {
-                (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
-            }
-            Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
-            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
-            Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
-                (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
-            }
-            Self::Route(RouteError::Offline { .. }) => (
-                S::BAD_GATEWAY,
-                "offline",
-                "check that tunnel-edge runs on that node, and read what it logs about its link",
-            ),
-            Self::Route(RouteError::Timeout { .. }) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
-            }
-            Self::Route(RouteError::Refused { refusal, .. }) => refused(refusal),
-        }
-    }
-}
-
-/// The same for a refusal by the far end, docs/protocol.md#codes.
-fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
-    let (status, next) = match refusal.code {
-        Code::TargetRefused => {
-            (StatusCode::BAD_GATEWAY, "check that the service listens on that port of the node")
-        }
-        Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
-        Code::TargetUnreachable => {
-            (StatusCode::BAD_GATEWAY, "check that the node can resolve and reach the target")
-        }
-        Code::NotAllowed => {
-            (StatusCode::FORBIDDEN, "add the target to [mode.edge.allow] in that node's config")
-        }
-        Code::Busy => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "try again in a moment, or raise [mode.edge.session] memory in that node's config",
-        ),
-        Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
-        Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
-            (StatusCode::BAD_GATEWAY, "search the pod's log for the trace")
-        }
-    };
-    (status, refusal.code.name(), next)
-}
-
-/// What a code means, without the far end's own text, which may hold addresses.
-fn in_general(code: Code) -> &'static str {
-    match code {
-        Code::TargetRefused => "the target refused the connection",
-        Code::TargetTimeout => "the target did not answer in time",
-        Code::TargetUnreachable => "the target cannot be reached",
-        Code::NotAllowed => "the target is not allowed",
-        Code::NotHere => "the node is not here",
-        Code::Busy => "the node can take no more sessions",
-        Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
-        Code::Violation => "the protocol was violated",
-        Code::Internal => "internal error",
     }
 }
 
@@ -296,6 +225,7 @@ const CHALLENGE: &str = "Basic realm=\"tunnel\"";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::Code;
     use crate::registry::Unreachable;
     use std::time::Duration;
 

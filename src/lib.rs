@@ -17,8 +17,8 @@
 //! | command | [`command`] | everything |
 //! | wiring | [`cloud`], [`edge`], below them [`startup`] | everything below; reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators |
-//! | way | [`route`], [`carry`] | how to open a session, how to find a lost one's path; how its bytes are carried |
-//! | place | [`registry`] | which node is where; publishes it for DNS |
+//! | way | [`route`], [`carry`], [`dialer`] | how to open a session, how to find a lost one's path; how its bytes are carried; which targets may be dialled |
+//! | place | [`registry`] | which node is where, and whose an address is; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
 //! | ground | [`names`], [`drain`], [`pki`], [`telemetry`] | nothing but themselves |
@@ -62,6 +62,7 @@ pub mod carry;
 pub mod cloud;
 pub mod command;
 pub mod config;
+pub mod dialer;
 pub mod drain;
 pub mod edge;
 pub mod frontend;

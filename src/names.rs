@@ -64,6 +64,11 @@ impl NodeName {
         &self.0
     }
 
+    /// Stands where no node is: whoever is told of it dials by itself.
+    pub fn outside() -> Self {
+        Self("-".into())
+    }
+
     /// Stands where a link between pods speaks of no node.
     pub fn none() -> Self {
         Self("pod".into())
@@ -88,15 +93,9 @@ impl SessionId {
 
     /// The whole id as it stands in `topic`. A key: never for logs.
     pub fn topic(self) -> String {
-        let b = self.0;
-        format!(
-            "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
-            b >> 96,
-            b >> 80 & 0xffff,
-            b >> 64 & 0xffff,
-            b >> 48 & 0xffff,
-            b & 0xffff_ffff_ffff
-        )
+        let part = |shift: u32| self.0 >> shift & 0xffff;
+        let (first, last) = (self.0 >> 96, self.0 & 0xffff_ffff_ffff);
+        format!("{first:08x}-{:04x}-{:04x}-{:04x}-{last:012x}", part(80), part(64), part(48))
     }
 }
 

@@ -13,10 +13,12 @@ use ipnet::IpNet;
 
 use crate::names::NodeName;
 
+mod off_limits;
 mod targets;
 mod tokens;
 mod zone;
 
+pub use off_limits::{is_number, is_off_limits};
 pub use targets::{Listening, TargetEntry, Targets};
 pub use tokens::{Tokens, Unproven};
 pub use zone::{Nameless, Zone};

@@ -20,7 +20,7 @@ const ROWS: [&[&str]; 11] = [
     &["config", "net"],
     &["protocol"],
     &["registry"],
-    &["route", "carry"],
+    &["route", "carry", "dialer"],
     &["frontend", "backend", "admin"],
     &["startup"],
     &["cloud", "edge"],

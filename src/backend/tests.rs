@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::*;
+use crate::dialer::{LocalAddresses, Place};
 use crate::names::{Instance, Target};
 use crate::net::ByteStream;
 use crate::net::resolver::Resolver;
@@ -40,7 +41,7 @@ impl Pair {
         let (opener, acceptor) = (table(Metrics::edge()), table(metrics.clone()));
         let node = "edge-1".parse().unwrap();
         let place = TargetDialer {
-            node: Some(node),
+            place: Place::Node(node),
             own: LocalAddresses::new(Vec::new),
             targets: Arc::new(ArcSwap::from_pointee(Targets::default())),
             listening: Listening::default(),

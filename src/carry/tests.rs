@@ -64,7 +64,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
     let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (socket, _) = listener.accept().await.unwrap();
     let opened = Opened {
-        session,
+        session: session.into(),
         early: Bytes::new(),
         access: Access::begin(FRONT, "test".into()),
         alive: metrics.sessions.begin(FRONT),
@@ -76,7 +76,7 @@ async fn carried(drain: &Drain, early: &'static [u8], metrics: &Metrics) -> (Tcp
     (client, far_end)
 }
 
-pub(crate) async fn take(session: &mut Session) -> std::io::Result<Bytes> {
+pub(crate) async fn take(session: &mut impl ByteStream) -> std::io::Result<Bytes> {
     poll_fn(|cx| session.poll_read_chunk(cx)).await
 }
 
@@ -153,4 +153,66 @@ async fn a_session_cut_at_the_drains_deadline_does_not_look_like_a_good_end_eith
     let broken = client.read_to_end(&mut Vec::new()).await.unwrap_err();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     assert_eq!(ended(&metrics, "cut").await, 1);
+}
+
+/// Carries a connection of this process's own for a client; gives the client, the target, and the access's numbers.
+async fn carried_directly(drain: &Drain, metrics: &Metrics) -> (TcpStream, TcpStream) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pair = async || {
+        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (near, listener.accept().await.unwrap().0)
+    };
+    let ((client, socket), (connection, target)) = (pair().await, pair().await);
+    let opened = Opened {
+        session: FarEnd::direct(connection, Pool::new()),
+        early: Bytes::new(),
+        access: Access::begin(FRONT, "test".into()),
+        alive: metrics.sessions.begin(FRONT),
+        slot: (),
+    };
+    let (socket, metrics) = (Socket::new(socket, Pool::new()), metrics.clone());
+    drain.spawn(Span::none(), async move { carry(opened, LocalPeer::Client, socket, &metrics).await });
+    (client, target)
+}
+
+#[tokio::test]
+async fn a_connection_of_our_own_is_carried_and_counted_as_a_session_is() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    let (mut client, mut target) = carried_directly(&drain, &metrics).await;
+    client.write_all(b"question").await.unwrap();
+    client.shutdown().await.unwrap();
+    let mut all = String::new();
+    target.read_to_string(&mut all).await.unwrap();
+    // The tail must arrive although the connection is dropped as soon as it is finished.
+    let tail = vec![b'a'; 1 << 20];
+    target.write_all(&tail).await.unwrap();
+    target.shutdown().await.unwrap();
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).await.unwrap();
+    assert_eq!((all.as_str(), answer.len()), ("question", tail.len()));
+    drop(client);
+    while metrics.sessions.now(FRONT) > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(metrics.sessions.ended(FRONT, "over"), 1);
+    assert_eq!((metrics.bytes_up.get(), metrics.bytes_down.get()), (8, 1 << 20));
+}
+
+#[tokio::test]
+async fn whoever_breaks_off_a_connection_of_our_own_is_named_and_the_other_sees_it_broken() {
+    let (drain, metrics) = (Drain::new(), Metrics::edge());
+    for (by_target, word) in [(true, "target_failed"), (false, "client_failed")] {
+        let (client, target) = carried_directly(&drain, &metrics).await;
+        let (breaks, mut sees) = if by_target { (target, client) } else { (client, target) };
+        SockRef::from(&breaks).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(breaks);
+        if !by_target {
+            assert!(sees.read(&mut [0]).await.is_err(), "it must not look complete");
+        }
+        drop(sees);
+        while metrics.sessions.now(FRONT) > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(metrics.sessions.ended(FRONT, word), 1, "{word}");
+    }
 }

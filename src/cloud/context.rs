@@ -7,10 +7,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
 use crate::cloud::proven::Proven;
+use crate::dialer::DirectDialer;
 use crate::net::pool::Pool;
 use crate::policy::Glob;
 use crate::protocol::grpc::LinkContext;
-use crate::registry::{Finder, Registry, Siblings};
+use crate::registry::{AddressBook, Finder, Registry, Siblings};
 use crate::route::Route;
 
 /// What the tasks of a pod share. Cheap to clone.
@@ -28,6 +29,10 @@ pub(super) struct PodContext {
     pub(super) stopping: CancellationToken,
     /// Dials targets of the cloud for edges.
     pub(super) backend: Backend,
+    /// Whose an address is.
+    pub(super) addresses: Arc<AddressBook>,
+    /// Dials for clients what is at no node.
+    pub(super) direct: DirectDialer,
     /// The nodes that edges may reach through this pod.
     pub(super) reachable: Arc<[Glob]>,
     /// Permits for searches that run at once for all edges.

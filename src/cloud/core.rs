@@ -17,8 +17,9 @@ use super::proven::Proven;
 use super::siblings::{self, Found};
 use super::stop::Stopping;
 use crate::admin::Readiness;
-use crate::backend::{Backend, LocalAddresses, TargetDialer};
+use crate::backend::Backend;
 use crate::config::cloud::{Cloud, MEMORY};
+use crate::dialer::{DirectDialer, LocalAddresses, Place, TargetDialer};
 use crate::drain::Drain;
 use crate::frontend::{self, ClientKey, FrontContext, Gate};
 use crate::names::Instance;
@@ -92,6 +93,8 @@ impl Core {
             route: Route::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             siblings,
+            addresses: kubernetes::follow_addresses(&settings.addresses, &readiness, &links),
+            direct: DirectDialer::new(for_clients(&dialer, settings), session.open_timeout),
             backend: Backend::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
             ground,
             pool,
@@ -109,12 +112,14 @@ impl Core {
 
     /// The context of a front end with this gate.
     pub(super) fn front_context(&self, gate: Gate) -> FrontContext {
-        let PodContext { pool, route, ground, .. } = &self.context;
+        let PodContext { pool, route, ground, addresses, direct, .. } = &self.context;
         FrontContext {
             gate: Arc::new(ArcSwap::from_pointee(gate)),
             sessions: self.client_sessions.clone(),
             pool: pool.clone(),
             route: route.clone(),
+            addresses: addresses.clone(),
+            direct: Some(direct.clone()),
             metrics: ground.metrics.clone(),
             drain: self.stopping.clients.clone(),
         }
@@ -160,12 +165,18 @@ fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
 /// Dials for edges; never one of the addresses in `listening`.
 fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> TargetDialer {
     TargetDialer {
-        node: None,
+        place: Place::ForEdges,
         own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
         targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
         listening: listening.into_iter().collect(),
         resolver: files.resolver.clone(),
     }
+}
+
+/// The same, dialling for clients.
+fn for_clients(dialer: &TargetDialer, settings: &Cloud) -> TargetDialer {
+    let targets = Arc::new(ArcSwap::from_pointee(settings.addresses.direct.clone()));
+    TargetDialer { place: Place::ForClients, targets, ..dialer.clone() }
 }
 
 /// Receive windows of a pod's sessions in bytes.

@@ -1,13 +1,16 @@
 //! Starts the task that follows the ready pods of a Service in Kubernetes.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::config::cloud::ClusterSettings;
+use crate::admin::Readiness;
+use crate::config::cloud::{AddressSettings, ClusterSettings};
 use crate::drain::Drain;
+use crate::registry::AddressBook;
 #[cfg(feature = "kubernetes")]
-use crate::registry::{self, EndpointWatch, KnownEndpoints};
+use crate::registry::{self, AddressWatch, EndpointWatch, KnownEndpoints};
 
 /// The pods as Kubernetes reports them; all absent if it is not asked.
 #[derive(Debug, Default)]
@@ -40,6 +43,24 @@ pub(super) fn follow(
 #[cfg(not(feature = "kubernetes"))]
 pub(super) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: &Drain) -> Pods {
     Pods::default()
+}
+
+/// The address book, kept as the cluster says if there is one; what that does not tell is a note in `readiness`.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
+pub(super) fn follow_addresses(
+    settings: &AddressSettings,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> Arc<AddressBook> {
+    let book = Arc::new(AddressBook::new(settings.fixed.clone()));
+    #[cfg(feature = "kubernetes")]
+    if let Some(cluster) = &settings.cluster {
+        let readiness = readiness.clone();
+        let tell = move |what, state| readiness.note(what, state);
+        let followed = AddressWatch::new(reached(cluster), book.clone(), tell);
+        drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
+    }
+    book
 }
 
 /// How to reach the cluster.

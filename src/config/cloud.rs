@@ -9,6 +9,7 @@ use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unse
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
+mod addresses;
 mod certificates;
 mod cluster;
 mod egress;
@@ -19,6 +20,7 @@ mod ssh;
 mod tcp;
 
 pub use access::{Access, Auth};
+pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
@@ -47,6 +49,8 @@ pub struct Cloud {
     pub session: Session,
     /// Where others learn which node is at this pod.
     pub registry: RegistrySettings,
+    /// How clients may name a target other than by its node's name.
+    pub addresses: AddressSettings,
     /// What edges may ask for.
     pub allow: Allow,
     /// `POD_NAME`, a label of the metrics; may be empty.
@@ -174,6 +178,7 @@ impl Cloud {
         let server = server(&mut stream, report);
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
+        unserved::cloud_modules(&mut cloud, report);
         let ssh = ssh::read(&mut cloud, report);
         let settings = Self {
             server,
@@ -188,8 +193,9 @@ impl Cloud {
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
             pod_ip: super::address("POD_IP", env.pod_ip.as_deref(), report),
+            // Behind the modules.
+            addresses: addresses::read(&mut cloud, env, report),
         };
-        unserved::cloud_modules(&mut cloud, report);
         for table in [cloud, mode, file] {
             table.finish(report);
         }

@@ -7,6 +7,7 @@ use super::edge::{Edge, Token};
 use super::*;
 use crate::policy::Targets;
 
+mod addresses;
 mod modules;
 mod registry;
 mod superedge;

@@ -3,6 +3,7 @@
 //!
 //! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
 
+mod destination;
 mod visit;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use tracing::{Span, debug};
 use super::auth::Gate;
 use super::{ClientKey, Denial};
 use crate::carry::{LocalPeer, Opened, carry};
+use crate::dialer::DirectDialer;
 use crate::drain::Drain;
 use crate::net::door::{Door, Limits, Slot};
 use crate::net::entrance::{Accepted, ConnectionHandler, Entrance, Rejection};
@@ -28,6 +30,7 @@ use crate::net::socket::{Connection, Socket};
 use crate::net::splice::linger;
 use crate::policy::Networks;
 use crate::protocol::Category;
+use crate::registry::AddressBook;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics};
 
@@ -74,10 +77,22 @@ pub struct FrontContext {
     pub pool: Pool,
     /// Opens the sessions.
     pub route: Route,
+    /// Tells at which node an address, a pod or a Service is.
+    pub addresses: Arc<AddressBook>,
+    /// Dials what is at no node; `None`: nothing is dialled from here.
+    pub direct: Option<DirectDialer>,
     /// Counts connections, sessions and bytes.
     pub metrics: Metrics,
     /// Once it begins no client is let in; it waits for those that are.
     pub drain: Drain,
+}
+
+impl FrontContext {
+    /// What dials a target at this port without a node; `None`: it may dial none at all. `all`: for a client who may have
+    /// all that is not off limits.
+    fn direct_dialer(&self, port: u16, all: bool) -> Option<&DirectDialer> {
+        self.direct.as_ref().filter(|direct| direct.may_dial(port, all))
+    }
 }
 
 /// A session that was opened for a client.

@@ -52,6 +52,12 @@ impl FromIterator<SocketAddr> for Listening {
 }
 
 impl Targets {
+    /// All addresses, any port.
+    pub fn everything() -> Self {
+        let nets = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())];
+        nets.map(|net| TargetEntry { place: AllowedNet::Net(net), port: None }).into_iter().collect()
+    }
+
     /// Whether any address may be dialled at this port.
     pub fn name_port(&self, port: u16) -> bool {
         self.0.iter().any(|entry| entry.port.is_none_or(|own| own == port))

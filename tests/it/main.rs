@@ -10,6 +10,7 @@ mod tokens;
 mod words;
 
 mod abrupt;
+mod addresses;
 mod admin;
 mod config;
 mod conflict;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -93,6 +93,88 @@ impl Kubernetes {
         self.run(api.patch(name, &params, &Patch::Apply(object))).unwrap();
     }
 
+    /// As [`Self::apply`], of an object in no namespace.
+    pub(crate) fn apply_everywhere<K>(&self, object: &Value)
+    where
+        K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api: Api<K> = Api::all(self.admin.clone());
+        let name = object["metadata"]["name"].as_str().unwrap();
+        self.run(api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object))).unwrap();
+    }
+
+    /// Makes this a part of a node's status.
+    pub(crate) fn set_node_status(&self, name: &str, status: &Value) {
+        let nodes: Api<Node> = Api::all(self.admin.clone());
+        let status = Patch::Merge(json!({"status": status}));
+        self.run(nodes.patch_status(name, &PatchParams::default(), &status)).unwrap();
+    }
+
+    /// Makes this a part of a pod's status.
+    pub(crate) fn set_pod_status(&self, name: &str, status: &Value) {
+        let pods: Api<Pod> = Api::namespaced(self.admin.clone(), NAMESPACE);
+        let status = Patch::Merge(json!({"status": status}));
+        self.run(pods.patch_status(name, &PatchParams::default(), &status)).unwrap();
+    }
+
+    /// Makes so many objects: pods as large as they are in real clusters, each with an address at one of the nodes, and
+    /// endpoints for each Service.
+    pub(crate) async fn fill(&self, pods: usize, nodes: usize, services: usize) {
+        use futures_util::StreamExt as _;
+        let ip = |n: usize| format!("10.{}.{}.{}", 128 + n / 65_536, n / 256 % 256, n % 256);
+        let padding = "a value as annotations and variables have it ".repeat(20);
+        let note = |n: usize| {
+            (0..8)
+                .map(|i| (format!("example.org/note-{i}"), json!(format!("{n} {padding}"))))
+                .collect::<serde_json::Map<_, _>>()
+        };
+        let namespaced = format!("/api/v1/namespaces/{NAMESPACE}");
+        let mut work = Vec::new();
+        for n in 0..nodes {
+            let node = json!({"metadata": {"name": format!("node-{n}")}});
+            let status =
+                json!({"status": {"addresses": [{"type": "InternalIP", "address": ip(1_000_000 + n)}]}});
+            work.push(("/api/v1/nodes".to_owned(), format!("node-{n}"), node, Some(status)));
+        }
+        for n in 0..services {
+            let cluster_ip = if n < 200 { json!(format!("10.96.0.{}", n + 20)) } else { json!("None") };
+            let service = json!({"metadata": {"name": format!("service-{n}")},
+                "spec": {"clusterIP": cluster_ip, "ports": [{"name": "http", "port": 80}]}});
+            work.push((format!("{namespaced}/services"), format!("service-{n}"), service, None));
+            let endpoint =
+                |i: usize| json!({"addresses": [ip(n * 10 + i)], "nodeName": format!("node-{}", n % nodes)});
+            let slice = json!({"metadata": {"name": format!("service-{n}-a"), "labels": {"kubernetes.io/service-name": format!("service-{n}")}},
+                "addressType": "IPv4", "ports": [{"name": "http", "port": 8080}], "endpoints": (0..10).map(endpoint).collect::<Vec<_>>()});
+            work.push((
+                format!("/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"),
+                format!("service-{n}-a"),
+                slice,
+                None,
+            ));
+        }
+        for n in 0..pods {
+            let pod = json!({"metadata": {"name": format!("pod-{n}"), "annotations": note(n)},
+                "spec": {"nodeName": format!("node-{}", n % nodes), "containers": [{"name": "c", "image": "none"}]}});
+            let status = json!({"status": {"phase": "Running", "podIP": ip(n), "podIPs": [{"ip": ip(n)}]}});
+            work.push((format!("{namespaced}/pods"), format!("pod-{n}"), pod, Some(status)));
+        }
+        let admin = &self.admin;
+        futures_util::stream::iter(work)
+            .for_each_concurrent(32, |(path, name, object, status)| async move {
+                let post = http::Request::post(&path).header("content-type", "application/json");
+                admin.request_text(post.body(object.to_string().into_bytes()).unwrap()).await.unwrap();
+                if let Some(status) = status {
+                    let patch = http::Request::patch(format!("{path}/{name}/status"));
+                    let patch = patch.header("content-type", "application/merge-patch+json");
+                    admin.request_text(patch.body(status.to_string().into_bytes()).unwrap()).await.unwrap();
+                }
+            })
+            .await;
+    }
+
     /// Makes these the endpoints of a slice of our Service; each is ready or not.
     pub(crate) fn endpoints(&self, slice: &str, endpoints: &[(&str, bool)]) {
         let endpoint =
@@ -141,7 +223,7 @@ impl Kubernetes {
     /// What the documentation of `publish = "configmap"` wants.
     fn grant(&self) {
         use k8s_openapi::api::core::v1::Namespace;
-        use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+        use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
         let spaces: Api<Namespace> = Api::all(self.admin.clone());
         let space = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}})).unwrap();
         self.run(spaces.create(&kube::api::PostParams::default(), &space)).unwrap();
@@ -149,9 +231,21 @@ impl Kubernetes {
         self.apply::<Role>(&json!({
             "apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": {"name": "tunnel"},
             "rules": [
-                {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "create", "update"]},
+                {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch", "create", "update"]},
                 {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
             ],
+        }));
+        let watched = |group: &str, kinds: &[&str]| json!({"apiGroups": [group], "resources": kinds, "verbs": ["list", "watch"]});
+        let rules =
+            [watched("", &["nodes", "pods", "services"]), watched("discovery.k8s.io", &["endpointslices"])];
+        self.apply_everywhere::<ClusterRole>(&json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "ClusterRole", "metadata": {"name": "tunnel-addresses"},
+            "rules": rules,
+        }));
+        self.apply_everywhere::<ClusterRoleBinding>(&json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "ClusterRoleBinding", "metadata": {"name": "tunnel-addresses"},
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "tunnel-addresses"},
+            "subjects": [{"apiGroup": rbac, "kind": "User", "name": "pod"}],
         }));
         self.apply::<RoleBinding>(&json!({
             "apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": {"name": "tunnel"},

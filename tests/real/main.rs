@@ -9,6 +9,8 @@ mod certificates;
 #[path = "../support/wait.rs"]
 mod wait;
 
+#[cfg(feature = "kubernetes")]
+mod addresses;
 mod apiserver;
 mod cluster;
 mod command;

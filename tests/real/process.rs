@@ -46,6 +46,11 @@ impl Running {
         (Self { name: name.into(), child, log }, input)
     }
 
+    /// Its number among the system's processes.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it SIGTERM, as a service manager does that wants it to stop.
     pub(crate) fn terminate(&mut self) {
         self.signal("TERM");

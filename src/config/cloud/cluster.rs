@@ -63,7 +63,8 @@ pub(super) fn read(
     if publish.is_some() {
         superedge.configmap = None;
     }
-    if let Some(why) = unreachable(env) {
+    let reached = reached(env);
+    if let Err(why) = reached {
         for (asked, key) in [(publish == Some(true), "publish"), (service.is_some(), "service")] {
             if asked {
                 table.complain(key, Some("asks for Kubernetes".to_owned()), why, report);
@@ -93,9 +94,19 @@ pub(super) fn read(
     }));
     let service = service.or(superedge.service.map(|(_, name)| name));
     let asked = map.is_some() || service.is_some();
-    let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
-    let cluster = asked.then(|| ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service });
+    let cluster = reached.ok().filter(|_| asked).map(|cluster| ClusterSettings { service, ..cluster });
     (map, cluster, named)
+}
+
+/// The cluster, for who asks it for nothing of its pods.
+///
+/// # Errors
+///
+/// There is none: why, and what to do.
+pub(super) fn reached(env: &Environment) -> Result<ClusterSettings, &'static str> {
+    let namespace = env.pod_namespace.clone().filter(|name| !name.is_empty());
+    let cluster = ClusterSettings { kubeconfig: env.kubeconfig.clone(), namespace, service: None };
+    unreachable(env).map_or(Ok(cluster), Err)
 }
 
 /// Why there is no Kubernetes to ask, and what to do.

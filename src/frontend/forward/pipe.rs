@@ -8,11 +8,11 @@ use bytes::{Bytes, BytesMut};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use prometheus_client::metrics::counter::Counter;
 
+use crate::carry::FarEnd;
 use crate::frontend::Granted;
 use crate::net::ByteStream;
 use crate::net::counted::{Counted, Tally};
 use crate::net::splice::{Ended, How, Side};
-use crate::protocol::Session;
 use crate::telemetry::Metrics;
 
 /// An open session that hyper speaks over; what passes is counted.
@@ -53,7 +53,7 @@ impl Pipe {
         opened
     }
 
-    fn counted(&mut self) -> Counted<'_, Session> {
+    fn counted(&mut self) -> Counted<'_, FarEnd> {
         let Granted { session, access, .. } = &mut self.opened;
         let (given, taken) =
             (Tally { one: &mut access.up, all: &self.up }, Tally { one: &mut access.down, all: &self.down });

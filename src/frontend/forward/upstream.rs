@@ -173,7 +173,7 @@ impl<W: PartialEq> Upstream<W> {
         let Over { pipe, error, unused } = over;
         let ended = pipe.ended();
         let opened = pipe.into_opened(unused);
-        let reset = opened.session.account().ended.map(|refusal| refusal.reason);
+        let reset = opened.session.ended().map(|refusal| refusal.reason);
         let ended = match (ended, error) {
             (Some(ended), _) => ended,
             (None, Some(error)) if !error.is_user() => {

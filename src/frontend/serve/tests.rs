@@ -9,11 +9,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
 use crate::carry::tests::{linked, take};
-use crate::names::{NameError, NodeName, Target};
+use crate::dialer::{LocalAddresses, Place, TargetDialer};
+use crate::frontend::serve::destination::Destination;
+use crate::names::{NameError, NodeName};
 use crate::net::ByteStream;
 use crate::net::door::Source;
 use crate::net::reload::Reload;
-use crate::policy::{Rule, Rules};
+use crate::net::resolver::Resolver;
+use crate::policy::{Listening, Rule, Rules};
 use crate::protocol::{LinkSender, Offer, SessionTable};
 use crate::registry::Uplinks;
 use line::{Line, Lines};
@@ -68,6 +71,8 @@ pub(in crate::frontend) fn context(
         sessions: crate::frontend::sessions(9, 9),
         pool: Pool::new(),
         route: Route::from_edge(uplinks, table, time, time),
+        addresses: Arc::default(),
+        direct: None,
         metrics: Metrics::edge(),
         drain,
     }
@@ -176,7 +181,7 @@ async fn check(
     context: &Arc<FrontContext>,
     proof: Proof,
     request: Result<OpenRequest, Denial>,
-) -> (Result<(NodeName, Target), Denial>, Access) {
+) -> (Result<Destination, Denial>, Access) {
     let slot = Door::new(Limits::slots(1)).try_enter(&Source::of(STRANGER.ip())).unwrap();
     let mut visit = Visit::new::<_, Line>(context, STRANGER, slot, oneshot::channel().0);
     visit.proof = proof;
@@ -197,7 +202,7 @@ fn unlinked(gate: Gate) -> Arc<FrontContext> {
 #[tokio::test]
 async fn the_node_is_the_targets_host() {
     let (checked, access) = check(&unlinked(Gate::default()), Proof::None, asks("Node1.:22")).await;
-    let (node, target) = checked.unwrap();
+    let Destination { node, target, .. } = checked.unwrap();
     assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "node1:22"));
     assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
 }
@@ -264,6 +269,63 @@ async fn a_certificate_stands_for_the_first_of_its_names_that_may_come_in() {
     }
 }
 
+/// A context whose address book knows a network, and whose process may dial some targets itself.
+fn knowing(gate: Gate, direct: &[&str]) -> Arc<FrontContext> {
+    let fixed = vec![("10.0.0.0/24".parse().unwrap(), "node1".parse().unwrap())];
+    let dialer = TargetDialer {
+        place: Place::ForClients,
+        own: LocalAddresses::new(Vec::new),
+        targets: Arc::new(ArcSwap::from_pointee(direct.iter().map(|t| t.parse().unwrap()).collect())),
+        listening: Listening::default(),
+        resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
+    };
+    let mut context = Arc::unwrap_or_clone(unlinked(gate));
+    context.addresses = Arc::new(AddressBook::new(fixed));
+    context.direct = Some(DirectDialer::new(dialer, Duration::from_secs(1)));
+    Arc::new(context)
+}
+
+#[tokio::test]
+async fn of_an_address_that_is_known_the_node_is_told_and_it_is_the_nodes_target() {
+    for dress in ["10.0.0.7:80", "[::ffff:10.0.0.7]:80"] {
+        let (checked, access) = check(&knowing(Gate::default(), &[]), Proof::None, asks(dress)).await;
+        let Destination { node, target, .. } = checked.unwrap();
+        assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "10.0.0.7:80"));
+        assert_eq!(access.node, Some(node));
+    }
+    let rule = Rule { nodes: Some(vec!["node2".parse().unwrap()]), ..Rule::default() };
+    let gate = Gate { rules: Rules::from_iter([rule]), ..Gate::default() };
+    let (checked, _) = check(&knowing(gate, &[]), Proof::None, asks("10.0.0.7:80")).await;
+    assert_eq!(checked.unwrap_err().status(), 403, "the rules are about the node, whatever it was called");
+}
+
+#[tokio::test]
+async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_nobody() {
+    let listed = knowing(Gate::default(), &["0.0.0.0/0:80", "[::/0]:80"]);
+    let nothing = knowing(Gate::default(), &[]);
+    let status =
+        async |context: &Arc<FrontContext>, asked: &str| match check(context, Proof::None, asks(asked))
+            .await
+            .0
+        {
+            Ok(destination) => destination.node.to_string(),
+            Err(denial) => denial.status().as_u16().to_string(),
+        };
+    for asked in ["192.0.2.1:80", "[2001:db8::1]:80"] {
+        assert_eq!(status(&listed, asked).await, "-", "{asked}");
+        assert_eq!(status(&nothing, asked).await, "421", "{asked}: by default nothing is");
+    }
+    assert_eq!(status(&listed, "192.0.2.1:81").await, "421", "no entry has that port");
+    for asked in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80", "0.0.0.0:80", "169.254.169.254:80"] {
+        assert_eq!(status(&listed, asked).await, "403", "{asked}");
+        assert_eq!(status(&nothing, asked).await, "403", "{asked}");
+    }
+    let nodes = Some(vec!["edge-*".parse().unwrap()]);
+    let gate = Gate { rules: Rules::from_iter([Rule { nodes, ..Rule::default() }]), ..Gate::default() };
+    let ruled = knowing(gate, &["0.0.0.0/0:80"]);
+    assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules count");
+}
+
 #[tokio::test]
 async fn a_front_end_may_know_the_node_itself() {
     let zone = crate::policy::Zone::new("nodes.test".into(), Vec::new(), |_: &NodeName| false);
@@ -271,7 +333,7 @@ async fn a_front_end_may_know_the_node_itself() {
     for node in ["node1", "node1.nodes.test"] {
         let request = OpenRequest { node: node.parse().ok(), ..asks("127.0.0.1:6443").unwrap() };
         let (checked, access) = check(&context, Proof::None, Ok(request)).await;
-        let (node, target) = checked.unwrap();
+        let Destination { node, target, .. } = checked.unwrap();
         assert_eq!((node.as_str(), target.to_string().as_str()), ("node1", "127.0.0.1:6443"));
         assert_eq!((&access.node, &access.target), (&Some(node), &Some(target)));
     }

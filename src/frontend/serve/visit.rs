@@ -9,14 +9,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{Span, field};
 
+use super::destination::Destination;
 use super::{FrontContext, FrontEnd, Granted};
 use crate::carry::Opened;
-use crate::frontend::auth::Gate;
 use crate::frontend::{ClientKey, Denial};
-use crate::names::{Host, NodeName, Target};
+use crate::names::{NodeName, Target};
 use crate::net::door::Slot;
 use crate::protocol::Category;
-use crate::route::{NotOpened, Request};
 use crate::telemetry::Access;
 
 /// A client's request, as its front end has read it.
@@ -81,8 +80,7 @@ pub struct Permitted {
     context: Arc<FrontContext>,
     category: Category,
     from: SocketAddr,
-    node: NodeName,
-    target: Target,
+    destination: Destination,
     access: Access,
 }
 
@@ -162,8 +160,8 @@ impl<'a> Visit<'a> {
         Span::current().record("trace", access.trace.as_str());
         let (category, from) = (self.category, self.from);
         match self.check(request, &mut access).await {
-            Ok((node, target)) => {
-                Ok(Permitted { context: Arc::clone(self.context), category, from, node, target, access })
+            Ok(destination) => {
+                Ok(Permitted { context: Arc::clone(self.context), category, from, destination, access })
             }
             Err(denial) => Err(Denied::new(denial, access, self.context, from)),
         }
@@ -181,7 +179,7 @@ impl<'a> Visit<'a> {
         &self,
         request: Result<OpenRequest, Denial>,
         access: &mut Access,
-    ) -> Result<(NodeName, Target), Denial> {
+    ) -> Result<Destination, Denial> {
         let (gate, from) = (self.context.gate.load_full(), self.from.ip());
         // Checked again, as the config may have changed since the connection was accepted.
         gate.admit(from)?;
@@ -195,22 +193,26 @@ impl<'a> Visit<'a> {
             Proof::Certificate(names) => Some(gate.recognise(names)?),
             Proof::None => gate.identify(&credentials, from).await?,
         };
-        let (node, target) = gate.locate(node, target)?;
-        access.node = Some(node.clone());
-        gate.permit(access.user.as_deref(), from, &node, target.port)?;
-        Ok((node, target))
+        // kube-apiserver's egress selector sends everything here, what is no edge's as well.
+        let trusted = self.category == Category::Egress && matches!(self.proof, Proof::Certificate(_));
+        let mut destination = gate.locate(node, target, self.context, trusted)?;
+        access.node = Some(destination.node.clone());
+        let permit = |node: &_, port| gate.permit(access.user.as_deref(), from, node, port);
+        permit(&destination.node, destination.target.port)?;
+        destination.narrow(|node, port| permit(node, port).is_ok());
+        Ok(destination)
     }
 }
 
 impl Permitted {
-    /// The node, by its own name.
+    /// The node, by its own name; [`NodeName::outside`] if this process dials.
     pub fn node(&self) -> &NodeName {
-        &self.node
+        &self.destination.node
     }
 
     /// What is to be dialled there.
     pub fn target(&self) -> &Target {
-        &self.target
+        &self.destination.target
     }
 
     /// Who the client has proved to be.
@@ -249,26 +251,25 @@ impl Permitted {
 
     /// Opens it in that slot, which comes back with a denial.
     async fn open_in(self, slot: Slot<ClientKey>) -> Result<Granted, (Denied, Slot<ClientKey>)> {
-        let Self { context, category, from, node, target, mut access } = self;
+        let Self { context, category, from, destination, mut access } = self;
         let client = match &access.user {
             Some(user) => format!("{user}@{from}"),
             None => from.to_string(),
         };
         let begun = Instant::now();
-        let opened = context.route.open(Request { node, target, category, client }).await;
+        let opened = destination.open(&context, (category, client), &mut access).await;
         context.metrics.opening.observe(begun.elapsed());
         match opened {
             Ok(session) => {
-                access.id = Some(session.id());
+                access.id = session.id();
                 access.status = Some(StatusCode::OK.as_u16());
-                Span::current().record("session", field::display(session.id()));
+                if let Some(id) = session.id() {
+                    Span::current().record("session", field::display(id));
+                }
                 let alive = context.metrics.sessions.begin(access.front);
                 Ok(Opened { session, early: Bytes::new(), access, alive, slot })
             }
-            Err(NotOpened { session, why }) => {
-                access.id = session;
-                Err((Denied::new(why.into(), access, &context, from), slot))
-            }
+            Err(denial) => Err((Denied::new(denial, access, &context, from), slot)),
         }
     }
 }
@@ -283,24 +284,5 @@ impl Denied {
         let trace = access.trace.clone();
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
         Self { denial, trusted, trace }
-    }
-}
-
-impl Gate {
-    /// At which node the target is, and the target as that node knows it: the one place where that is told.
-    fn locate(&self, node: Option<NodeName>, target: Target) -> Result<(NodeName, Target), Denial> {
-        let own_name = |named: NodeName| match &self.zone {
-            Some(zone) => zone.node(named),
-            None => named,
-        };
-        if let Some(node) = node {
-            return Ok((own_name(node), target));
-        }
-        let Host::Name(name) = &target.host else { return Err(Denial::NoNode(target)) };
-        let named: NodeName = name.parse()?;
-        let node = own_name(named.clone());
-        // Whichever name the client used, the edge knows its own.
-        let host = if node == named { target.host.clone() } else { node.as_str().parse()? };
-        Ok((node, Target { host, port: target.port }))
     }
 }

@@ -92,11 +92,10 @@ impl SessionCore {
         Some(Parked::new(self.clone(), seeker, times))
     }
 
-    /// Whether its owner has left and the far end, to which there is a path, has not been told.
+    /// Whether its last word waits for its turn on the path that it has.
     pub(crate) fn tells(&self) -> bool {
         let inner = self.lock();
-        let leaves = inner.state.phase() == Phase::Leaving || inner.state.departed_since().is_some();
-        leaves && inner.state.path().is_some()
+        (inner.state.phase() == Phase::Leaving || inner.state.break_due()) && inner.state.path().is_some()
     }
 
     /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,

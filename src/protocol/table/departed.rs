@@ -24,8 +24,7 @@ impl SessionTable {
         }
     }
 
-    /// Waits until all that is reset has said so on its path, and the far end has answered where it does; 2 s at most.
-    /// Cancel safe.
+    /// Waits until the last word of each session that is reset has left on its path; 2 s at most. Cancel safe.
     pub async fn told(&self) {
         let until = Instant::now() + MOST_TOLD;
         while Instant::now() < until && self.all().iter().any(|session| session.tells()) {
@@ -96,7 +95,7 @@ impl SessionTable {
 const LAST_WORDS: usize = 8;
 /// Ids of sessions that may still be delivered, at the most: 16 bytes each.
 const MOST_DEPARTED: usize = 20_000;
-/// How long the far ends of resets are waited for, and between two looks.
+/// How long last words are waited for, and between two looks.
 const MOST_TOLD: Duration = Duration::from_secs(2);
 const TOLD_EVERY: Duration = Duration::from_millis(10);
 /// Between two looks whether all is delivered.

@@ -23,6 +23,11 @@ pub struct NotFound {
 }
 
 impl NotFound {
+    /// No link from that node is remembered anywhere: it may have no edge at all.
+    pub fn is_of_a_stranger(&self) -> bool {
+        self.seen.is_none() && !self.moving && !self.another
+    }
+
     /// The whole of it, behind the node's name.
     pub fn sentence(&self) -> String {
         let seen = self.seen.map(|seen| format!(", last seen {} ago", short(seen))).unwrap_or_default();

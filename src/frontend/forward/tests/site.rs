@@ -235,7 +235,7 @@ impl Router for ByHost {
         opening.answer().await;
         let access = Access::begin(FRONT, "test".into());
         let alive = self.metrics.sessions.begin(FRONT);
-        Ok(Opened { session: opening.into_session(), early: Bytes::new(), access, alive, slot })
+        Ok(Opened { session: opening.into_session().into(), early: Bytes::new(), access, alive, slot })
     }
 
     fn failed(&self, denial: Denial) -> Denied {

@@ -110,7 +110,7 @@ impl SessionState {
     }
 
     /// Whether all that a departed owner wrote is sent, and only Broken is not.
-    pub(super) fn break_due(&self) -> bool {
+    pub(crate) fn break_due(&self) -> bool {
         self.departed.as_ref().is_some_and(|departed| departed.due) && self.send.unsent() == 0
     }
 

@@ -6,7 +6,7 @@ fn at(node: &str, own: &'static [&'static str], targets: Targets) -> TargetDiale
     let own = LocalAddresses::new(|| own.iter().map(|ip| ip.parse().unwrap()).collect());
     let resolver = Resolver::system().unwrap();
     TargetDialer {
-        node: Some(node.parse().unwrap()),
+        place: Place::Node(node.parse().unwrap()),
         own,
         targets: Arc::new(ArcSwap::from_pointee(targets)),
         listening: Listening::default(),
@@ -65,7 +65,7 @@ async fn each_address_of_a_name_is_checked_and_only_those_allowed_are_tried() {
 
 #[tokio::test]
 async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest() {
-    let pod = |allowed: &[&str]| TargetDialer { node: None, ..place(allowed) };
+    let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };
     let listed = pod(&["10.1.0.0/16:443", "own:22"]);
     let mixed = ["192.0.2.1", "10.1.2.3"];
     assert_eq!(found(&listed, "web.local:443", &[], &mixed).await.unwrap(), ["10.1.2.3:443"]);
@@ -89,6 +89,34 @@ async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest
 }
 
 #[tokio::test]
+async fn a_pod_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_spelt() {
+    let pod = TargetDialer { place: Place::ForClients, ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
+    assert_eq!(found(&pod, "192.0.2.1:80", &[], &[]).await.unwrap(), ["192.0.2.1:80"]);
+    let mixed = ["127.0.0.1", "169.254.169.254", "::ffff:10.0.0.1", "fd00:ec2::254"];
+    assert_eq!(found(&pod, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
+    for (target, names) in [
+        ("127.0.0.1:80", &[][..]),
+        ("[::ffff:127.0.0.1]:80", &[]),
+        ("0.0.0.0:80", &[]),
+        ("[::]:80", &[]),
+        ("169.254.169.254:80", &[]),
+        ("localhost:80", &[]),
+        ("web.local:80", &["127.0.0.1", "::1", "fe80::1", "224.0.0.1", "168.63.129.16", "100.100.100.200"]),
+        ("2130706433:80", &["10.0.0.1"]),
+        ("0x7f000001:80", &["10.0.0.1"]),
+        ("0177.0.0.1:80", &["10.0.0.1"]),
+        ("127.1:80", &["10.0.0.1"]),
+    ] {
+        let refused = found(&pod, target, &[], names).await.unwrap_err();
+        assert_eq!(refused.code, Code::NotAllowed, "{target}: {refused}");
+        assert_eq!(refused.reason, format!("the cloud does not dial {target} for its clients"));
+    }
+    let listening = ["192.0.2.7:22".parse().unwrap()].into_iter().collect();
+    let pod = TargetDialer { listening, ..pod };
+    assert!(found(&pod, "192.0.2.7:22", &[], &[]).await.unwrap_err().reason.contains("the cloud's own pod"));
+}
+
+#[tokio::test]
 async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
     let listening = || ["127.0.0.1:51010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
     let edge = TargetDialer { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };
@@ -107,7 +135,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
         assert_eq!(refused.code, Code::NotAllowed);
     }
     assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
-    let pod = TargetDialer { node: None, ..edge };
+    let pod = TargetDialer { place: Place::ForEdges, ..edge };
     let refused = found(&pod, "192.0.2.7:7", &own, &[]).await.unwrap_err();
     assert_eq!(refused.reason, "192.0.2.7:7 is a port of the cloud's own pod");
 }

@@ -9,22 +9,23 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
+use tracing::debug;
 
 use crate::names::{Host, NodeName, Target};
 use crate::net::dial::{DialError, Failure, dial};
 use crate::net::resolver::{LookupError, Resolver};
-use crate::policy::{Listening, Targets, plain};
+use crate::policy::{Listening, Targets, is_number, is_off_limits, plain};
 use crate::protocol::{Code, Refusal};
 
 /// This machine's own addresses, as of now: they change with its networks.
 #[derive(Clone)]
 pub struct LocalAddresses(Arc<dyn Fn() -> Vec<IpAddr> + Send + Sync>);
 
-/// Where a back end stands, and what it may dial from there.
-#[derive(Debug)]
+/// Where targets are dialled from, and which ones may be.
+#[derive(Debug, Clone)]
 pub struct TargetDialer {
-    /// The node's own name: a target of that name is on this machine. None: this is a pod, which dials for edges.
-    pub node: Option<NodeName>,
+    /// Where it stands, and for whom it dials.
+    pub place: Place,
     /// The machine's own addresses, tried after loopback for a target of the node's name.
     pub own: LocalAddresses,
     /// What may be dialled; swap it when the config changes, for the sessions to come.
@@ -33,6 +34,17 @@ pub struct TargetDialer {
     pub listening: Listening,
     /// Who is asked for names.
     pub resolver: Resolver,
+}
+
+/// Where a dialer stands, and for whom it dials.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// At the node of this name: a target of that name is on this machine.
+    Node(NodeName),
+    /// At a pod, for edges.
+    ForEdges,
+    /// At a pod, for its clients: what is off limits is not dialled, whatever is allowed.
+    ForClients,
 }
 
 impl LocalAddresses {
@@ -68,7 +80,7 @@ impl TargetDialer {
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, Refusal> {
         let deadline = Instant::now() + patience;
         let mut own = (self.own.0)();
-        if self.node.is_none() {
+        if self.node().is_none() {
             // There a pod's own log port listens, for those on its machine: whoever means it has to name it.
             own.retain(|ip| !plain(*ip).is_loopback());
         }
@@ -90,14 +102,16 @@ impl TargetDialer {
     {
         let targets = self.targets.load_full();
         // Nothing is asked of the cloud's DNS for an edge that may not dial what comes of it.
-        if self.node.is_none() && !targets.name_port(target.port) {
+        if self.node().is_none() && !targets.name_port(target.port) {
             return Err(self.forbidden(target, None));
         }
+        let for_clients = self.place == Place::ForClients;
         let all = match &target.host {
+            Host::Name(name) if for_clients && is_number(name) => return Err(self.forbidden(target, None)),
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) if self.is_here(name) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-                let own = if self.node.is_some() { own } else { &[] };
+                let own = if self.node().is_some() { own } else { &[] };
                 loopback.into_iter().chain(own.iter().copied()).collect()
             }
             Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
@@ -105,6 +119,9 @@ impl TargetDialer {
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
+            if for_clients && is_off_limits(ip) {
+                continue;
+            }
             if targets.allows(at, own) && !found.contains(&at) {
                 // Even if others of its addresses are not: what comes of those would only hide the reason.
                 if self.listening.holds(at, own) {
@@ -123,27 +140,39 @@ impl TargetDialer {
         })
     }
 
+    /// The node at which it stands, if it is no pod's.
+    pub fn node(&self) -> Option<&NodeName> {
+        match &self.place {
+            Place::Node(node) => Some(node),
+            Place::ForEdges | Place::ForClients => None,
+        }
+    }
+
     fn ours(&self, target: &Target) -> Refusal {
-        let why = match self.node {
-            Some(_) => format!(
+        let why = match self.place {
+            Place::Node(_) => format!(
                 "{target} is a port of the edge itself; its metrics_listen is the one that may be reached"
             ),
-            None => format!("{target} is a port of the cloud's own pod"),
+            Place::ForEdges | Place::ForClients => format!("{target} is a port of the cloud's own pod"),
         };
         Refusal::new(Code::NotAllowed, why)
     }
 
     /// `found` is what the target's name stands for, if it is a name.
     fn forbidden(&self, target: &Target, found: Option<IpAddr>) -> Refusal {
-        let why = match (&self.node, found) {
-            (Some(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
-            (Some(_), None) => format!("this edge may not dial {target}"),
-            // What a name stands for within the cloud is no edge's business.
-            (None, found) => {
-                tracing::debug!(%target, found = found.map(tracing::field::display), "no entry of mode.cloud.allow.targets holds it");
+        let why = match (&self.place, found) {
+            (Place::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
+            (Place::Node(_), None) => format!("this edge may not dial {target}"),
+            // The addresses behind a name within the cloud are no edge's business, nor any client's.
+            (Place::ForEdges, found) => {
+                debug!(%target, found = found.map(display), "no entry of mode.cloud.allow.targets holds it");
                 format!(
                     "edges may not have the cloud dial {target}: its pods' mode.cloud.allow.targets does not hold it"
                 )
+            }
+            (Place::ForClients, found) => {
+                debug!(%target, found = found.map(display), "no entry of mode.cloud.direct.targets holds it, or it is off limits");
+                format!("the cloud does not dial {target} for its clients")
             }
         };
         Refusal::new(Code::NotAllowed, why)
@@ -151,7 +180,7 @@ impl TargetDialer {
 
     /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
     fn is_here(&self, name: &str) -> bool {
-        self.node.as_ref().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
+        self.node().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
     }
 }
 
@@ -181,6 +210,40 @@ fn refusal(why: &DialError) -> Refusal {
         Some(Failure::Unreachable(..)) | None => Code::TargetUnreachable,
     };
     Refusal::new(code, why)
+}
+
+/// What a pod dials itself for its clients, of all that is at no node. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct DirectDialer {
+    /// What is listed in the settings.
+    listed: Arc<TargetDialer>,
+    /// Everything that is not off limits.
+    all: Arc<TargetDialer>,
+    patience: Duration,
+}
+
+impl DirectDialer {
+    /// What `dialer` may dial, and for some clients everything else as well; each within `patience`.
+    pub fn new(dialer: TargetDialer, patience: Duration) -> Self {
+        let all = Arc::new(ArcSwap::from_pointee(Targets::everything()));
+        let all = TargetDialer { targets: all, ..dialer.clone() };
+        Self { listed: Arc::new(dialer), all: Arc::new(all), patience }
+    }
+
+    /// Whether anything may be dialled at this port, for a client who may have `all`.
+    pub fn may_dial(&self, port: u16, all: bool) -> bool {
+        all || self.listed.targets.load().name_port(port)
+    }
+
+    /// Connects to a target; `all`: for a client who may have all that is not off limits. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// Why not, in words for the client.
+    pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, Refusal> {
+        let dialer = if all { &self.all } else { &self.listed };
+        dialer.dial(target, self.patience).await
+    }
 }
 
 /// Addresses of one target that are looked at: a name with more would only use up the patience of the first.

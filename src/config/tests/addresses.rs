@@ -1,0 +1,61 @@
+//! What `[mode.cloud.addresses]` and `[mode.cloud.direct]` take, and what they refuse.
+
+use super::*;
+
+#[cfg(feature = "kubernetes")]
+fn inside() -> Environment {
+    let host = Some("10.96.0.1".to_owned());
+    Environment {
+        kubernetes_service_host: host,
+        pod_namespace: Some("edge-system".into()),
+        ..Environment::default()
+    }
+}
+
+#[test]
+fn by_default_no_address_is_known_and_nothing_is_dialled_directly() {
+    let (settings, _) = cloud("");
+    assert_eq!((settings.addresses.fixed, settings.addresses.cluster), (vec![], None));
+    assert_eq!(settings.addresses.direct, Targets::from_iter([]));
+}
+
+#[test]
+fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
+    let text = "[mode.cloud.addresses]\n\"10.0.0.7\" = \"node1\"\n\"fd01::/64\" = \"node2\"\n\
+                [mode.cloud.direct]\ntargets = [\"10.0.0.0/8:443\", \"[fd00::/8]:*\"]\n";
+    let (settings, _) = cloud(text);
+    let expected = [("10.0.0.7/32", "node1"), ("fd01::/64", "node2")];
+    let expected: Vec<_> = expected.map(|(net, node)| (net.parse().unwrap(), node.parse().unwrap())).into();
+    assert_eq!(settings.addresses.fixed, expected);
+    let direct = settings.addresses.direct;
+    assert!(
+        direct.allows("10.1.2.3:443".parse().unwrap(), &[])
+            && !direct.allows("10.1.2.3:80".parse().unwrap(), &[])
+    );
+}
+
+#[test]
+fn an_entry_that_cannot_be_meant_is_a_fault() {
+    let faults = cloud_faults("[mode.cloud.addresses]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n");
+    let told: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert!(told.iter().any(|fault| fault.contains("10.0.0.0/8")), "{told:?}");
+}
+
+#[cfg(feature = "kubernetes")]
+#[test]
+fn kubernetes_is_asked_if_that_is_said_or_a_module_needs_it() {
+    let cluster = |text: &str| Cloud::read(text, &inside()).unwrap().0.addresses.cluster;
+    assert!(cluster("[mode.cloud.addresses]\nkubernetes = true\n").is_some());
+    assert_eq!(cluster(""), None);
+    let module = "[mode.cloud]\nhttp_proxy = { port = 8080 }\n";
+    assert_eq!(cluster(module).unwrap().namespace.as_deref(), Some("edge-system"));
+    assert_eq!(cluster(&format!("{module}[mode.cloud.addresses]\nkubernetes = false\n")), None);
+}
+
+#[test]
+fn kubernetes_that_is_not_there_is_a_fault_only_for_who_asks_for_it() {
+    let faults = cloud_faults("[mode.cloud.addresses]\nkubernetes = true\n");
+    assert_eq!(faults.iter().next().unwrap().key, "mode.cloud.addresses.kubernetes");
+    assert_eq!(cloud("[mode.cloud]\nhttp_proxy = { port = 8080 }\n").0.addresses.cluster, None);
+}

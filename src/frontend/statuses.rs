@@ -1,0 +1,124 @@
+//! The one table from what went wrong to what HTTP says: status, word for metrics and logs, next step.
+
+use http::StatusCode;
+
+use super::Denial;
+use crate::protocol::{Code, Refusal};
+use crate::registry::NotLocated;
+use crate::route::RouteError;
+
+impl Denial {
+    /// Status, fixed word and next step for each cause.
+    pub(super) fn row(&self) -> (StatusCode, &'static str, &'static str) {
+        use StatusCode as S;
+        match self {
+            Self::BadTarget(_) => {
+                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
+            }
+            Self::Forbidden(_) => (
+                S::FORBIDDEN,
+                "forbidden",
+                "ask the operator of tunnel-cloud to allow it in allow_from or rules",
+            ),
+            Self::Method => (
+                S::METHOD_NOT_ALLOWED,
+                "method",
+                "use this port as a proxy for CONNECT, as ssh and curl -p do",
+            ),
+            Self::Body => (S::BAD_REQUEST, "body", "leave out Content-Length and Transfer-Encoding"),
+            Self::Request(_) => {
+                (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
+            }
+            Self::Unanswered(_) => (
+                S::BAD_GATEWAY,
+                "no_answer",
+                "see what the service at that port of the node logs, and whether it speaks HTTP",
+            ),
+            Self::Credentials => {
+                (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
+            }
+            Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
+            Self::NotLocated(why) => not_located(why),
+            Self::OffLimits(_) => (S::FORBIDDEN, "off_limits", "ask for the node by its name"),
+            Self::Direct(refusal) => not_dialled(refusal),
+            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
+            Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
+                (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
+            }
+            Self::Route(RouteError::Offline { .. }) => (
+                S::BAD_GATEWAY,
+                "offline",
+                "check that tunnel-edge runs on that node, and read what it logs about its link",
+            ),
+            Self::Route(RouteError::Timeout { .. }) => {
+                (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
+            }
+            Self::Route(RouteError::Refused { refusal, .. }) => refused(refusal),
+        }
+    }
+}
+
+/// The same for a refusal by the far end, docs/protocol.md#codes.
+fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
+    let (status, next) = match refusal.code {
+        Code::TargetRefused => {
+            (StatusCode::BAD_GATEWAY, "check that the service listens on that port of the node")
+        }
+        Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
+        Code::TargetUnreachable => {
+            (StatusCode::BAD_GATEWAY, "check that the node can resolve and reach the target")
+        }
+        Code::NotAllowed => {
+            (StatusCode::FORBIDDEN, "add the target to [mode.edge.allow] in that node's config")
+        }
+        Code::Busy => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "try again in a moment, or raise [mode.edge.session] memory in that node's config",
+        ),
+        Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
+        Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
+            (StatusCode::BAD_GATEWAY, "search the pod's log for the trace")
+        }
+    };
+    (status, refusal.code.name(), next)
+}
+
+/// The same for a target that is nowhere.
+fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
+    match why {
+        NotLocated::Ambiguous { .. } => {
+            (StatusCode::MISDIRECTED_REQUEST, "ambiguous", "ask for the node by its name")
+        }
+        NotLocated::NoEndpoint(..) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", "check that the pods of the Service are ready")
+        }
+        NotLocated::NoService(_) | NotLocated::NoPort { .. } => {
+            (StatusCode::BAD_GATEWAY, "no_service", "check the name and the ports of the Service")
+        }
+    }
+}
+
+/// The same for a target that this process could not dial.
+fn not_dialled(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
+    let (status, name, _) = refused(refusal);
+    let next = match refusal.code {
+        Code::NotAllowed => "add the target to [mode.cloud.direct] targets of tunnel-cloud",
+        _ => "check that the pod of tunnel-cloud can resolve and reach the target",
+    };
+    (status, name, next)
+}
+
+/// What a code means, without the far end's own text, which may hold addresses.
+pub(super) fn in_general(code: Code) -> &'static str {
+    match code {
+        Code::TargetRefused => "the target refused the connection",
+        Code::TargetTimeout => "the target did not answer in time",
+        Code::TargetUnreachable => "the target cannot be reached",
+        Code::NotAllowed => "the target is not allowed",
+        Code::NotHere => "the node is not here",
+        Code::Busy => "the node can take no more sessions",
+        Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
+        Code::Violation => "the protocol was violated",
+        Code::Internal => "internal error",
+    }
+}

@@ -1,0 +1,136 @@
+//! What no pod dials for a client, whatever the config says: itself, its own links, and what clouds tell machines of
+//! themselves.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::plain;
+
+/// Is this address of that kind: loopback, link-local, unspecified, multicast, reserved, or a cloud's metadata, in
+/// whichever IPv6 dress a gateway takes off?
+pub fn is_off_limits(ip: IpAddr) -> bool {
+    match plain(ip) {
+        IpAddr::V4(ip) => is_off_limits_v4(ip),
+        IpAddr::V6(ip) => {
+            ip.is_loopback()
+                || ip.is_unspecified()
+                || ip.is_multicast()
+                || ip.is_unicast_link_local()
+                || ip == METADATA6
+                || translated(ip).is_some_and(is_off_limits_v4)
+        }
+    }
+}
+
+/// Is this no name but a number, as some programs read addresses: `2130706433`, `0x7f.1`, `0177.0.0.1`?
+pub fn is_number(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or_default();
+    let hex = last.strip_prefix("0x").or(last.strip_prefix("0X"));
+    hex.is_some_and(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()))
+        || !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn is_off_limits_v4(ip: Ipv4Addr) -> bool {
+    let first = ip.octets()[0];
+    // The first block is "this network", the last ones are reserved and broadcast.
+    first == 0
+        || first >= 240
+        || ip.is_loopback()
+        || ip.is_link_local()
+        || ip.is_multicast()
+        || METADATA4.contains(&ip)
+}
+
+/// The IPv4 address that a gateway makes of this one: NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056), SIIT (RFC 2765).
+fn translated(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [a, b, c, d, e, f, high, low] = ip.segments();
+    let of = |high: u16, low: u16| Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
+    match [a, b, c, d, e, f] {
+        [0x64, 0xff9b, 0, 0, 0, 0] | [0x64, 0xff9b, 1, ..] | [0, 0, 0, 0, 0xffff, 0] => of(high, low),
+        [0x2002, ..] => of(b, c),
+        _ => None,
+    }
+}
+
+/// Metadata of Azure and of Alibaba; that of most others is link-local.
+const METADATA4: [Ipv4Addr; 2] = [Ipv4Addr::new(168, 63, 129, 16), Ipv4Addr::new(100, 100, 100, 200)];
+
+/// Metadata of AWS.
+const METADATA6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_off_limits_is_so_in_every_dress() {
+        for ip in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "0.0.0.0",
+            "0.1.2.3",
+            "169.254.169.254",
+            "169.254.0.1",
+            "168.63.129.16",
+            "100.100.100.200",
+            "224.0.0.1",
+            "239.255.255.255",
+            "255.255.255.255",
+            "240.0.0.1",
+            "::1",
+            "::",
+            "fe80::1",
+            "ff02::1",
+            "fd00:ec2::254",
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "::127.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::7f00:1",
+            "2002:7f00:1::1",
+            "2002:a9fe:a9fe::",
+            "::ffff:0:127.0.0.1",
+        ] {
+            assert!(is_off_limits(ip.parse().unwrap()), "{ip}");
+        }
+        for ip in [
+            "10.0.0.1",
+            "192.168.1.1",
+            "172.16.0.1",
+            "100.100.100.201",
+            "168.63.129.17",
+            "8.8.8.8",
+            "::ffff:10.0.0.1",
+            "fd00:ec2::253",
+            "fd00::1",
+            "2001:db8::1",
+            "64:ff9b::a00:1",
+            "2002:a00:1::1",
+        ] {
+            assert!(!is_off_limits(ip.parse().unwrap()), "{ip}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_no_name() {
+        for number in ["2130706433", "0x7f000001", "0X7F.1", "0177.0.0.1", "127.1", "127.0.0.0x1", "0x"] {
+            assert!(is_number(number), "{number}");
+        }
+        for name in ["edge1", "1.example", "0x7g", "a.0b1", "10-0-0-1", ""] {
+            assert!(!is_number(name), "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn dress_makes_nothing_allowed(bits: u32) {
+            let ip = Ipv4Addr::from(bits);
+            let naked = is_off_limits(ip.into());
+            prop_assert_eq!(is_off_limits(ip.to_ipv6_mapped().into()), naked);
+            let [high, low] = [(bits >> 16) as u16, bits as u16];
+            for dress in [[0x64, 0xff9b, 0, 0, 0, 0, high, low], [0x2002, high, low, 0, 0, 0, 0, 1]] {
+                prop_assert_eq!(is_off_limits(Ipv6Addr::from(dress).into()), naked);
+            }
+        }
+    }
+}

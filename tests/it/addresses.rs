@@ -1,0 +1,110 @@
+//! Targets that clients name by an address: a table says which node is behind it, and what is behind none is dialled by
+//! the pod if that may be.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::support::clients::echoed;
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_with};
+use crate::support::targets;
+use crate::support::wait_until;
+
+/// An address of this machine that is not off limits, on which tests may listen.
+fn own_address() -> IpAddr {
+    let all = if_addrs::get_if_addrs().unwrap();
+    let fit = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
+    all.iter().map(if_addrs::Interface::ip).find(fit).expect("an interface beside loopback")
+}
+
+/// An echo there.
+async fn echo() -> SocketAddr {
+    targets::serve_at(&format!("{}:0", own_address()), targets::echo_one).await
+}
+
+#[tokio::test]
+async fn an_address_of_the_table_leads_to_its_node_which_must_allow_it() {
+    let (place, echo) = (TestDir::new(), echo().await);
+    let table =
+        format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n\"10.77.0.0/16\" = \"node1\"\n", echo.ip());
+    let pod = TestPod::with(&place, &table);
+    let _edge = edge(&place, &pod, "node1").await;
+    echoed(&mut pod.open(&echo.to_string()).await, "by its own address").await;
+    echoed(&mut pod.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await, "in IPv6 dress").await;
+    let refused = pod.ask("10.77.0.1:80").await;
+    assert_eq!(refused.status, 403, "{refused:?}");
+    let says = "node node1: this edge may not dial 10.77.0.1:80; [mode.edge.allow] targets there may list \"10.77.0.1/32:*\"";
+    assert!(refused.body.starts_with(says), "{refused:?}");
+    assert_eq!(pod.ask("10.78.0.1:80").await.status, 421);
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn an_edge_that_lists_its_pods_network_reaches_it() {
+    let (place, echo) = (TestDir::new(), echo().await);
+    let pod = TestPod::with(&place, &format!("[mode.cloud.addresses]\n\"{}\" = \"node1\"\n", echo.ip()));
+    let more = format!("[mode.edge.allow]\ntargets = [\"{}:*\"]", echo.ip());
+    let _edge = edge_with(&place, &pod, "node1", &more).await;
+    echoed(&mut pod.open(&echo.to_string()).await, "hello").await;
+}
+
+#[tokio::test]
+async fn what_is_at_no_node_is_dialled_if_it_is_listed_and_counts_as_a_session() {
+    let (place, echo) = (TestDir::new(), echo().await);
+    let direct = format!("[mode.cloud.direct]\ntargets = [\"{}/32:{}\"]\n", echo.ip(), echo.port());
+    let pod = TestPod::with(&place, &direct);
+    let mut open = pod.open(&echo.to_string()).await;
+    echoed(&mut open, "without an edge").await;
+    let sessions = &pod.pod.metrics.sessions;
+    assert_eq!(sessions.now("ssh"), 1);
+    drop(open);
+    wait_until("it has ended", || sessions.now("ssh") == 0).await;
+    // Another port of the same machine, and another machine.
+    let other = targets::serve_at(&format!("{}:0", echo.ip()), targets::echo_one).await;
+    assert_eq!(pod.ask(&other.to_string()).await.status, 421);
+    let refused = pod.ask(&format!("192.0.2.77:{}", echo.port())).await;
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert!(refused.body.contains("[mode.cloud.direct]"), "{refused:?}");
+    let nothing = pod.ask(&at("node1", echo)).await;
+    assert_eq!(nothing.status, 502, "a name is a node's first: {nothing:?}");
+    assert!(nothing.phrase.starts_with("node node1 is not connected; cannot resolve node1:"), "{nothing:?}");
+}
+
+#[tokio::test]
+async fn the_pod_never_dials_itself_or_what_clouds_keep_to_machines_however_it_is_spelt() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::with(&place, "[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n");
+    let port = echo.port();
+    for host in [
+        "127.0.0.1",
+        "127.8.8.8",
+        "0.0.0.0",
+        "0.0.0.1",
+        "169.254.169.254",
+        "168.63.129.16",
+        "100.100.100.200",
+        "224.0.0.1",
+        "255.255.255.255",
+        "[::1]",
+        "[::]",
+        "[fe80::1]",
+        "[ff02::1]",
+        "[fd00:ec2::254]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:169.254.169.254]",
+        "[::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "2130706433",
+        "0x7f000001",
+        "0x7f.0.0.1",
+        "0177.0.0.1",
+        "127.1",
+        "2852039166",
+    ] {
+        let refused = pod.ask(&format!("{host}:{port}")).await;
+        assert_eq!(refused.status, 403, "{host}: {refused:?}");
+    }
+    // A name that stands for one: nothing listens for it but the echo on loopback, which hears of nobody.
+    let refused = pod.ask(&format!("localhost:{port}")).await;
+    assert_eq!(refused.status, 502, "{refused:?}");
+    assert_eq!(pod.pod.metrics.sessions.ended("ssh", "over"), 0);
+}
