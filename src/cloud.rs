@@ -10,6 +10,7 @@ mod core;
 mod egress;
 mod files;
 mod gates;
+mod https;
 mod kubernetes;
 mod links;
 mod ports;
@@ -84,7 +85,8 @@ type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 const CONNECT: &str = <Ssh as Module>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 4] = [connect::prepare, egress::prepare, proxy::prepare, tcp::prepare];
+const MODULES: [Prepare; 5] =
+    [connect::prepare, egress::prepare, proxy::prepare, tcp::prepare, https::prepare];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.

@@ -1,8 +1,10 @@
 //! What the front ends share: why a client gets no session, and the HTTP answer for each cause.
 
 mod auth;
+mod client;
 mod connect;
 mod forward;
+mod passthrough;
 mod proved;
 mod proxy;
 mod requests;
@@ -11,8 +13,10 @@ mod statuses;
 mod tcp;
 
 pub use auth::{Gate, Logins, Users, UsersError};
+pub use client::{ClientKey, sessions};
 pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
+pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
 pub use proxy::Proxy;
 pub use serve::{
@@ -21,41 +25,17 @@ pub use serve::{
 };
 pub use tcp::Tcp;
 
-use std::net::IpAddr;
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
-use crate::net::door::{self, Door, Limits, Source};
+use crate::net::door;
 use crate::protocol::Refusal;
 use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
 use statuses::in_general;
-
-/// The key by which clients share a pod's sessions: the user, or the source where the front end asks for no user.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ClientKey {
-    /// A user, by the name that was proved.
-    User(Arc<str>),
-    /// An address, or the /64 of an IPv6 address.
-    Source(Source),
-}
-
-impl ClientKey {
-    /// The key of a client at `from`, which has proved to be `user` if that is given.
-    pub fn of(user: Option<&str>, from: IpAddr) -> Self {
-        user.map_or_else(|| Self::Source(Source::of(from)), |name| Self::User(name.into()))
-    }
-}
-
-/// The door to the sessions of all front ends of a pod: at once `most` in all, and `for_one` for one client.
-pub fn sessions(most: usize, for_one: usize) -> Door<ClientKey> {
-    Door::new(Limits { slots: most, for_one, waiting: 0, patience: None })
-}
 
 /// Why a client gets no session.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +64,12 @@ pub enum Denial {
     /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
+    /// A TLS client that names no server, so that the node cannot be told.
+    #[error(
+        "the client's TLS hello names no node (it has no SNI): kube-apiserver names one only if it is started with \
+         --kubelet-certificate-authority"
+    )]
+    NoServerName,
     /// The target is known, and at no node, or at two.
     #[error(transparent)]
     NotLocated(#[from] NotLocated),
@@ -253,6 +239,7 @@ mod tests {
             (Denial::Credentials, 407),
             (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
             (Denial::NoNodes, 502),
+            (Denial::NoServerName, 421),
             (Denial::Busy("draining"), 503),
             (RouteError::Busy("full").into(), 503),
             (offline(), 502),

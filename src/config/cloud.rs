@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Concern, Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
+use super::{Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
@@ -13,22 +13,26 @@ mod addresses;
 mod certificates;
 mod cluster;
 mod egress;
+mod https;
 mod proxy;
 mod registry;
 mod siblings;
 mod ssh;
 mod tcp;
+mod tls;
 
 pub use access::{Access, Auth};
 pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
+pub use https::{Http, Https, HttpsMode, NodePort};
 pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
 pub use tcp::{Forward, TcpPort};
+pub use tls::{Tls, TlsVersion};
 
 /// All settings of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,6 +49,10 @@ pub struct Cloud {
     pub http_proxy: Option<HttpProxy>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
+    /// TLS ports, each for one port of every node.
+    pub https: Https,
+    /// HTTP ports, each for one port of every node.
+    pub http: Http,
     /// Limits of sessions.
     pub session: Session,
     /// Where others learn which node is at this pod.
@@ -80,24 +88,6 @@ pub struct Server {
     pub tokenfile: PathBuf,
     /// PEM file of the authority that signs pods' certificates. Need not exist while pods have no siblings.
     pub ca: PathBuf,
-}
-
-/// `[mode.cloud.tls]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tls {
-    /// The oldest version spoken.
-    pub min_version: TlsVersion,
-    /// Go's names of cipher suites for TLS 1.2; empty: all that are sound.
-    pub cipher_suites: Vec<String>,
-}
-
-/// A version of TLS that we speak.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TlsVersion {
-    /// TLS 1.2.
-    V12,
-    /// TLS 1.3.
-    V13,
 }
 
 /// `[mode.cloud.session]`.
@@ -153,13 +143,21 @@ impl Cloud {
         ];
         let egress = self.egress.as_ref().map(Egress::access);
         let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in egress.into_iter().chain(proxy).chain([&self.ssh.access]) {
-            if let Auth::Basic { users, key } = &access.auth {
+        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress).chain(proxy) {
+            // What several tables take from one is one file.
+            if let Auth::Basic { users, key } = &access.auth
+                && !all.contains(&(key, users))
+            {
                 all.push((key, users));
             }
         }
         if let Some(Egress::Port { certificates, .. }) = &self.egress {
             all.push(("mode.cloud.egress.key", &certificates.key));
+        }
+        if let HttpsMode::Terminate(certificates) = &self.https.mode
+            && !self.https.ports.is_empty()
+        {
+            all.push(("mode.cloud.https.key", &certificates.key));
         }
         if let Publish::Etcd(etcd) = &self.registry.publish {
             all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
@@ -178,14 +176,15 @@ impl Cloud {
         let server = server(&mut stream, report);
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
-        unserved::cloud_modules(&mut cloud, report);
         let ssh = ssh::read(&mut cloud, report);
         let settings = Self {
             server,
-            tls: tls(&mut cloud, report),
+            tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
             http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
+            https: https::read(&mut cloud, &ssh.access, report),
+            http: https::read_http(&mut cloud, &ssh.access, report),
             ssh,
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
@@ -219,32 +218,6 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     unserved::channelz(&mut table, report);
     table.finish(report);
     server
-}
-
-fn tls(cloud: &mut Table<'_>, report: &mut Report) -> Tls {
-    let mut table = cloud.table("tls", report);
-    let min_version = table.read(
-        "tls_min_version",
-        |value| match value::text(value)?.as_str() {
-            "" | "VersionTLS12" => Ok((TlsVersion::V12, None)),
-            "VersionTLS13" => Ok((TlsVersion::V13, None)),
-            old @ ("VersionTLS10" | "VersionTLS11") => Ok((TlsVersion::V12, Some(old.to_owned()))),
-            _ => Err(value::wrong(value, "want VersionTLS12 or VersionTLS13")),
-        },
-        report,
-    );
-    if let Some((_, Some(old))) = &min_version {
-        let text = format!("{old} is broken and not spoken: the oldest version is TLS 1.2");
-        report.warn(table.key("tls_min_version"), Concern::Surprise, text);
-    }
-    let suites = table.read("tls_cipher_suites", value::text, report).unwrap_or_default();
-    let names = suites.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let tls = Tls {
-        min_version: min_version.map_or(TlsVersion::V12, |(version, _)| version),
-        cipher_suites: names.map(str::to_owned).collect(),
-    };
-    table.finish(report);
-    tls
 }
 
 fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {

@@ -15,11 +15,6 @@ pub(super) fn table(parent: &mut Table<'_>, name: &'static str, keys: &[&'static
     table.finish(report);
 }
 
-/// The modules of a SuperEdge cloud.
-pub(super) fn cloud_modules(cloud: &mut Table<'_>, report: &mut Report) {
-    table(cloud, "https", &["cert", "key", "addr"], report);
-}
-
 /// The debugging service of gRPC; an empty address turns it off.
 pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) {
     if table.read("channelz_addr", value::text, report).is_some_and(|addr| !addr.is_empty()) {
@@ -27,7 +22,8 @@ pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) {
     }
 }
 
-fn warn(parent: &Table<'_>, name: &str, report: &mut Report) {
+/// Warns of a key that is not served yet.
+pub(super) fn warn(parent: &Table<'_>, name: &str, report: &mut Report) {
     let text = "SuperEdge's key is understood, but what it asks for is not served yet: it is left out";
     report.warn(parent.key(name), Concern::NotServed, text);
 }

@@ -41,6 +41,9 @@ impl Denial {
             Self::NotLocated(why) => not_located(why),
             Self::OffLimits(_) => (S::FORBIDDEN, "off_limits", "ask for the node by its name"),
             Self::Direct(refusal) => not_dialled(refusal),
+            Self::NoServerName => {
+                (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
+            }
             Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")

@@ -26,6 +26,7 @@ mod inside;
 mod links;
 mod memory;
 mod opener;
+mod passthrough;
 mod plain;
 mod publish;
 mod refusals;

@@ -1,7 +1,7 @@
 //! The tables of the front ends beside CONNECT's.
 
 use super::*;
-use crate::config::cloud::TcpPort;
+use crate::config::cloud::{HttpsMode, NodePort, TcpPort};
 
 /// The faults of a cloud's file, each by itself.
 fn faults(text: &str) -> Vec<String> {
@@ -73,4 +73,57 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
     let basic = open.replace("[mode.cloud.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[mode.cloud.tcp]");
     let told = faults(&basic);
     assert!(told[0].contains(&format!("{key}.auth: \"basic\", as [mode.cloud.ssh] has it")), "{told:?}");
+}
+
+#[test]
+fn a_port_of_the_https_table_stands_for_one_of_every_node() {
+    let text = r#"
+        [mode.cloud.https]
+        mode = "passthrough"
+        listen_ip = "127.0.0.1"
+        rules = [{ nodes = ["edge-*"] }]
+        [mode.cloud.https.addr]
+        "10250" = "127.0.0.1:10250"
+        "9100" = "localhost:9100"
+        "#;
+    let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
+    assert_eq!((settings.https.mode, warnings), (HttpsMode::Passthrough, vec![]));
+    let shown = |port: &NodePort| (port.at.to_string(), port.target.to_string());
+    let want = [("127.0.0.1:10250", "127.0.0.1:10250"), ("127.0.0.1:9100", "localhost:9100")];
+    assert_eq!(
+        settings.https.ports.iter().map(shown).collect::<Vec<_>>(),
+        want.map(|(at, to)| (at.to_owned(), to.to_owned()))
+    );
+    assert!(!settings.https.access.rules.is_empty() && settings.ssh.access.rules.is_empty());
+    let open = format!("{CLOSED}{}", text.replace("listen_ip = \"127.0.0.1\"", ""));
+    let (settings, warnings) = cloud(&open);
+    assert_eq!(settings.https.ports[1].at, "0.0.0.0:9100".parse().unwrap());
+    assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.cloud.https.addr"]);
+    let text = "whoever reaches 0.0.0.0:10250 reaches 127.0.0.1:10250 at every node, and so with 1 more of this table, \
+                unasked; client_ca or allow_from closes it";
+    assert_eq!(warnings[0].text.replace("client_ca or ", ""), text.replace("client_ca or ", ""));
+}
+
+#[test]
+fn whatever_is_wrong_with_https_is_told() {
+    for (lines, part) in [
+        ("mode = \"relay\"\ncert = \"/c\"\nkey = \"/k\"", "want \"terminate\" or \"passthrough\""),
+        ("mode = \"passthrough\"\nclient_ca = \"/ca\"", "mode.cloud.https.client_ca: given, but mode"),
+        ("mode = \"passthrough\"\nnames = [\"a\"]", "mode.cloud.https.names: given, but client_ca is not"),
+        (
+            "cert = \"/c\"\nkey = \"/k\"\nnames = [\"a\"]",
+            "mode.cloud.https.names: given, but client_ca is not",
+        ),
+    ] {
+        let told = faults(&format!(
+            "{CLOSED}[mode.cloud.https]\n{lines}\n[mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n"
+        ));
+        assert!(told[0].contains(part), "{lines}: {told:?}");
+    }
+    let told = faults(&format!("{CLOSED}[mode.cloud.http.addr]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
+    assert!(told[0].contains("mode.cloud.http.addr.\"x\": \"x\": want a port as the key"), "{told:?}");
+    assert!(told[1].contains("mode.cloud.http.addr.\"1\".to: \"a\": \"a\" has no port"), "{told:?}");
+    let (_, warnings) =
+        cloud(&format!("{CLOSED}[mode.cloud.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
+    assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.https.mode"]);
 }

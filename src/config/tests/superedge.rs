@@ -161,7 +161,8 @@ fn the_oldest_cloud_file_loads() {
 fn a_cloud_file_with_an_empty_https_table_loads() {
     let (cloud, warnings) = cloud(CLOUD_TCP);
     assert_eq!(cloud.server.log_listen.at.port(), 51000);
-    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.cloud.https"]);
+    assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
+    assert_eq!(cloud.https.ports, []);
     let [port] = cloud.tcp.try_into().unwrap();
     assert_eq!((port.at, port.to.node), ("0.0.0.0:6443".parse().unwrap(), None));
     assert_eq!(port.to.target, "127.0.0.1:6443".parse().unwrap());

@@ -162,7 +162,7 @@ impl TestPod {
         let (table, metrics) = (&self.pod.table, &self.pod.metrics);
         wait_until("the pod has forgotten its sessions", || table.is_empty()).await;
         wait_until("the pod has its memory back", || table.memory() == (0, 0)).await;
-        for front in ["ssh", "tcp"] {
+        for front in ["ssh", "tcp", "https"] {
             wait_until("the pod counts no session", || metrics.sessions.now(front) == 0).await;
         }
         let links = self.pod.registry.nodes();

@@ -1,0 +1,139 @@
+//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that stand for one port of every node; which node is meant
+//! tells the client's TLS or its request.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::access::{Access, Proofs};
+use super::certificates::Certificates;
+use crate::config::fold::{Report, Table};
+use crate::config::{Concern, unserved, value};
+use crate::names::Target;
+
+/// `[mode.cloud.https]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Https {
+    /// Who speaks TLS with the clients.
+    pub mode: HttpsMode,
+    /// Its ports.
+    pub ports: Vec<NodePort>,
+    /// Who may come in.
+    pub access: Access,
+}
+
+/// `[mode.cloud.http]`: the same without TLS.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Http {
+    /// Its ports.
+    pub ports: Vec<NodePort>,
+    /// Who may come in.
+    pub access: Access,
+}
+
+/// Who speaks TLS with the clients of `[mode.cloud.https]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HttpsMode {
+    /// This pod, with these files.
+    Terminate(Certificates),
+    /// The target: of the client's TLS only the name is read.
+    Passthrough,
+}
+
+/// A port of this pod, and what it stands for at each node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodePort {
+    /// Address where clients come in.
+    pub at: SocketAddr,
+    /// The whole key of the entry.
+    pub key: String,
+    /// What the node dials.
+    pub target: Target,
+}
+
+/// Reads `[mode.cloud.https]`; `ssh` holds for what it leaves out of who may come in.
+pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Https {
+    let mut table = cloud.table("https", report);
+    let passthrough = table.read(
+        "mode",
+        |value| match value::text(value)?.as_str() {
+            "terminate" => Ok(false),
+            "passthrough" => Ok(true),
+            _ => Err(value::wrong(value, "want \"terminate\" or \"passthrough\"")),
+        },
+        report,
+    );
+    let passthrough = passthrough.unwrap_or_default();
+    let certificates = Certificates::read(&mut table, FILES, None, report);
+    let ports = ports(&mut table, report);
+    let asked = !passthrough && certificates.client_ca.is_some();
+    let proofs = Proofs { password: false, certificate: Some(asked) };
+    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates) };
+    if passthrough && (table.has("cert") || table.has("key")) {
+        let text = "cert and key are not read: in this mode clients speak TLS with the target";
+        report.warn(table.key("mode"), Concern::Surprise, text);
+    }
+    if passthrough && table.has("client_ca") {
+        let found = Some("given, but mode is \"passthrough\"".to_owned());
+        let wanted = "have the target ask for certificates: in this mode clients speak TLS with it";
+        table.complain("client_ca", found, wanted, report);
+    }
+    let access = Access::read(&mut table, proofs, ssh, report);
+    if mode == HttpsMode::Passthrough {
+        warn_if_open(&table, &ports, &access, proofs, report);
+    } else if !ports.is_empty() {
+        unserved::warn(cloud, "https", report);
+    }
+    table.finish(report);
+    Https { mode, ports, access }
+}
+
+/// Reads `[mode.cloud.http]`; `ssh` holds for what it leaves out of who may come in.
+pub(super) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Http {
+    let mut table = cloud.table("http", report);
+    let proofs = Proofs { password: false, certificate: None };
+    let ports = ports(&mut table, report);
+    let access = Access::read(&mut table, proofs, ssh, report);
+    if !ports.is_empty() {
+        unserved::warn(cloud, "http", report);
+    }
+    table.finish(report);
+    Http { ports, access }
+}
+
+fn ports(table: &mut Table<'_>, report: &mut Report) -> Vec<NodePort> {
+    let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let mut all = table.table("addr", report);
+    let entries = all.named(TO, report).into_iter();
+    entries.filter_map(|(name, entry)| node_port(ip, &name, entry, report)).collect()
+}
+
+/// `None`: the entry is of no use, which is noted.
+fn node_port(ip: IpAddr, name: &str, mut entry: Table<'_>, report: &mut Report) -> Option<NodePort> {
+    let port = name.parse::<u16>().ok().filter(|_| name.bytes().all(|b| b.is_ascii_digit()));
+    if port.is_none() {
+        entry.complain_of_name(name, "want a port as the key: a number from 0 to 65535 in quotes", report);
+    }
+    let target = entry.read(TO, value::parsed::<Target>, report);
+    if target.is_none() && !entry.has(TO) {
+        entry.complain(TO, None, "name what each node dials, as in \"127.0.0.1:10250\"", report);
+    }
+    let key = entry.path().to_owned();
+    entry.finish(report);
+    Some(NodePort { at: SocketAddr::new(ip, port?), key, target: target? })
+}
+
+fn warn_if_open(table: &Table<'_>, ports: &[NodePort], access: &Access, proofs: Proofs, report: &mut Report) {
+    if let Some(NodePort { at, target, .. }) = ports.first() {
+        let reached = match ports.len() {
+            1 => format!("{target} at every node"),
+            more => format!("{target} at every node, and so with {} more of this table", more - 1),
+        };
+        access.warn_if_open(table.key("addr"), *at, proofs, &reached, report);
+    }
+}
+
+/// Where SuperEdge has certificate and key.
+const FILES: [&str; 2] =
+    ["/etc/tunnel/certs/apiserver-kubelet-server.crt", "/etc/tunnel/certs/apiserver-kubelet-server.key"];
+
+/// The key that an entry which is a text stands for.
+const TO: &str = "to";
