@@ -215,7 +215,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
         tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),
         ca: table.read("ca", value::path, report).unwrap_or_else(|| super::CA.into()),
     };
-    unserved::channelz(&mut table, report);
+    super::unserved::channelz(&mut table, report);
     table.finish(report);
     server
 }
