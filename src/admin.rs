@@ -1,4 +1,4 @@
-//! What operators and machines ask this process: is it well, is it ready, how is it doing, and say more of it.
+//! The port for operators and machines: health, readiness, metrics and the log level.
 
 mod readiness;
 
@@ -50,7 +50,7 @@ pub struct Admin {
 pub enum Side {
     /// `/cloud/healthz` lists the nodes that this gives.
     Cloud(Arc<dyn Fn() -> Vec<NodeName> + Send + Sync>),
-    /// `/edge/healthz` is well while this says that there is a link.
+    /// `/edge/healthz` answers 200 while this returns that a link is up.
     Edge(Arc<dyn Fn() -> bool + Send + Sync>),
 }
 
@@ -126,7 +126,7 @@ impl Admin {
         }
     }
 
-    /// SuperEdge's way to make it say more; its texts and statuses, 406 too.
+    /// Sets the log level in SuperEdge's way, with its texts and statuses, 406 too.
     async fn set_level(&self, request: Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");

@@ -81,7 +81,7 @@ struct Prepared {
 /// From the settings of a module to its ports; `None`: something is wrong, and noted.
 type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 
-/// What the front end is called that speaks CONNECT.
+/// The name of the front end for CONNECT.
 const CONNECT: &str = <Ssh as Module>::NAME;
 
 /// The modules that clients come to, a line for each.

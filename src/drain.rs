@@ -127,8 +127,8 @@ impl Drain {
         self.finish_after(deadline, at_once, std::future::ready(())).await
     }
 
-    /// As [`Self::finish`], but runs `before_cut` first: that tells the tasks why, so that they may end by themselves
-    /// until it completes.
+    /// As [`Self::finish`], but runs `before_cut` first: it gives the tasks the cause, so that they may end by
+    /// themselves until it completes.
     pub async fn finish_after(
         &self,
         deadline: Duration,

@@ -193,7 +193,7 @@ impl Edge {
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }
-        // What targets have said to the end is still on its way.
+        // The last bytes of targets are still on their way.
         tokio::select! {
             () = self.table.delivered() => {}
             () = sleep_until(until) => {}
@@ -234,7 +234,8 @@ const RUNNING: &str = "running";
 const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
-/// For sessions to end by themselves once they are told why, and for the last resets to leave before the link is closed.
+/// For sessions to end by themselves once they know the cause, and for the last resets to leave before the link is
+/// closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {
-            // Where it goes to is gone: nobody is left to be told.
+            // The output is gone, and nothing else can show the error.
             let _ = error.print();
             return if is_wrong(&error) { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
@@ -125,7 +125,7 @@ impl Either {
     }
 }
 
-/// Reads the config, and says what there is to say about it; none if it cannot be read, which is noted.
+/// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted.
 fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either> {
     let text = std::fs::read_to_string(config).map_err(|cause| {
         format!("cannot read the config {}: {cause}; name it with --c=FILE", config.display())
@@ -265,12 +265,12 @@ fn environment() -> Environment {
     }
 }
 
-/// Says what was asked for. Who does not listen any more has the exit code.
+/// Prints an answer to stdout. If that is closed, the exit code remains.
 fn answer(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Says something to the person at the terminal.
+/// Prints a line on stderr, for the person at the terminal.
 #[expect(clippy::print_stderr, reason = "what people are told before and beside the logs")]
 fn say(text: &str) {
     eprintln!("{text}");

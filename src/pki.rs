@@ -23,7 +23,7 @@ pub struct Issued {
     key: String,
 }
 
-/// Why there is no certificate, or no file of it.
+/// Why a certificate, or its file, could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A name that no certificate can carry.
@@ -42,7 +42,7 @@ pub enum PkiError {
     Write {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
 }

@@ -151,7 +151,7 @@ impl Route {
         drain.spawn(span, async move { route.seek(parked).await });
     }
 
-    /// Looks for paths for openings that were given up when they had none, so that their acceptors hear of it, until
+    /// Looks for paths for openings that were given up when they had none, so that their acceptors get the reset, until
     /// draining begins.
     pub async fn mend_given_up(self, drain: Drain) {
         loop {

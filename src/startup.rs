@@ -1,4 +1,4 @@
-//! What is in the way of a start: all of it is found before anything runs, and told at once.
+//! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,7 +24,7 @@ pub struct Startup {
 pub struct StartFault {
     /// Whom to blame.
     pub kind: Kind,
-    /// The key, or keys; empty if the text says it. What is wrong with the value, and the remedy.
+    /// The key, or keys; empty if the text names it. What is wrong with the value, and the remedy.
     pub fault: Fault,
 }
 
@@ -57,13 +57,13 @@ impl Startup {
         self.faults.is_empty()
     }
 
-    /// Whether this is no start, but only a look at the files.
+    /// Whether the files are only checked, without a start.
     pub fn is_check(&self) -> bool {
         self.is_check
     }
 
-    /// The settings of a config, and what there is to warn of. If it has faults, nothing is, and only what it says
-    /// rightly is looked into.
+    /// The settings of a config, and its warnings. If it has faults, warnings are left out, and only the parts without
+    /// faults are looked into.
     pub fn settings<T>(&mut self, read: config::Reading<T>) -> (T, Vec<config::Warning>) {
         let config::Reading { settings, mut warnings, faults, given } = read;
         if !faults.is_empty() {
@@ -128,7 +128,7 @@ impl Startup {
         bound.map_err(|error| self.fault(Kind::Port, key, error.to_string())).ok()
     }
 
-    /// As [`Self::bind`], for the address that a table says; `Some(None)` where nobody asked for it and it cannot be had.
+    /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.
     pub fn bind_optional(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
         let key = format!("{table}.{}", listen.key);
         if self.is_check || !self.is_given(&key) {

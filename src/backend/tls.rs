@@ -20,7 +20,7 @@ use crate::net::tls;
 use crate::policy::plain;
 use crate::protocol::{Code, Refusal};
 
-/// How an edge speaks TLS to targets.
+/// An edge's TLS to targets.
 #[derive(Debug, Clone)]
 pub struct TargetTls {
     /// To those on loopback. Their certificate is not verified, as nobody can stand between.
@@ -29,7 +29,7 @@ pub struct TargetTls {
     pub others: Option<Reload<ClientConfig>>,
 }
 
-/// A target that TLS is spoken to.
+/// A connection to a target under TLS.
 pub(super) type TlsTarget = TlsStream<Buffered<TcpStream>>;
 
 impl TargetTls {

@@ -9,7 +9,7 @@ use crate::net::reload::Reload;
 use crate::net::tls::{Clients, Identity, Server};
 use crate::startup::{Kind, Startup};
 
-/// The TLS of a port whose clients speak HTTP/1; `None`: there are faults, which `startup` has noted.
+/// The TLS of a port for HTTP/1; `None`: it has faults, which `startup` has noted.
 pub(super) fn read(
     settings: &Cloud,
     certificates: &Certificates,

@@ -46,7 +46,7 @@ impl Files {
     }
 }
 
-/// What TLS speaks at the ports of a pod, and warnings about it.
+/// Versions and cipher suites of TLS at the ports of a pod, and warnings about them.
 pub(super) fn offer(settings: &Cloud, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
     let tls = &settings.tls;
     let min_version = match tls.min_version {
@@ -65,7 +65,7 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     let key = startup.holds(KEY, &server.key, |text| pem::key(&server.key, text));
     let has_ca = server.ca.exists();
     let ca = !has_ca || startup.holds(CA, &server.ca, |text| pem::certs(&server.ca, text));
-    // Without the file there are no other pods, and no caller is asked for a certificate.
+    // Without the file no other pod can link here, so no caller is asked for a certificate.
     let clients = if has_ca {
         let name = settings.registry.siblings.name.as_deref().map(tls::server_name).transpose();
         let name = startup.keep(Kind::Config, &["mode.cloud.registry.name"], name)?;

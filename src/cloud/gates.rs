@@ -1,4 +1,4 @@
-//! Who may come in at the ports for clients: from what the settings say to the gates that front ends stand behind.
+//! Who may come in at the ports for clients: makes the gates of front ends from the settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(super) struct Gates {
     files: BTreeMap<PathBuf, Option<UserFile>>,
 }
 
-/// Who may come in at one port, with all that is needed to tell.
+/// Who may come in at one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
 pub(super) struct Guard {
     access: Access,

@@ -91,7 +91,7 @@ impl Proven {
         self.lock().remove(&sender.id);
     }
 
-    /// Until draining begins, ends each link whose token is no longer in the file.
+    /// Until draining begins, ends each link whose token has left the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         loop {

@@ -53,7 +53,7 @@ pub(super) struct Joined<'a> {
     pub(super) port: u16,
 }
 
-/// Reads the TLS files for dialling other pods; `None` if there are no other pods, or the files do not allow links to
+/// Reads the TLS files for dialling other pods; `None` if no other pods are set, or the files do not allow links to
 /// them. The latter is a fault if the settings name other pods, else a warning.
 pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<Dialer>> {
     let asked = &settings.registry.siblings;
@@ -80,7 +80,7 @@ pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
 }
 
 /// Sets up what the settings ask for; without TLS for other pods, only the search among the nodes linked here.
-/// `cluster` tells of pods beside those of the settings.
+/// `cluster` has pods beside those of the settings.
 pub(super) fn finder(
     asked: &SiblingSettings,
     joined: Joined<'_>,

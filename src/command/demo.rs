@@ -21,7 +21,7 @@ use crate::names::NodeName;
 use crate::net::listen::Listener;
 use crate::pki::Authority;
 
-/// Runs the demo until `stop` completes, or makes one request and ends if `check`. `say` prints a line for a person.
+/// Runs the demo until `stop` completes, or makes one request and ends if `check`. `say` prints a line on the terminal.
 ///
 /// # Errors
 ///

@@ -39,7 +39,7 @@ pub use tls::{Tls, TlsVersion};
 pub struct Cloud {
     /// Where edges link, and who may.
     pub server: Server,
-    /// What TLS speaks on that port.
+    /// Versions and cipher suites of TLS on that port.
     pub tls: Tls,
     /// Where clients come in with CONNECT, and who may.
     pub ssh: Ssh,
@@ -101,7 +101,7 @@ pub struct Session {
     pub max: usize,
     /// How many of them for one client.
     pub max_for_client: usize,
-    /// How long sessions may go on once the pod is told to stop.
+    /// How long sessions may go on once the pod is stopping.
     pub drain: Duration,
     /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
     pub memory: Option<usize>,
@@ -116,7 +116,7 @@ pub struct Allow {
     pub nodes: Vec<Glob>,
 }
 
-/// Bytes that sessions may promise at most, where the file does not say.
+/// Bytes that sessions may promise at most, unless the file sets it.
 pub const MEMORY: usize = 256 << 20;
 
 impl Cloud {
@@ -254,7 +254,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Sessions at once: a pod's memory limit is met long before.
 const MAX: usize = 100_000;
 
-/// Clients that together may have all sessions, where the file does not say.
+/// Clients that together may have all sessions, unless the file sets it.
 const CLIENTS: usize = 4;
 
 /// More sessions than a process can have sockets for.

@@ -19,7 +19,7 @@ pub struct Edge {
     pub session: Session,
     /// What it may dial for others.
     pub targets: Targets,
-    /// How it speaks TLS to targets.
+    /// Its TLS to targets.
     pub https: Https,
     /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
     pub own: Vec<IpAddr>,
@@ -62,7 +62,7 @@ pub enum Token {
 pub struct Session {
     /// How long a session without a path is kept.
     pub grace: Duration,
-    /// How long sessions may go on once the edge is told to stop.
+    /// How long sessions may go on once the edge is stopping.
     pub drain: Duration,
     /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
     pub memory: Option<usize>,
@@ -77,7 +77,7 @@ pub struct Https {
     pub ca: Option<PathBuf>,
 }
 
-/// Bytes that sessions may promise at most, where the file does not say: edges are small machines.
+/// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
 pub const MEMORY: usize = 6 << 20;
 
 impl Edge {

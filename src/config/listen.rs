@@ -79,7 +79,7 @@ pub(super) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) ->
     }
 }
 
-/// Reads one of several keys that say where to listen.
+/// Reads one of several keys for an address to listen on.
 fn one_of(
     table: &mut Table<'_>,
     (listen, reader): (
@@ -136,7 +136,7 @@ pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Netw
     Some(proxies)
 }
 
-/// The key that says where clients come in.
+/// The key for the address that clients connect to.
 const LISTEN: &str = "listen";
 
 /// The key of every table with a port that balancers may stand before.

@@ -164,7 +164,8 @@ pub(super) fn excerpt(text: &str) -> String {
     short
 }
 
-/// Do both say the same? A number may stand in quotes. Tables and lists never do: we do not look into them.
+/// Whether both values are equal. A number may stand in quotes. Tables and lists are never equal: we do not look into
+/// them.
 pub(super) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
     let scalar = |value: &DeValue<'_>| match value {
         DeValue::String(text) => Some(text.to_string()),
@@ -211,7 +212,7 @@ const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h"
 /// Units of size, in bytes. Powers of two only: a "MB" means two things.
 const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// Bytes in a KiB, the unit in which least sizes are told.
+/// Bytes in a KiB, the unit of least sizes in messages.
 const KIB: usize = 1 << 10;
 
 /// Characters of a bad value that a message repeats: enough to recognise it.

@@ -21,7 +21,7 @@ pub(super) struct Files {
     pub(super) tls: Reload<ClientConfig>,
     /// The name in the cloud's certificate.
     pub(super) name: ServerName<'static>,
-    /// How targets are spoken to.
+    /// TLS to targets.
     pub(super) targets: TargetTls,
     /// What proves the node: one token, or two.
     pub(super) tokens: Reload<Vec<Secret>>,

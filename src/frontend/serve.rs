@@ -77,7 +77,7 @@ pub struct FrontContext {
     pub pool: Pool,
     /// Opens the sessions.
     pub route: Route,
-    /// Tells at which node an address, a pod or a Service is.
+    /// Finds the node at which an address, a pod or a Service is.
     pub addresses: Arc<AddressBook>,
     /// Dials what is at no node; `None`: nothing is dialled from here.
     pub direct: Option<DirectDialer>,

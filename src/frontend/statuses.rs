@@ -1,4 +1,4 @@
-//! The one table from what went wrong to what HTTP says: status, word for metrics and logs, next step.
+//! The one table from what went wrong to an answer in HTTP: status, label for metrics and logs, next step.
 
 use http::StatusCode;
 

@@ -79,8 +79,8 @@ impl Resolver {
         self.0.watch(drain).await;
     }
 
-    /// The addresses of a name, IPv4 first; never none. An address in text is its own answer, and `localhost` and the
-    /// names below it are this machine whatever DNS says. Takes at most 5 s. Cancel safe.
+    /// The addresses of a name, IPv4 first; at least one. An address in text is its own answer, and `localhost` and the
+    /// names below it are this machine, without DNS. Takes at most 5 s. Cancel safe.
     pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
         if let Ok(ip) = name.parse() {
             return Ok(vec![ip]);
@@ -165,7 +165,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::UdpSocket;
 
-    /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and says of all others that there is none.
+    /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and has no other name.
     async fn server() -> (SocketAddr, Arc<AtomicUsize>, Drain) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = socket.local_addr().unwrap();

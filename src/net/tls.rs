@@ -25,7 +25,7 @@ use verify::{Anyone, SiblingVerifier};
 use super::pem;
 use super::reload::{Reload, ReloadError};
 
-/// A server's TLS: its files and what it speaks.
+/// What a server's TLS is made from.
 #[derive(Debug, Clone)]
 pub struct Server {
     /// Certificate and key to show.
@@ -38,7 +38,7 @@ pub struct Server {
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// A client's TLS: its files and what it speaks.
+/// What a client's TLS is made from.
 #[derive(Debug, Clone)]
 pub struct Client {
     /// Which servers it trusts.

@@ -6,8 +6,8 @@ use subtle::ConstantTimeEq;
 
 use crate::names::NodeName;
 
-/// What a token file says: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without a line
-/// of their own (docs/superedge.md#token-file). Never shown.
+/// The contents of a token file: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without
+/// a line of their own (docs/superedge.md#token-file). Never shown.
 pub struct Tokens {
     lines: HashMap<String, String>,
     faults: Vec<(usize, &'static str)>,
@@ -26,7 +26,7 @@ pub enum Unproven {
 
 impl Tokens {
     /// Reads a file's text. A line without a colon is passed over, and an empty token proves nothing; [`Self::faults`]
-    /// tells of both. Empty lines, and those that begin with `#`, are nobody's.
+    /// has both. Empty lines, and those that begin with `#`, are ignored.
     pub fn parse(text: &str) -> Self {
         let (mut lines, mut faults) = (HashMap::new(), Vec::new());
         for (at, line) in (1..).zip(text.lines()) {
@@ -60,7 +60,7 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// Why not, for those who run the cloud: whoever asks may be told only that it does not.
+    /// The cause is for those who run the cloud: the edge may only know that it was refused.
     pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), Unproven> {
         let own = self.lines.get(&node.as_str().to_ascii_lowercase());
         let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
@@ -100,7 +100,7 @@ impl std::fmt::Debug for Tokens {
     }
 }
 
-/// Lines that are told of: who has more of them has seen what it is about.
+/// How many faulty lines are named; further ones are only counted.
 const MOST_TOLD: usize = 20;
 
 /// The line for nodes without one of their own.

@@ -189,8 +189,8 @@ impl Link {
         lock(plain).next_end().map_or(next, |end| end.min(next))
     }
 
-    /// Who speaks our dialect never stops reading. One that does would keep for ever what waits for it: last words, and
-    /// the sessions that they are about. A plain peer may rest as long as one of its targets does.
+    /// A peer of the extended dialect never stops reading. If it did, the last frames that wait for it, and their
+    /// sessions, would be kept for ever. A plain peer may stop for as long as one of its targets does.
     fn check_read(&self, now: Instant) -> Result<(), LinkEnded> {
         let unread = self.sender.resumes && self.sender.unpulled().is_some_and(|since| now - since >= UNREAD);
         if unread { Err(LinkEnded::Unread) } else { Ok(()) }

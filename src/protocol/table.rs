@@ -83,7 +83,7 @@ pub enum Event {
     Found(NodeName, Found),
     /// The pod asks its edge to link to another pod, or the edge confirms that it has.
     Drain,
-    /// A pod tells its edge, or another pod about a node, that another process has that name.
+    /// A Conflict, from a pod to its edge or to another pod: another process has that node's name.
     Conflict(NodeName, Conflict),
 }
 
@@ -128,7 +128,7 @@ impl SessionTable {
         self.count.load(Relaxed)
     }
 
-    /// Whether there are no sessions.
+    /// True without any session.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

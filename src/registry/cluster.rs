@@ -13,7 +13,7 @@ use tokio::time::timeout;
 /// A cluster, and where in it we are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
-    /// File that tells how to reach it; `None`: the service account that Kubernetes gives to each pod.
+    /// The kubeconfig file to reach it by; `None`: the service account that Kubernetes gives to each pod.
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of this pod; `None`: that of the service account, or the one that the file names.
     pub namespace: Option<String>,

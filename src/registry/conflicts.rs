@@ -24,7 +24,7 @@ struct Conflict {
 
 impl Registry {
     /// A node that is linked here is alive and keeps its name; another process of that name came at `place`. Logs that,
-    /// and tells the node. Returns the sentence for the other process.
+    /// and sends the node a Conflict. Returns the sentence for the other process.
     pub(super) fn keeps(&self, node: &NodeName, linked: &Linked, place: &str) -> Taken {
         let why = format!(
             "another process came as node {node}, {place}, and is kept out while this one is alive: two machines with \

@@ -81,7 +81,7 @@ impl Finder {
     ///
     /// # Errors
     ///
-    /// No pod has the node; the error says who was asked.
+    /// No pod has the node; the error names the pods that were asked.
     pub async fn find(
         &self,
         node: &NodeName,
@@ -225,8 +225,8 @@ impl Finder {
         }
     }
 
-    /// Takes in what another pod said of a node. True if that was an announcement that the node is there now: the caller
-    /// then calls [`Self::contest`] and [`Self::make_way`].
+    /// Takes a Found of another pod. True if it announces that the node is there now: the caller then calls
+    /// [`Self::contest`] and [`Self::make_way`].
     pub fn heard(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
         let Some(others) = &self.others else { return false };
         if !others.siblings.heard(from, found) || !found.here {

@@ -30,13 +30,13 @@ pub(super) trait Take<K> {
     /// Takes in an event. True if everything is known now.
     fn take(&mut self, event: Event<K>) -> bool;
 
-    /// Nothing more is heard until the next event, and why. What was known stands.
+    /// No events come until the next one, for that cause. What was known stands.
     fn is_cut_off(&mut self, _cause: &ClusterError) {}
 }
 
 impl Followed<'_> {
-    /// Gives each event to `taker`, until it is dropped. `api` makes the interface to the objects from a client and our own
-    /// namespace. While kube-apiserver does not answer there are no events; then comes the whole list anew.
+    /// Gives each event to `taker`, until it is dropped. `api` makes the interface to the objects from a client and our
+    /// own namespace. While kube-apiserver does not answer, no events come; after that the whole list comes anew.
     pub(super) async fn follow<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
@@ -99,6 +99,6 @@ fn failed(cause: watcher::Error) -> ClusterError {
 /// How long one watch lasts: an apiserver that has vanished without a word is noticed not much later.
 const WATCH_SECONDS: u32 = 60;
 
-/// Objects of one page of a list: of each, all of its text is in memory twice while the page is read, and pods with some
-/// 10 KiB are no rarity.
+/// Objects on one page of a list. The text of each is in memory twice while the page is read, and pods often have some
+/// 10 KiB.
 const PAGE: u32 = 50;

@@ -63,8 +63,9 @@ struct Incoming {
 }
 
 impl Siblings {
-    /// Follows `addresses` (this pod's own may be among them) until draining begins. The links that it makes come out of
-    /// the second value; the caller drives them. For each link that ends, whoever made it, the caller calls [`Self::left`].
+    /// Follows `addresses` (this pod's own may be among them) until draining begins. The links that it makes come out
+    /// of the second value; the caller drives them. For each link to a pod that ends, on whichever side it was made,
+    /// the caller calls [`Self::left`].
     pub fn new(
         addresses: watch::Receiver<Vec<SocketAddr>>,
         registry: Arc<Registry>,
@@ -98,7 +99,7 @@ impl Siblings {
         };
         self.means.registry.told_of_a_pod();
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
-            // A pod may reach this one by two addresses, or may have lost the older link: a ping tells which.
+            // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
             self.means.ground.drain.spawn(info_span!("old"), async move {
                 if newer >= MOST_OF_ONE || !old.answers_within(PONG_TIMEOUT).await {
                     old.close();
@@ -116,7 +117,7 @@ impl Siblings {
         });
     }
 
-    /// A link to another pod has ended, whoever made it.
+    /// A link to another pod has ended, on whichever side it was made.
     pub fn left(&self, sender: &LinkSender) {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
     }
@@ -194,13 +195,13 @@ impl Siblings {
         })
     }
 
-    /// Takes in what a pod said of a node. True if it is an announcement, false if it answers a question.
+    /// Takes a Found. True if it is an announcement, false if it answers a Find.
     pub fn heard(&self, from: &LinkSender, found: Found) -> bool {
         if found.question == UNASKED {
             return true;
         }
         if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
-            // An error only says that the waiter has just gone.
+            // This fails only if the waiter has just gone.
             let _ = asked.send(found);
         }
         false

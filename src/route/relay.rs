@@ -27,9 +27,9 @@ impl Route {
     /// Relays an edge's request to the node it names, or to the pod that has dialled for the edge, and goes on looking
     /// while the answer is *not here*.
     ///
-    /// Only its opener moves a session to another path. So once a request may have reached its acceptor, this pod does not
-    /// try a second path by itself: it tells the opener that the path is lost, and what it has learned serves the opener's
-    /// next attempt.
+    /// Only its opener moves a session to another path. So once a request may have reached its acceptor, this pod does
+    /// not try a second path by itself: it sends the opener Lost, and what it has learned serves the opener's next
+    /// attempt.
     ///
     /// Returns the request with the node's link if that is a plain one: this pod is then to be the session's end.
     pub async fn relay(&self, asked: RelayRequest, room: &Room) -> Option<(RelayRequest, Arc<LinkSender>)> {
@@ -97,7 +97,8 @@ impl Route {
     }
 }
 
-/// Runs a search, and takes a permit for it unless it is ready at once. An error says whose permits are used up.
+/// Runs a search, and takes a permit for it unless it is ready at once. An error names the owner of the permits that
+/// are used up.
 async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &'static str> {
     let mut looking = pin!(looking);
     if let Some(found) = looking.as_mut().now_or_never() {
@@ -110,7 +111,7 @@ async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &
     Ok(looking.await)
 }
 
-/// The answer to the opener if there is no path. For an Open it is final, as the search has taken as long as a client
+/// The answer to the opener if no path was found. For an Open it is final, as the search has taken as long as a client
 /// waits. After a Resume the opener may try again.
 fn refusal(missing: &NotFound, own: bool, resumes: bool) -> Refusal {
     if own && missing.trouble.is_empty() {

@@ -161,7 +161,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Asks over the path that was found, and then over others, as long as there is no answer and there are others.
+    /// Asks over the path that was found, and then over others, as long as none has answered and others are left.
     /// Returns the answer to the last question; `answer` waits for it, and is polled only after something was asked.
     pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Path), answer: impl Future<Output = A>) -> A {
         let mut answer = pin!(answer);

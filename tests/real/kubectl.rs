@@ -23,6 +23,17 @@ fn all_of_kubectl_works_by_the_egress_selector_over_tls_and_over_a_unix_socket()
 }
 
 #[test]
+fn all_of_kubectl_works_by_the_nodes_name_in_dns_if_apiserver_says_whom_it_means() {
+    let Some(mut cluster) = Cluster::start(Way::Passthrough { verified: true }) else { return };
+    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    all_works(&cluster);
+    cluster.change(Way::Passthrough { verified: false });
+    assert!(cluster.sh("kubectl logs busy --tail=1").starts_with("line "));
+    let said = cluster.network.tries("kubectl exec busy -- true");
+    assert!(!said.status.success() && said.stderr.contains("unrecognized name"), "{said:?}");
+}
+
+#[test]
 fn kubectl_reaches_a_node_at_another_pod_survives_a_cut_line_and_is_told_why_a_node_is_not_reached() {
     let Some(cluster) = Cluster::start(Way::Egress) else { return };
     let _pods = [cluster.pod(POD), cluster.pod(OTHER_POD)];

@@ -17,6 +17,7 @@ mod command;
 #[cfg(feature = "kubernetes")]
 mod configmap;
 mod cut;
+mod direct;
 mod drain;
 mod fleet;
 mod halfclose;

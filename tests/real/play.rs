@@ -12,6 +12,7 @@ use crate::parts::asked;
 fn kubernetes() {
     let way = match asked("TUNNEL_PLAY_WAY").as_deref() {
         Some("unix") => Way::Unix,
+        Some("names") => Way::Passthrough { verified: true },
         _ => Way::Egress,
     };
     let cluster = Cluster::start(way).expect("all programs");

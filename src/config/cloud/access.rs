@@ -89,7 +89,8 @@ impl Access {
         }
     }
 
-    /// Warns of a port at which nobody is asked who it is: `key` is where that is said, `reached` what lies behind it.
+    /// Warns of a port that lets every client in without proof: `key` is the key to change, `reached` what lies behind
+    /// the port.
     pub(super) fn warn_if_open(
         &self,
         key: String,
@@ -120,7 +121,7 @@ fn rules(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<R
     table.has("rules").then_some(rules)
 }
 
-/// `None`: what the table says is wrong, and noted.
+/// `None`: the table has a fault, which is noted.
 fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Report) -> Option<Auth> {
     let users = table.read("users", value::path, report);
     let basic = table.read(

@@ -38,7 +38,7 @@ impl Egress {
     }
 }
 
-/// Reads the table. `None`: it is absent, or does not say where to listen, which is noted.
+/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
 pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Option<Egress> {
     let mut table = cloud.table("egress", report);
     // An older version's own; ours is that of the command line.
@@ -70,7 +70,7 @@ fn port(table: &mut Table<'_>, listen: Option<Listen>, ssh: &Access, report: &mu
     Some(Egress::Port { listen, certificates, access })
 }
 
-/// Whoever may open the file may come in: keys that say who else may have no use.
+/// Every process that may open the socket's file may come in: keys that let others in have no use.
 fn unix(table: &mut Table<'_>, path: PathBuf, ssh: &Access, report: &mut Report) -> Egress {
     let proofs = Proofs { password: false, certificate: Some(true) };
     let access = Access::read(table, proofs, ssh, report);

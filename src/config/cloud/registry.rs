@@ -45,7 +45,7 @@ pub struct EtcdSettings {
     pub endpoints: Vec<EtcdEndpoint>,
     /// Above all keys; begins with `/` and does not end with it.
     pub prefix: String,
-    /// PEM file of the authority that signs the members' certificates; there if a member speaks TLS.
+    /// PEM file of the authority that signs the members' certificates; present if a member takes TLS.
     pub ca: Option<PathBuf>,
     /// PEM files of the certificate to show, and of its key.
     pub identity: Option<(PathBuf, PathBuf)>,
@@ -56,13 +56,13 @@ pub struct EtcdSettings {
 /// One member of an etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdEndpoint {
-    /// Whether it speaks TLS.
+    /// Whether it takes TLS.
     pub tls: bool,
     /// Where it listens.
     pub at: Target,
 }
 
-/// What `publish` says.
+/// The values of `publish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     None,
@@ -106,7 +106,7 @@ pub(super) fn read(
         report.fault("POD_IP", None, wanted);
     }
     table.finish(report);
-    // Whoever publishes, or shares a zone, does not do so for one pod alone.
+    // Publishing and a zone are for several pods.
     siblings.named = siblings.named.or(named);
     siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
     RegistrySettings { zone, publish_names, publish, siblings, cluster }

@@ -37,7 +37,7 @@ impl<R: Router> Exchange<R> {
         Self { router: tokio::sync::Mutex::new(router), upstream, switched: Mutex::new(None), clock }
     }
 
-    /// Works at the session, and tells the router once an answer is complete. To be called after each poll of hyper's
+    /// Drives the session, and calls the router once an answer is complete. To be called after each poll of hyper's
     /// server.
     pub(super) fn poll(&self, cx: &mut Context<'_>) {
         self.upstream.poll(cx);
@@ -96,7 +96,7 @@ impl<R: Router> Exchange<R> {
             return self.switch(answer, upgrades).await.map_err(|denial| router.failed(denial));
         }
         let (mut head, body) = answer.into_parts();
-        // Of one that speaks 1.0 hyper would not know how the next request's body is to be sent.
+        // After an answer in HTTP/1.0, hyper would not know how to send the next request's body.
         let reusable = head.version == Version::HTTP_11;
         let last = wanted.as_ref().is_some_and(|wanted| wanted.answered(head.status.is_success()));
         self.upstream.keep((reusable && !last).then_some(way), sender);

@@ -21,7 +21,7 @@ use crate::telemetry::Access;
 /// A client's request, as its front end has read it.
 #[derive(Debug)]
 pub struct OpenRequest {
-    /// The node, where the front end knows it; else the target's host tells.
+    /// The node, where the front end knows it; else the target's host names it.
     pub node: Option<NodeName>,
     /// What is to be dialled there.
     pub target: Target,
@@ -37,11 +37,11 @@ pub enum Proof {
     None,
     /// A user of this machine.
     User(String),
-    /// Whoever the certificate stands for that it has shown: its CN and DNS names. The gate may know some of them only.
+    /// The CN and DNS names of the certificate that it has shown. The gate may know some of them only.
     Certificate(Vec<String>),
 }
 
-/// Why a client gets no session, and how much it may be told.
+/// Why a client gets no session, and how much of that it may know.
 #[derive(Debug)]
 pub struct Denied {
     /// Why.
@@ -193,7 +193,7 @@ impl<'a> Visit<'a> {
             Proof::Certificate(names) => Some(gate.recognise(names)?),
             Proof::None => gate.identify(&credentials, from).await?,
         };
-        // kube-apiserver's egress selector sends everything here, what is no edge's as well.
+        // kube-apiserver's egress selector sends every target here, also those that no edge reaches.
         let trusted = self.category == Category::Egress && matches!(self.proof, Proof::Certificate(_));
         let mut destination = gate.locate(node, target, self.context, trusted)?;
         access.node = Some(destination.node.clone());

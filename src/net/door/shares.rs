@@ -20,7 +20,7 @@ pub struct Limits {
     pub patience: Option<Duration>,
 }
 
-/// Why there is no slot.
+/// Why an entrant gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     /// This source holds [`Limits::for_one`] slots.
@@ -169,7 +169,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         effects
     }
 
-    /// Whether there are no entrants.
+    /// True without any entrant.
     pub fn is_empty(&self) -> bool {
         self.entrants.is_empty()
     }

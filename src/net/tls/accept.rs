@@ -1,4 +1,4 @@
-//! TLS handshakes with whoever connects: not too many at once, and none that takes too long.
+//! TLS handshakes with clients: a bounded number at once, each for a bounded time.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub struct Acceptor {
     pool: Pool,
 }
 
-/// A connection that TLS is spoken over.
+/// A connection under TLS.
 pub type TlsSocket = TlsStream<Encrypted>;
 
 /// What TLS sits on.

@@ -36,7 +36,7 @@ impl Mutual {
     /// # Errors
     ///
     /// A file that cannot be read, or our own certificate would be refused by other pods: why, with the remedy. Dates
-    /// are no error here; the server's side warns of them.
+    /// are not checked here; the server's side warns of them.
     pub fn load(self) -> Result<Reload<Dialer>, ReloadError> {
         let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
         let client = Client {

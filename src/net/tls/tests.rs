@@ -196,7 +196,7 @@ fn dialer(mutual: Mutual) -> (Reload<ClientConfig>, String) {
     (Reload::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
 }
 
-/// Meets, and tells whether the server has seen a certificate.
+/// Does a handshake; returns whether the server has seen a certificate.
 async fn meet_as(
     server: &Reload<ServerConfig>,
     client: &Reload<ClientConfig>,

@@ -1,7 +1,7 @@
 //! Sessions that only pass through this pod: which two links each of them is bound to.
 //!
 //! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding is
-//! removed only together with a frame that tells both ends, or by an attempt of higher epoch (docs/protocol.md#relaying).
+//! removed only together with a frame to both ends, or by an attempt of higher epoch (docs/protocol.md#relaying).
 //!
 //! One lock holds all bindings. Under it a frame only finds its binding, changes it, and takes out the legs it goes to;
 //! queues and links, which have locks of their own, are touched after its release. The read loops of the two links run on
@@ -205,7 +205,7 @@ impl RelayTable {
         true
     }
 
-    /// A link has ended: the bindings that used it are removed, and their other sides are told by Lost.
+    /// A link has ended: the bindings that used it are removed, and their other sides get Lost.
     ///
     /// The link's list of sessions was taken before, under the link's lock. A session may have been bound anew since, so
     /// each binding is looked at again: only one that still uses this link is removed.
@@ -260,8 +260,8 @@ impl RelayTable {
         RelayLeg { link: link.clone(), queue }
     }
 
-    /// Enters the session in the link's list. False if the link has ended meanwhile; the other side is then told, as the
-    /// link's end did not find the session in the list.
+    /// Enters the session in the link's list. False if the link has ended meanwhile; the other side then gets Lost from
+    /// here, as the link's end did not find the session in the list.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
         let alive = hop.link.pass(&hop.queue, attempt.epoch);
         if !alive {

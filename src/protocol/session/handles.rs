@@ -14,8 +14,8 @@ use crate::protocol::session::state::Phase;
 use crate::protocol::session::stream::Session;
 use crate::protocol::wire::frame::{Category, Refusal};
 
-/// A session that is asked for and not open yet. Dropping it takes the request back; if there is no path just then,
-/// that is said over the next one, see [`SessionTable::given_up`](crate::protocol::SessionTable::given_up).
+/// A session that is asked for and not open yet. Dropping it takes the request back; without a path just then, the
+/// reset goes over the next one, see [`SessionTable::given_up`](crate::protocol::SessionTable::given_up).
 #[derive(Debug)]
 #[must_use = "dropping an opening takes the request back"]
 pub struct Opening(ResetOnDrop);
@@ -85,7 +85,7 @@ impl Opening {
         .await
     }
 
-    /// The open session, once [`Self::answer`] said [`Answer::Open`].
+    /// The open session, once [`Self::answer`] has returned [`Answer::Open`].
     pub fn into_session(mut self) -> Session {
         Session(ResetOnDrop { shared: self.0.shared.take() })
     }

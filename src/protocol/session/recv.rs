@@ -201,7 +201,7 @@ impl RecvHalf {
         self.trips.forget();
     }
 
-    /// The limit the peer knows, or will be told with the next answer; for
+    /// The limit that the peer knows, or gets with the next answer; for
     /// [`crate::protocol::wire::frame::SessionFrame::Open`] and its kin.
     pub(crate) fn limit(&self) -> u64 {
         self.limit

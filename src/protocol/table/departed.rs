@@ -13,7 +13,7 @@ use crate::protocol::table::SessionTable;
 
 impl SessionTable {
     /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// say, or to say again on another path. Cancel safe.
+    /// send, or to send again on another path. Cancel safe.
     pub async fn delivered(&self) {
         let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
@@ -24,7 +24,7 @@ impl SessionTable {
         }
     }
 
-    /// Waits until the last word of each session that is reset has left on its path; 2 s at most. Cancel safe.
+    /// Waits until the last frame of each session that is reset has left on its path; 2 s at most. Cancel safe.
     pub async fn told(&self) {
         let until = Instant::now() + MOST_TOLD;
         while Instant::now() < until && self.all().iter().any(|session| session.tells()) {
@@ -32,8 +32,8 @@ impl SessionTable {
         }
     }
 
-    /// Waits for an opening that was given up while it had no path, and whose acceptor is still to be told. For one task,
-    /// which has a path sought for each. Cancel safe.
+    /// Waits for an opening that was given up while it had no path, and whose acceptor still has to get the reset. For
+    /// one task, which has a path sought for each. Cancel safe.
     pub async fn given_up(&self) -> Parked {
         loop {
             let came = self.came.notified();
@@ -69,8 +69,8 @@ impl SessionTable {
         len < most || len < most + most / LAST_WORDS && self.oldest_gives_way("sessions")
     }
 
-    /// The session that is to be delivered since longest is forgotten, for want of what `cause` says. False if there is
-    /// none.
+    /// Forgets the session that has waited longest to be delivered, for want of what `cause` names. False if none
+    /// waits.
     pub(super) fn oldest_gives_way(&self, cause: &'static str) -> bool {
         loop {
             let Some(id) = lock(&self.departed).pop_front() else { return false };

@@ -48,7 +48,7 @@ pub enum Caller {
 /// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (docs/superedge.md#authentication).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// There is no `authorization`.
+    /// The call has no `authorization`.
     #[error("failed to obtain token")]
     NoToken,
     /// `authorization` is not the JSON object that is expected.

@@ -1,4 +1,4 @@
-//! What Kubernetes says of nodes, pods and Services, as far as it tells where a target is.
+//! The objects of Kubernetes that show where a target is: nodes, pods and Services.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -102,8 +102,8 @@ pub(super) enum Backing {
 }
 
 impl Facts {
-    /// What stands behind the Service that a target means; `None`: it means none. `is_fixed` says which addresses are
-    /// behind a node although Kubernetes does not know it.
+    /// What stands behind the Service that a target means; `None`: it means none. `is_fixed` is true of addresses that
+    /// the fixed table puts behind a node.
     pub(super) fn backing(
         &self,
         target: &Target,

@@ -27,7 +27,7 @@ pub struct FactTable<V: Claims> {
 #[derive(Debug)]
 struct Entry<V> {
     object: V,
-    /// The list that was under way, or the last one, when it was heard of.
+    /// The number of the list that was under way, or of the last one, when the object was last seen.
     list: u32,
 }
 

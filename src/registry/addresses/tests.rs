@@ -264,7 +264,7 @@ fn a_list_that_begins_anew_takes_nothing_away_until_it_is_whole() {
     assert!(!there("10.244.2.2:80") && there("10.244.2.3:80"));
 }
 
-/// One thing that is heard of pods.
+/// One event about pods.
 #[derive(Debug, Clone)]
 enum Heard {
     Begin,

@@ -1,4 +1,4 @@
-//! Keeps an address book as Kubernetes says.
+//! Keeps an address book up to date with Kubernetes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,11 +22,11 @@ pub struct AddressWatch {
     tell: Tell,
 }
 
-/// Is told how each kind stands: whole, or why not.
+/// Takes the state of each kind of object: complete, or why not.
 type Tell = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
 
 impl AddressWatch {
-    /// Nothing is asked yet. `tell` hears of each kind whether it is known; it must be quick.
+    /// Sends no request yet. `tell` gets the state of each kind whenever it changes; it must be quick.
     pub fn new(
         cluster: Cluster,
         book: Arc<AddressBook>,

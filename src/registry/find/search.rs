@@ -29,7 +29,7 @@ pub(super) struct NodeQuery {
     not_pod: Option<Instance>,
 }
 
-/// The searches under way. Whoever looks for the same node joins the search that runs, so that a thousand sessions of one
+/// The searches under way. A request for the same node joins the search that runs, so that a thousand sessions of one
 /// node ask the other pods once.
 ///
 /// A search runs as long as somebody waits for it: the table holds weak handles, the waiters strong ones, and the last

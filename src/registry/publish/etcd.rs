@@ -34,7 +34,7 @@ pub struct Etcd {
 /// An etcd, and what to write there.
 #[derive(Debug, Clone)]
 pub struct EtcdParams {
-    /// Its members, tried in turn: whether they speak TLS, and where; at least one.
+    /// Its members, tried in turn: whether each takes TLS, and its address; at least one.
     pub members: Vec<(bool, Target)>,
     /// Above all keys; without `/` at its end.
     pub prefix: String,
@@ -56,7 +56,7 @@ struct Lease {
     kept: Instant,
     /// What stands under it for certain.
     written: BTreeSet<String>,
-    /// What may stand under it: an answer was not heard.
+    /// Keys that may stand under the lease: the answer to their write did not arrive.
     unsure: BTreeSet<String>,
 }
 

@@ -1,4 +1,5 @@
-//! Where the other pods are: a fixed list, the addresses of a name, looked up again and again, and what a cluster says.
+//! Where the other pods are: a fixed list, the addresses of a name, looked up again and again, and those that a cluster
+//! lists.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,7 +18,7 @@ pub struct PodAddresses {
     pub list: Vec<SocketAddr>,
     /// By a name whose addresses they are, and their port.
     pub service: Option<(String, u16)>,
-    /// By somebody who tells of every change.
+    /// The ready pods of the cluster, which Kubernetes keeps up to date.
     pub cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
@@ -45,13 +46,13 @@ impl PodAddresses {
         all
     }
 
-    /// Waits until the cluster has told of a change. Cancel safe.
+    /// Waits for a change in the cluster. Cancel safe.
     async fn changed(&mut self) {
         if let Some(cluster) = &mut self.cluster {
             if cluster.changed().await.is_ok() {
                 return;
             }
-            // What was told last stays true.
+            // The watcher is gone: its last list stays.
             let last = cluster.borrow().clone();
             self.list.extend(last);
             self.cluster = None;
@@ -95,7 +96,7 @@ async fn look(
     }
 }
 
-/// Between two look-ups: a pod that comes is asked within so long, and until then tells of itself.
+/// Between two look-ups: a new pod is found within this time, and announces its nodes by itself until then.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

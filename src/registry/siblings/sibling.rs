@@ -16,9 +16,9 @@ use crate::protocol::{Link, LinkSender};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
-/// Only the keeper changes the state, and only it dials; others read the state and ask for a link by `wanted`. A wish that
-/// comes while the keeper dials is kept by the `Notify` and taken back after the dial, as the link that it wished for is
-/// there. Whoever waits for a link subscribes to the state before it looks, so no change between the two is missed.
+/// Only the keeper changes the state and dials; others read the state and ask for a link by `wanted`. A request that
+/// comes during a dial is kept by the `Notify` and taken back after it, as its link is there. A waiter for a link
+/// subscribes to the state before it looks, so no change between the two is missed.
 #[derive(Debug)]
 pub(super) struct Sibling {
     /// Where its gRPC port is.
@@ -42,7 +42,7 @@ enum State {
     Away,
     /// A link is being made since then.
     Dialling(Instant),
-    /// The last try failed; there is no other one before that time.
+    /// The last try failed; the next one begins no earlier than that time.
     Failed(Instant, Unreachable),
     Up(Arc<LinkSender>),
     /// Its keeper has ended, or the address is this pod's own.
@@ -221,7 +221,7 @@ impl Sibling {
         if !self.news.is_empty() {
             self.news.tell(&sender, &means.registry, own).await;
         }
-        // Whoever wanted it while it was made has it now.
+        // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.touch();
         while !sender.is_closed() {
@@ -244,7 +244,7 @@ impl Sibling {
         self.state.send_replace(State::Away);
     }
 
-    /// Says so, and returns for how long nobody tries again.
+    /// Logs the failure, and returns the time until the next try.
     fn failed(&self, failures: u32, why: Unreachable, means: &DialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
         // Pods that start together find each other not there yet.

@@ -111,7 +111,7 @@ async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
     listener.set_nonblocking(true).unwrap();
     let (siblings, _tell, _made) = siblings(&[&at.to_string()]);
     let dead = &siblings.all()[0];
-    // It takes connections and says nothing: the first who asks waits for a second, who comes next for what is left.
+    // It takes connections and sends nothing: the first search waits for a second, the next one for what is left of it.
     let begun = tokio::time::Instant::now();
     assert!(dead.link().await.is_err());
     assert_eq!(begun.elapsed().as_secs(), 1);

@@ -15,6 +15,12 @@ pub(crate) enum Way {
     Egress,
     /// The egress selector, over a unix socket.
     Unix,
+    /// Nothing: the node's name leads to the pod, which passes TLS on to the kubelet. What is said to kube-apiserver is only
+    /// whether to look at the kubelet's certificate.
+    Passthrough {
+        /// Whether it does, and so tells whom it means.
+        verified: bool,
+    },
 }
 
 impl Way {
@@ -28,6 +34,10 @@ impl Way {
                 json!({"tcp": {"url": format!("https://{POD}:8000"), "tlsConfig": tls}})
             }
             Self::Unix => json!({"uds": {"udsName": socket(place)}}),
+            Self::Passthrough { verified } => {
+                let flag = format!("--kubelet-certificate-authority={}", place.files.ca.display());
+                return if verified { vec![flag] } else { vec![] };
+            }
         };
         let file = dir.join("egress.json");
         std::fs::write(&file, selector(&transport).to_string()).unwrap();
@@ -42,6 +52,9 @@ impl Way {
                 "[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
             ),
             Self::Unix => format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
+            Self::Passthrough { .. } => format!(
+                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\nauth = \"none\"\n"
+            ),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The one request that the target gets of it, or what the client is told.
+/// The one request that the target gets of it, or the client's answer.
 async fn sent(text: &str) -> Result<String, String> {
     let mut site = Site::new();
     site.say(text).await;

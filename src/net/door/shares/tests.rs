@@ -25,7 +25,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The same told simply: every entrant with its source and state, in the order in which they came.
+/// A simple model of it: every entrant with its source and state, in the order in which they came.
 #[derive(Debug, Default)]
 struct Model(Vec<(u64, u8, State)>);
 

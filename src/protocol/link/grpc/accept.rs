@@ -160,7 +160,7 @@ impl Call {
         *response.headers_mut() = Hello::response(self.ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         self.accepted.cancel();
-        // Fails only if the connection is gone; then the link's first read says so.
+        // Fails only if the connection is gone; then the link's first read fails too.
         let _ = self.answer.send(response);
         let far =
             Far { answers: true, incoming: self.incoming, ahead: self.ahead, connection: self.connection };

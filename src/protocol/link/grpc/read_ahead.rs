@@ -73,8 +73,8 @@ impl ReadAhead {
         }
     }
 
-    /// The link has taken all there was: what else was read was HTTP/2's own. It is woken to say so once more if the
-    /// connection comes to its bound.
+    /// The link has taken all its data: the rest of what was read was HTTP/2's own. The link is woken to call this
+    /// again if the connection reaches its bound.
     fn caught_up(&self, cx: &Context<'_>) {
         self.0.link.register(cx.waker());
         if self.0.stalled.load(SeqCst) == 0 {

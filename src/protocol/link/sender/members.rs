@@ -11,12 +11,12 @@ use crate::protocol::link::source::{FrameSource, RelaySource};
 use crate::protocol::lock;
 use crate::protocol::wire::frame::SessionKey;
 
-/// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the order
-/// in which it came. In that order they are told when the link ends.
+/// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the
+/// order in which it came. In that order they learn of the link's end.
 ///
-/// The list is what the link's end goes by. [`LinkSender::disband`] takes it out whole, and from then on joining fails: a
-/// session that comes too late sees so and treats the link as ended itself. So every session is told once, by the one or
-/// by the other.
+/// The list is what the link's end goes by. [`LinkSender::disband`] takes it out whole, and from then on joining fails:
+/// a session that comes too late sees so and treats the link as ended itself. So every session learns of the end once,
+/// in one way or the other.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     own: HashMap<SessionId, u64>,
@@ -109,7 +109,7 @@ impl LinkSender {
         self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
     }
 
-    /// Removes a relay's source. A newer source of the same session stays: the two are told apart by their addresses.
+    /// Removes a relay's source. A newer source of the same session stays: the two differ in their addresses.
     pub(crate) fn leave_relay<S: FrameSource + ?Sized>(&self, source: &S) {
         let id = &source.key().id;
         if let Some(members) = lock(&self.members).as_mut()

@@ -81,7 +81,7 @@ impl Relay {
     }
 }
 
-/// What is said on a link next, its pings answered at once.
+/// The next frame on a link, its pings answered at once.
 fn next(link: &LinkSender) -> Option<SessionFrame> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
@@ -94,7 +94,7 @@ fn next(link: &LinkSender) -> Option<SessionFrame> {
     None
 }
 
-/// All that is said on a link now.
+/// All frames that wait on a link now.
 fn said(link: &LinkSender) -> Vec<SessionFrame> {
     std::iter::from_fn(|| next(link)).collect()
 }
@@ -135,7 +135,7 @@ fn lost(epoch: u64) -> SessionFrame {
     SessionFrame::Lost { epoch }
 }
 
-/// Whether the pod that said it does not know the session of that attempt.
+/// Whether this is one refusal of that attempt, whose session the pod does not know.
 fn is_unknown(said: &[SessionFrame], epoch: u64) -> bool {
     match said {
         [SessionFrame::Reset { epoch: of, refusal } | SessionFrame::Refused { epoch: of, refusal }] => {
@@ -156,7 +156,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     let mut opener = link(5, Peer::Edge("opener".parse().unwrap()));
     let relay = Relay::new();
     relay.ask(&opener, open(1)).unwrap().pass(&relay.edge);
-    // Whatever an edge says, its pod says who it is.
+    // The pod replaces the opener in an edge's frame with the edge that it is.
     let mut passed = said(&relay.edge);
     assert_eq!(passed.pop().and_then(|mut frame| frame.opener()?.take()), "node/opener".parse().ok());
     let goes_on = |opener: &Arc<LinkSender>| {
@@ -195,7 +195,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
 
 #[tokio::test]
 async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
-    // Opened through a pod that is too old to say by whom.
+    // Opened through a pod that is too old to send the opener.
     let relay = Relay::bound();
     assert!(relay.ask(&relay.edge, resume(2)).is_none());
     assert!(is_unknown(&said(&relay.edge), 2));
@@ -271,7 +271,7 @@ async fn what_is_left_of_an_old_binding_is_not_said_behind_a_new_answer() {
     let relay = Relay::bound();
     relay.on_frame(&relay.edge, data("old"));
     relay.end(&relay.edge);
-    // The opener has not heard of it yet, and comes by itself.
+    // The opener does not know of it yet, and comes by itself.
     let edge = link(4, Peer::Edge(node()));
     relay.ask(&relay.client, resume(2)).unwrap().pass(&edge);
     relay.on_frame(&edge, resumed(2));
@@ -579,7 +579,7 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     drop(asked);
     relay.on_frame(&relay.edge, SessionFrame::Data("hello".into()));
     assert_eq!(said(&asker).len(), 1, "it stays bound");
-    // Once nobody seeks any more, its opener hears.
+    // Once the search has ended, its opener gets the answer.
     let asked = relay.ask(&asker, resume(2)).unwrap();
     asked.try_path(&wrong);
     drop(asked);

@@ -28,7 +28,8 @@ impl SessionState {
                 self.send.forget();
                 return self.depart(why, now, true);
             }
-            // The acceptor is told as that of an open session is. A Resume opens nothing where the Open never came.
+            // The acceptor gets the same frame as that of an open session. A Resume opens nothing where the Open never
+            // came.
             Phase::Asking if self.astray && (self.path.is_none() || self.answer.is_some()) => {
                 self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
                 self.answer = self.path.map(|_| DueFrame::Resume);

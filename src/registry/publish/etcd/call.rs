@@ -35,7 +35,7 @@ mod wire {
 /// Why etcd did not do as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// There is no member to ask.
+    /// The list of members is empty.
     #[error("no etcd member is named")]
     NoMember,
     /// It cannot be reached. Usual causes: it is down, a firewall, or TLS that does not fit.
@@ -54,7 +54,7 @@ pub enum EtcdError {
     Password {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// It answered no.
@@ -229,5 +229,5 @@ fn told(error: &dyn std::error::Error) -> String {
     causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// For a connection and for each call: a lease must survive a member that says nothing, and the next one's turn.
+/// For a connection and for each call: a lease must outlast one member that does not answer and the try at the next.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
