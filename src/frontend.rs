@@ -11,6 +11,7 @@ mod requests;
 mod serve;
 mod statuses;
 mod tcp;
+mod web;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use client::{ClientKey, sessions};
@@ -24,6 +25,7 @@ pub use serve::{
     serve,
 };
 pub use tcp::Tcp;
+pub use web::{Http, Https, NodePort};
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
@@ -55,6 +57,12 @@ pub enum Denial {
     /// An HTTP request that is not passed on, as it could be read in more than one way.
     #[error("bad request: {0}")]
     Request(&'static str),
+    /// Nothing in the request says for which node it is.
+    #[error(
+        "neither Host nor server name (SNI) names a node, and the path no pod: kube-apiserver names it if started with \
+         --kubelet-certificate-authority"
+    )]
+    Unnamed,
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),

@@ -29,6 +29,11 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
             }
+            Self::Unnamed => (
+                S::MISDIRECTED_REQUEST,
+                "no_node",
+                "ask by the node's name; or let this pod ask Kubernetes, so that it knows where pods are",
+            ),
             Self::Unanswered(_) => (
                 S::BAD_GATEWAY,
                 "no_answer",

@@ -4,6 +4,7 @@ mod accept;
 mod leaf;
 mod mutual;
 mod offer;
+mod shown;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use tracing::warn;
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
+use shown::Shown;
 use verify::{Anyone, SiblingVerifier};
 
 use super::pem;
@@ -132,7 +134,8 @@ impl Server {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
         };
-        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
+        let shown = Shown::new(identity, self.identity.cert.clone());
+        let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
         // The clients keep the tickets: thousands of edges that come back at once resume without memory here.
         config.ticketer = aws_lc_rs::Ticketer::new().map_err(text)?;

@@ -122,6 +122,11 @@ impl Finder {
         }
     }
 
+    /// Whether there is a node of that name, as far as is known without asking anybody.
+    pub fn knows(&self, node: &NodeName) -> bool {
+        self.at_hand(&NodeQuery::new(node, None, None)).is_ok()
+    }
+
     /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one of
     /// those that are known to be at other pods, the first by name.
     pub fn longest(&self) -> Option<(NodeName, bool)> {

@@ -22,6 +22,7 @@ mod finding;
 mod herd;
 mod hostile;
 mod http_proxy;
+mod https;
 mod inside;
 mod links;
 mod memory;

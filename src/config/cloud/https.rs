@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use super::access::{Access, Proofs};
 use super::certificates::Certificates;
 use crate::config::fold::{Report, Table};
-use crate::config::{Concern, unserved, value};
+use crate::config::{Concern, value};
 use crate::names::Target;
 
 /// `[mode.cloud.https]`.
@@ -77,11 +77,7 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         table.complain("client_ca", found, wanted, report);
     }
     let access = Access::read(&mut table, proofs, ssh, report);
-    if mode == HttpsMode::Passthrough {
-        warn_if_open(&table, &ports, &access, proofs, report);
-    } else if !ports.is_empty() {
-        unserved::warn(cloud, "https", report);
-    }
+    warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Https { mode, ports, access }
 }
@@ -92,9 +88,7 @@ pub(super) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report
     let proofs = Proofs { password: false, certificate: None };
     let ports = ports(&mut table, report);
     let access = Access::read(&mut table, proofs, ssh, report);
-    if !ports.is_empty() {
-        unserved::warn(cloud, "http", report);
-    }
+    warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Http { ports, access }
 }

@@ -150,10 +150,13 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
-    let unserved = ["https", "stream.server.channelz_addr"];
-    assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
-    let doors =
-        ["mode.cloud.ssh.auth", "mode.cloud.stream.server.log_port", "mode.cloud.tcp.\"0.0.0.0:6443\""];
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.cloud.stream.server.channelz_addr"]);
+    let doors = [
+        "mode.cloud.https.addr",
+        "mode.cloud.ssh.auth",
+        "mode.cloud.stream.server.log_port",
+        "mode.cloud.tcp.\"0.0.0.0:6443\"",
+    ];
     assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
 }
 
@@ -178,7 +181,7 @@ fn a_cloud_file_of_the_middle_years_loads() {
     assert!(
         certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
     );
-    let unserved = ["https", "stream.dns"];
+    let unserved = ["stream.dns"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
 }
 

@@ -20,7 +20,14 @@ use super::clock::Clock;
 /// polled before the target has sent a 100, or nothing for [`CONTINUE_TIME`].
 pub(super) struct Upload {
     body: Incoming,
-    awaited: Option<(Arc<Wanted>, Option<Pin<Box<Sleep>>>)>,
+    awaited: Option<Awaited>,
+}
+
+/// That the body is wanted has to be heard first.
+struct Awaited {
+    wanted: Arc<Wanted>,
+    /// From when the target could have said so.
+    silence: Option<Pin<Box<Sleep>>>,
 }
 
 /// Whether the target wants the body of a request whose client waits for a 100.
@@ -57,11 +64,11 @@ pub(super) enum Content {
 impl Upload {
     /// `wanted` resolves when the body may be polled, if its client waits for a 100.
     pub(super) fn new(body: Incoming, wanted: Option<Arc<Wanted>>) -> Self {
-        Self { body, awaited: wanted.map(|wanted| (wanted, None)) }
+        Self { body, awaited: wanted.map(|wanted| Awaited { wanted, silence: None }) }
     }
 
     fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwanted>> {
-        let Some((wanted, silence)) = &mut self.awaited else { return Poll::Ready(Ok(())) };
+        let Some(Awaited { wanted, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
         let verdict = wanted.poll(cx);
         if verdict == Verdict::Unknown {
             let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
