@@ -231,7 +231,8 @@ fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Respo
 /// SuperEdge's words for any other method.
 const READ_ONLY: &str = "only supports GET method\n";
 
-/// Connections at once on one port: a few scrapers and probes. One more takes the place of the one that is idle longest.
+/// Connections at once on one port: a few scrapers and probes. One more takes the place of the one that is idle
+/// longest.
 const CONNECTIONS: usize = 64;
 
 /// Time for a request's head, and for the next one on the same connection, so that idle ones do not fill the room.

@@ -58,7 +58,8 @@ pub use uplinks::Uplinks;
 ///
 /// - [`Registry::insert`] and [`Registry::remove`] compare links by their ids under the lock, so a link that ends late
 ///   never removes the newer one that took its place.
-/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes it.
+/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes
+///   it.
 /// - A link that was read from here may have ended since. Its users see that, as it takes nothing more; no caller
 ///   relies on it being alive.
 #[derive(Debug)]

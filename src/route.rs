@@ -164,10 +164,10 @@ impl Route {
 
     /// Looks for a new path for a session until the session has one or is over, or the grace time has passed.
     ///
-    /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path is
-    /// lost before this notices, the loop goes on with the same [`Parked`], which is the right to look for a path:
-    /// [`Parked::seeks`] gives it up only
-    /// when it finds, under the session's lock, that no path is needed. So a loss is never left without a seeker.
+    /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path
+    /// is lost before this notices, the loop goes on with the same [`Parked`], which is the right to look for a path:
+    /// [`Parked::seeks`] gives it up only when it finds, under the session's lock, that no path is needed. So a loss is
+    /// never left without a seeker.
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
@@ -208,5 +208,6 @@ async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteErro
     }
 }
 
-/// How long a new session waits for a node that was linked a moment ago, or was remembered at a pod that no longer has it.
+/// How long a new session waits for a node that was linked a moment ago, or was remembered at a pod that no longer has
+/// it.
 const MOVING: Duration = Duration::from_secs(3);

@@ -44,7 +44,7 @@ pub trait Router: Send {
     ///
     /// # Errors
     ///
-    /// Why not: to be told to the client.
+    /// The denial for the client.
     fn judge(
         &mut self,
         head: Result<&Parts, Denial>,
@@ -54,7 +54,7 @@ pub trait Router: Send {
     ///
     /// # Errors
     ///
-    /// Why there is none: to be told to the client.
+    /// The denial for the client.
     fn open(&mut self, way: &Self::Way) -> impl Future<Output = Result<Granted, Denied>> + Send;
 
     /// The denial for the client of the last request that was judged, whose session gave no answer.

@@ -54,11 +54,11 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
     /// A few bytes that are sent to a client that is rejected before its head is read; empty for none.
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
 
-    /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many requests
-    /// over one connection passes each to [`Visit::judge`] instead.
+    /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many
+    /// requests over one connection passes each to [`Visit::judge`] instead.
     ///
-    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is given to
-    /// another source, or at the end of draining.
+    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is
+    /// given to another source, or at the end of draining.
     fn handshake(
         &self,
         socket: S,
@@ -88,8 +88,8 @@ pub struct FrontContext {
 }
 
 impl FrontContext {
-    /// What dials a target at this port without a node; `None`: it may dial none at all. `all`: for a client who may have
-    /// all that is not off limits.
+    /// What dials a target at this port without a node; `None`: it may dial none at all. `all`: for a client who may
+    /// have all that is not off limits.
     fn direct_dialer(&self, port: u16, all: bool) -> Option<&DirectDialer> {
         self.direct.as_ref().filter(|direct| direct.may_dial(port, all))
     }
@@ -110,8 +110,8 @@ pub enum Handshake<C, T = Granted> {
         /// Bytes that came behind the head before the answer was sent.
         early: Bytes,
     },
-    /// The front end has served the client by itself, and no session is left to carry. The connection must be closed with
-    /// care, if it is still there.
+    /// The front end has served the client by itself, and no session is left to carry. The connection must be closed
+    /// with care, if it is still there.
     Served(Option<C>),
     /// The client has been sent the denial. The connection must be closed with care, as it may still be sending.
     Denied(C),

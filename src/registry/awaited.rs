@@ -2,8 +2,8 @@
 //!
 //! The order is always: make an [`Arrival`], then look whether the node is there, then wait. An arrival notices every
 //! node that comes after it was made, so nothing is lost between the look and the wait. The entry of a node is made and
-//! removed under one lock together with its count; waking happens after the lock is released, on a handle taken under it,
-//! and at worst wakes a waiter that has just left.
+//! removed under one lock together with its count; waking happens after the lock is released, on a handle taken under
+//! it, and at worst wakes a waiter that has just left.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,8 +20,8 @@ pub(super) struct Awaited(Mutex<HashMap<NodeName, Waiters>>);
 #[derive(Debug)]
 struct Waiters {
     tell: Arc<watch::Sender<()>>,
-    /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the same
-    /// time would each still see the other's receiver, and the entry would stay for ever.
+    /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the
+    /// same time would each still see the other's receiver, and the entry would stay for ever.
     count: usize,
 }
 

@@ -53,7 +53,8 @@ impl Finder {
         Arc::new(Self { registry, own, others: None })
     }
 
-    /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names another.
+    /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names
+    /// another.
     pub fn new(
         registry: Arc<Registry>,
         own: Instance,
@@ -127,13 +128,14 @@ impl Finder {
         self.at_hand(&NodeQuery::new(node, None, None)).is_ok()
     }
 
-    /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one of
-    /// those that are known to be at other pods, the first by name.
+    /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one
+    /// of those that are known to be at other pods, the first by name.
     pub fn longest(&self) -> Option<(NodeName, bool)> {
         self.registry.longest().or_else(|| self.others.as_ref()?.known.first())
     }
 
-    /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a link.
+    /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a
+    /// link.
     fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
         let node = &wanted.node;
         let mut missing = NotFound::default();
@@ -242,8 +244,8 @@ impl Finder {
         true
     }
 
-    /// A node was linked anew, here or at the pod behind `to`. Other links over which our sessions run to it are pinged;
-    /// those that do not answer within 1 s are left. Returns the sessions that need another path.
+    /// A node was linked anew, here or at the pod behind `to`. Other links over which our sessions run to it are
+    /// pinged; those that do not answer within 1 s are left. Returns the sessions that need another path.
     pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();

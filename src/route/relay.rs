@@ -74,8 +74,8 @@ impl Route {
         }
     }
 
-    /// Relays another pod's request to a node that is linked to this one. That pod has searched already, and only our own
-    /// links are looked at, so there is at most one hop between pods.
+    /// Relays another pod's request to a node that is linked to this one. That pod has searched already, and only our
+    /// own links are looked at, so there is at most one hop between pods.
     ///
     /// Returns the request as [`Self::relay`] does.
     pub fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {

@@ -91,8 +91,8 @@ impl<'a> Search<'a> {
         self.path.as_ref().map(|path| path.sender.clone()).filter(|link| !link.resumes)
     }
 
-    /// Looks for the first path. A new session waits for a node that is moving from pod to pod, as a running session does;
-    /// it waits for no other node. Cancel safe.
+    /// Looks for the first path. A new session waits for a node that is moving from pod to pod, as a running session
+    /// does; it waits for no other node. Cancel safe.
     ///
     /// # Errors
     ///

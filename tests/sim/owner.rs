@@ -174,7 +174,8 @@ impl Place {
         } else {
             self.paths.next(self.at, node, instance, true, &self.dice)?
         };
-        // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its own.
+        // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its
+        // own.
         let wrong = path.node.as_ref().is_some_and(|there| there != node);
         let other = instance.is_some() && path.node.is_some() && path.sender.instance != instance;
         (!wrong && !other).then_some(path.sender)

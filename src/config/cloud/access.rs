@@ -21,8 +21,8 @@ pub struct Access {
     pub auth: Auth,
     /// What they may reach; none: everything.
     pub rules: Rules,
-    /// What a client's certificate may be called (its CN, or one of its DNS names); `None`: anything. Only for ports that
-    /// ask for one.
+    /// What a client's certificate may be called (its CN, or one of its DNS names); `None`: anything. Only for ports
+    /// that ask for one.
     pub names: Option<Vec<CertificateGlob>>,
 }
 

@@ -89,7 +89,8 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     }
 }
 
-/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its own.
+/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its
+/// own.
 async fn send<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
     socket.write_all(answer).await?;
     socket.flush().await

@@ -23,10 +23,10 @@ pub(super) struct Upload {
     awaited: Option<Awaited>,
 }
 
-/// That the body is wanted has to be heard first.
+/// The wait for the target's 100 before the body is polled.
 struct Awaited {
     wanted: Arc<Wanted>,
-    /// From when the target could have said so.
+    /// Ends [`CONTINUE_TIME`] after hyper has first asked for the body.
     silence: Option<Pin<Box<Sleep>>>,
 }
 

@@ -87,7 +87,8 @@ impl<W: PartialEq> Upstream<W> {
         }
     }
 
-    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is closed.
+    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is
+    /// closed.
     pub(super) async fn reuse(&self, way: &W) -> Option<SendRequest<Upload>> {
         let idle = self.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
         if let Some(Idle { mut sender, .. }) = idle

@@ -55,9 +55,9 @@ pub struct Denied {
 /// One client from its connection to its session. Until it has gone it holds a slot: the one of the door, or after a
 /// denied request the one among the sessions.
 ///
-/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that serves
-/// many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`], and
-/// calls [`Self::waits`] after each answer: its clients keep their slots at the door.
+/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that
+/// serves many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`],
+/// and calls [`Self::waits`] after each answer: its clients keep their slots at the door.
 #[derive(Debug)]
 pub struct Visit<'a> {
     context: &'a Arc<FrontContext>,
@@ -140,8 +140,8 @@ impl<'a> Visit<'a> {
         })
     }
 
-    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client waits
-    /// for this end. Cancel safe.
+    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client
+    /// waits for this end. Cancel safe.
     ///
     /// # Errors
     ///
@@ -234,7 +234,7 @@ impl Permitted {
     ///
     /// # Errors
     ///
-    /// Why it cannot be had: to be told to the client.
+    /// The denial for the client.
     pub async fn open(self) -> Result<Granted, Denied> {
         let (permitted, slot) = self.enter()?;
         permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)

@@ -61,7 +61,8 @@ async fn who_no_longer_waits_takes_no_turn() {
     assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
-/// An edge whose handshake we are slow to do must not lose its turn to the next one, which we would be as slow to serve.
+/// An edge whose handshake we are slow to do must not lose its turn to the next one, which we would be as slow to
+/// serve.
 #[tokio::test(start_paused = true)]
 async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};

@@ -1,8 +1,8 @@
 //! What waits on one link for a session that only passes through.
 //!
-//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late thread
-//! still puts into an old one is never sent. Data, Finish, Broken, Reset and Lost stay in order; the other frames
-//! overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
+//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late
+//! thread still puts into an old one is never sent. Data, Finish, Broken, Reset and Lost stay in order; the other
+//! frames overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
 //! docs/protocol.md#traps, 1 to 3).
 
 use std::collections::VecDeque;
@@ -124,8 +124,8 @@ impl RelaySource for RelayQueue {
         queue.sealed = true;
     }
 
-    /// A Lost of a newer attempt is still sent: an old Open or Resume that comes late ends nothing at the far end of that
-    /// one, which would stay bound for ever.
+    /// A Lost of a newer attempt is still sent: an old Open or Resume that comes late ends nothing at the far end of
+    /// that one, which would stay bound for ever.
     fn retire(&self, epoch: u64) {
         let mut queue = lock(&self.queue);
         let lost = match queue.ordered.pop_back() {

@@ -62,8 +62,8 @@ impl SessionTable {
         while self.kept.is_spent() && self.oldest_gives_way("memory") {}
     }
 
-    /// Whether there may be one more session. The oldest that is only to be delivered gives way to it; but its last word
-    /// may have to wait on a slow link, and there is an end to that.
+    /// Whether there may be one more session. The oldest that is only to be delivered gives way to it; but its last
+    /// word may have to wait on a slow link, and there is an end to that.
     pub(super) fn has_place(&self) -> bool {
         let (len, most) = (self.len(), self.limits.sessions);
         len < most || len < most + most / LAST_WORDS && self.oldest_gives_way("sessions")

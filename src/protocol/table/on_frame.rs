@@ -14,7 +14,8 @@ use crate::protocol::wire::opener::Opener;
 use crate::protocol::wire::peer::Peer;
 
 impl SessionTable {
-    /// One frame about a session, from the link of `sender`. The key's node is where its acceptor is, if the frame asks.
+    /// One frame about a session, from the link of `sender`. The key's node is where its acceptor is, if the frame
+    /// asks.
     pub fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,

@@ -14,8 +14,8 @@ use crate::drain::Drain;
 use crate::registry::cluster::{Cluster, ClusterError};
 use crate::registry::follow::{Followed, Take};
 
-/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does not
-/// answer, what was known stands.
+/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
+/// not answer, what was known stands.
 pub struct AddressWatch {
     cluster: Cluster,
     book: Arc<AddressBook>,
