@@ -42,7 +42,7 @@
 //!
 //! ```text
 //!               here? ─▶ remembered? ─▶ DNS, 50 ms ahead ─▶ Find to all siblings ─▶ first fresh yes, else freshest
-//! registry::find: own links   what Found said   registry::dns         registry::siblings
+//! registry::find: own links   last Found frame registry::dns         registry::siblings
 //! ```
 //!
 //! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. A pod that gains a
