@@ -1,5 +1,6 @@
 //! The requests of one client, each judged by itself.
 
+use http::header::{HeaderMap, PROXY_AUTHORIZATION};
 use http::request::Parts;
 
 use super::serve::new_trace;
@@ -69,4 +70,10 @@ impl<P> Drop for Requests<'_, '_, P> {
     fn drop(&mut self) {
         self.let_go();
     }
+}
+
+/// Of a request's headers, the one that may hold a password.
+pub(super) fn password(head: &Parts) -> HeaderMap {
+    let password = head.headers.get(PROXY_AUTHORIZATION).cloned();
+    HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)))
 }
