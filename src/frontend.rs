@@ -98,13 +98,13 @@ pub enum Denial {
     Route(#[from] RouteError),
 }
 
-impl From<door::Full> for Denial {
-    fn from(why: door::Full) -> Self {
+impl From<door::NoSlot> for Denial {
+    fn from(why: door::NoSlot) -> Self {
         Self::Busy(match why {
-            door::Full::ForOne => {
+            door::NoSlot::ForOne => {
                 "you have as many sessions as one client may: [mode.cloud.session] max_for_client of tunnel-cloud"
             }
-            door::Full::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+            door::NoSlot::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
         })
     }
 }

@@ -1,4 +1,5 @@
-//! What a pod never dials itself, however it is spelt, whoever asks and whatever its config allows: not one packet leaves.
+//! What a pod never dials itself, however it is spelt, whoever asks and whatever its config allows: not one packet
+//! leaves.
 
 use crate::certificates::Files;
 use crate::network::{Network, OTHER_POD, POD};
