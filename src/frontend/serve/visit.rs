@@ -215,6 +215,11 @@ impl Permitted {
         &self.destination.target
     }
 
+    /// Who the client has proved to be.
+    pub fn user(&self) -> Option<&str> {
+        self.access.user.as_deref()
+    }
+
     /// Whether the client may be shown addresses and times.
     pub fn is_trusted(&self) -> bool {
         self.from.ip().is_loopback() || self.access.user.is_some()

@@ -26,12 +26,15 @@ pub struct AddressWatch {
 type Tell = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
 
 impl AddressWatch {
-    /// Sends no request yet. `tell` gets the state of each kind whenever it changes; it must be quick.
+    /// Sends no request yet. `tell` gets the state of each kind now, and whenever it changes; it must be quick.
     pub fn new(
         cluster: Cluster,
         book: Arc<AddressBook>,
         tell: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
     ) -> Self {
+        for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
+            tell(what, Err("not known yet".to_owned()));
+        }
         Self { cluster, book, tell: Arc::new(tell) }
     }
 
@@ -39,10 +42,10 @@ impl AddressWatch {
     pub async fn follow(self, drain: Drain) {
         let all = async {
             tokio::join!(
-                self.kind::<Node>("nodes", Api::all),
-                self.kind::<Pod>("pods", Api::all),
-                self.kind::<Service>("Services", Api::all),
-                self.kind::<Slice>("endpoints of Services", Api::all),
+                self.kind::<Node>(NODES, Api::all),
+                self.kind::<Pod>(PODS, Api::all),
+                self.kind::<Service>(SERVICES, Api::all),
+                self.kind::<Slice>(ENDPOINTS, Api::all),
                 self.by_hand(),
             );
         };
@@ -57,7 +60,6 @@ impl AddressWatch {
         K: Resource<DynamicType = ()>,
     {
         let taker = Kind::<K> { watch: self, what, listed: false, kind: PhantomData };
-        taker.tell(Err("not known yet".to_owned()));
         let followed = Followed { cluster: &self.cluster, what, which: watcher::Config::default() };
         match followed.follow(|client, _| api(client), taker).await {}
     }
@@ -166,4 +168,9 @@ fn name<K: Partial + Resource<DynamicType = ()>>(object: &K) -> String {
 /// The ConfigMap of our own namespace in which SuperEdge keeps its routes.
 const CACHE: &str = "tunnel-cache";
 
+// What each kind is called in the log and in `/readyz`.
+const NODES: &str = "nodes";
+const PODS: &str = "pods";
+const SERVICES: &str = "Services";
+const ENDPOINTS: &str = "endpoints of Services";
 const CACHE_WORDS: &str = "Services in ConfigMap tunnel-cache";
