@@ -15,6 +15,7 @@ mod kubernetes;
 mod links;
 mod ports;
 mod proven;
+mod proxy;
 mod publish;
 mod siblings;
 mod stop;
@@ -84,8 +85,8 @@ type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 const CONNECT: &str = <Ssh as Module>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 5] =
-    [connect::prepare, egress::prepare, tcp::prepare, https::prepare, https::prepare_plain];
+const MODULES: [Prepare; 6] =
+    [connect::prepare, egress::prepare, proxy::prepare, tcp::prepare, https::prepare, https::prepare_plain];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.

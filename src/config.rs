@@ -38,6 +38,10 @@ pub struct Environment {
     pub kubernetes_service_host: Option<String>,
     /// `--k`: how to reach a cluster from outside.
     pub kubeconfig: Option<PathBuf>,
+    /// `PROXY_AUTHORIZATION`: SuperEdge's way to ask for passwords at the HTTP proxy.
+    pub proxy_authorization: Option<String>,
+    /// `CLOUD_PROXY`: SuperEdge's list of what clients of the HTTP proxy may not reach.
+    pub cloud_proxy: Option<String>,
     /// `HTTPS_PROXY` or `https_proxy`: through which HTTP proxy an edge dials its cloud. May hold a password.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY` or `no_proxy`: hosts that are dialled without it.

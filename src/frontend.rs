@@ -6,6 +6,8 @@ mod connect;
 mod forward;
 mod passthrough;
 mod proved;
+mod proxy;
+mod requests;
 mod serve;
 mod statuses;
 mod tcp;
@@ -17,6 +19,7 @@ pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
 pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
+pub use proxy::Proxy;
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,

@@ -257,6 +257,8 @@ fn environment() -> Environment {
         pod_name: read("POD_NAME"),
         pod_namespace: read("POD_NAMESPACE"),
         kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
+        proxy_authorization: read("PROXY_AUTHORIZATION"),
+        cloud_proxy: read("CLOUD_PROXY"),
         kubeconfig: None,
         https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
         no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),

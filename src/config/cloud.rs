@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
+use super::{Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
@@ -14,6 +14,7 @@ mod certificates;
 mod cluster;
 mod egress;
 mod https;
+mod proxy;
 mod registry;
 mod siblings;
 mod ssh;
@@ -26,6 +27,7 @@ pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort};
+pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
@@ -43,6 +45,8 @@ pub struct Cloud {
     pub ssh: Ssh,
     /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
     pub egress: Option<Egress>,
+    /// The HTTP proxy; `None`: there is none.
+    pub http_proxy: Option<HttpProxy>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// TLS ports, each for one port of every node.
@@ -138,7 +142,8 @@ impl Cloud {
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
         let egress = self.egress.as_ref().map(Egress::access);
-        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress) {
+        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
+        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress).chain(proxy) {
             // What several tables take from one is one file.
             if let Auth::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))
@@ -171,12 +176,12 @@ impl Cloud {
         let server = server(&mut stream, report);
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
-        unserved::cloud_modules(&mut cloud, report);
         let ssh = ssh::read(&mut cloud, report);
         let settings = Self {
             server,
             tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
+            http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             https: https::read(&mut cloud, &ssh.access, report),
             http: https::read_http(&mut cloud, &ssh.access, report),
@@ -210,7 +215,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
         tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),
         ca: table.read("ca", value::path, report).unwrap_or_else(|| super::CA.into()),
     };
-    unserved::channelz(&mut table, report);
+    super::unserved::channelz(&mut table, report);
     table.finish(report);
     server
 }

@@ -15,11 +15,6 @@ pub(super) fn table(parent: &mut Table<'_>, name: &'static str, keys: &[&'static
     table.finish(report);
 }
 
-/// The modules of a SuperEdge cloud.
-pub(super) fn cloud_modules(cloud: &mut Table<'_>, report: &mut Report) {
-    table(cloud, "http_proxy", &["port", "proxyport", "proxyip"], report);
-}
-
 /// The debugging service of gRPC; an empty address turns it off.
 pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) {
     if table.read("channelz_addr", value::text, report).is_some_and(|addr| !addr.is_empty()) {

@@ -104,7 +104,7 @@ impl Hello {
                 Ok(_) => return Err(NoHello { cause: "no_hello", why: "the connection ended in it".into() }),
                 Err(error) => return Err(NoHello { cause: "reset", why: error.to_string() }),
             }
-            if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(no_tls)? {
+            if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
                 return Ok(Self { name, bytes: bytes.freeze() });
             }
         }
@@ -129,7 +129,7 @@ fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Option<Strin
     Ok(None)
 }
 
-fn no_tls(error: rustls::Error) -> NoHello {
+fn no_tls(error: &rustls::Error) -> NoHello {
     NoHello { cause: "no_tls", why: error.to_string() }
 }
 

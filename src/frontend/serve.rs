@@ -124,6 +124,20 @@ pub enum Handshake<C, T = Granted> {
     },
 }
 
+impl<C, T> Handshake<C, T> {
+    /// The same of another connection, made of this one.
+    pub(super) fn map<D>(self, change: impl FnOnce(C) -> D) -> Handshake<D, T> {
+        match self {
+            Self::Opened { session, socket, early } => {
+                Handshake::Opened { session, socket: change(socket), early }
+            }
+            Self::Served(socket) => Handshake::Served(socket.map(change)),
+            Self::Denied(socket) => Handshake::Denied(change(socket)),
+            Self::Failed { cause, socket } => Handshake::Failed { cause, socket: socket.map(change) },
+        }
+    }
+}
+
 /// Serves clients until draining begins; the drain then waits for those that are connected. A connection from a network
 /// of `proxies` must begin with a PROXY header.
 pub async fn serve<L, F>(front_end: F, listener: L, proxies: Networks, context: FrontContext)

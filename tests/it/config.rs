@@ -43,7 +43,9 @@ port = 0
 servercert = "{dir}/cloud.crt"
 serverkey = "{dir}/cloud.key"
 [mode.cloud.http_proxy]
-port = 8080
+proxyport = "0"
+proxyip = "127.0.0.1"
+[mode.cloud.https]
 "#
     );
     let (settings, warnings) = Cloud::read(&cloud, &Environment::default()).unwrap();

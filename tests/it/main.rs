@@ -21,6 +21,7 @@ mod egress;
 mod finding;
 mod herd;
 mod hostile;
+mod http_proxy;
 mod https;
 mod inside;
 mod links;

@@ -34,6 +34,26 @@ fn all_of_kubectl_works_by_the_nodes_name_in_dns_if_apiserver_says_whom_it_means
 }
 
 #[test]
+fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_pod_speaks_tls() {
+    let Some(mut cluster) = Cluster::start(Way::Terminate { verified: true }) else { return };
+    let pod = cluster.pod(POD);
+    let _edge = cluster.edge(POD, "");
+    all_works(&cluster);
+    // Now kube-apiserver says of a log alone whose it is: of all else the pod has to know where it runs.
+    drop(pod);
+    cluster.change(Way::Terminate { verified: false });
+    let _pod = cluster.pod(POD);
+    wait_until("a command reaches its pod", PATIENCE, || {
+        cluster.network.tries("kubectl logs busy --tail=1 && kubectl exec busy -- true").status.success()
+    });
+    let kubectl = Kubectl { cluster: &cluster, web_sockets: true };
+    kubectl.exec();
+    kubectl.attach();
+    kubectl.cp();
+    kubectl.port_forward();
+}
+
+#[test]
 fn kubectl_reaches_a_node_at_another_pod_survives_a_cut_line_and_is_told_why_a_node_is_not_reached() {
     let Some(cluster) = Cluster::start(Way::Egress) else { return };
     let _pods = [cluster.pod(POD), cluster.pod(OTHER_POD)];
@@ -111,7 +131,7 @@ impl Kubectl<'_> {
     /// One connection stands still while another goes on. Each by a kubectl of its own: all connections of one share a
     /// stream without flow control, where the first that is not read holds up the others, tunnel or not.
     fn port_forward(&self) {
-        let said = self.sh("kubectl exec busy -- sh -c 'killall httpd 2>&-; httpd -p 127.0.0.1:8080 -h /tmp'
+        let said = self.sh("kubectl exec busy -- sh -c 'pidof httpd >&2 || httpd -p 127.0.0.1:8080 -h /tmp'
             for port in 8081 8082; do
               kubectl port-forward pod/busy $port:8080 >forwarding-$port & kubectls+=($!)
             done

@@ -131,7 +131,7 @@ impl<'a> Visit<'a> {
         trace: String,
     ) -> Result<Granted, Denied> {
         let permitted = self.judge(request, trace).await?;
-        let (permitted, slot) = permitted.enter()?;
+        let (permitted, slot) = permitted.enter().map_err(|denied| *denied)?;
         // Opening may take long; a client that has passed the checks must not keep others from the door meanwhile.
         self.door = None;
         permitted.open_in(slot).await.map_err(|(denied, slot)| {
@@ -215,6 +215,11 @@ impl Permitted {
         &self.destination.target
     }
 
+    /// Who the client has proved to be.
+    pub fn user(&self) -> Option<&str> {
+        self.access.user.as_deref()
+    }
+
     /// Whether the client may be shown addresses and times.
     pub fn is_trusted(&self) -> bool {
         self.from.ip().is_loopback() || self.access.user.is_some()
@@ -231,16 +236,16 @@ impl Permitted {
     ///
     /// Why it cannot be had: to be told to the client.
     pub async fn open(self) -> Result<Granted, Denied> {
-        let (permitted, slot) = self.enter()?;
+        let (permitted, slot) = self.enter().map_err(|denied| *denied)?;
         permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)
     }
 
     /// Takes a slot among the sessions.
-    fn enter(self) -> Result<(Self, Slot<ClientKey>), Denied> {
+    fn enter(self) -> Result<(Self, Slot<ClientKey>), Box<Denied>> {
         let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
         match self.context.sessions.try_enter(&key) {
             Ok(slot) => Ok((self, slot)),
-            Err(full) => Err(Denied::new(full.into(), self.access, &self.context, self.from)),
+            Err(full) => Err(Box::new(Denied::new(full.into(), self.access, &self.context, self.from))),
         }
     }
 

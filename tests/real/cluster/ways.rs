@@ -21,6 +21,11 @@ pub(crate) enum Way {
         /// Whether it does, and so tells whom it means.
         verified: bool,
     },
+    /// As [`Self::Passthrough`], but the pod speaks TLS with kube-apiserver, and the edge with the kubelet.
+    Terminate {
+        /// Whether kube-apiserver looks at the pod's certificate. Else the pod has to ask it where a pod is.
+        verified: bool,
+    },
 }
 
 impl Way {
@@ -34,7 +39,7 @@ impl Way {
                 json!({"tcp": {"url": format!("https://{POD}:8000"), "tlsConfig": tls}})
             }
             Self::Unix => json!({"uds": {"udsName": socket(place)}}),
-            Self::Passthrough { verified } => {
+            Self::Passthrough { verified } | Self::Terminate { verified } => {
                 let flag = format!("--kubelet-certificate-authority={}", place.files.ca.display());
                 return if verified { vec![flag] } else { vec![] };
             }
@@ -55,8 +60,33 @@ impl Way {
             Self::Passthrough { .. } => format!(
                 "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\nauth = \"none\"\n"
             ),
+            Self::Terminate { .. } => {
+                let (cert, key) = (place.path().join("https.crt"), place.path().join("https.key"));
+                place.authority.0.server(&["node1"]).unwrap().write(&cert, &key).unwrap();
+                format!(
+                    "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+                )
+            }
         }
     }
+
+    /// What an edge's config has for it.
+    pub(super) fn edge_tables(self, place: &TestDir) -> String {
+        let Self::Terminate { .. } = self else { return String::new() };
+        let Files { cert, key, .. } = kubelet_client(place);
+        format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
+    }
+
+    /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
+    pub(super) fn asks(self) -> bool {
+        self == Self::Terminate { verified: false }
+    }
+}
+
+/// What a kubelet's clients show it.
+pub(super) fn kubelet_client(place: &TestDir) -> Files {
+    let at = |end: &str| place.path().join(format!("kubelet-client.{end}"));
+    Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") }
 }
 
 fn socket(place: &TestDir) -> PathBuf {
