@@ -55,9 +55,9 @@ pub struct Denied {
 /// One client from its connection to its session. Until it has gone it holds a slot: the one of the door, or after a
 /// denied request the one among the sessions.
 ///
-/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that serves
-/// many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`], and
-/// calls [`Self::waits`] after each answer: its clients keep their slots at the door.
+/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that
+/// serves many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`],
+/// and calls [`Self::waits`] after each answer: its clients keep their slots at the door.
 #[derive(Debug)]
 pub struct Visit<'a> {
     context: &'a Arc<FrontContext>,
@@ -68,7 +68,7 @@ pub struct Visit<'a> {
     /// [`Self::judge`]; no password is asked for then.
     pub proof: Proof,
     /// Dropped once the head is read.
-    asked: Option<oneshot::Sender<()>>,
+    head_done: Option<oneshot::Sender<()>>,
     door: Option<Slot>,
     session: Option<Slot<ClientKey>>,
 }
@@ -89,7 +89,7 @@ impl<'a> Visit<'a> {
         context: &'a Arc<FrontContext>,
         from: SocketAddr,
         door: Slot,
-        asked: oneshot::Sender<()>,
+        head_done: oneshot::Sender<()>,
     ) -> Self {
         let (front, category) = (F::NAME, F::CATEGORY);
         Self {
@@ -98,7 +98,7 @@ impl<'a> Visit<'a> {
             category,
             from,
             proof: Proof::None,
-            asked: Some(asked),
+            head_done: Some(head_done),
             door: Some(door),
             session: None,
         }
@@ -140,8 +140,8 @@ impl<'a> Visit<'a> {
         })
     }
 
-    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client waits
-    /// for this end. Cancel safe.
+    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client
+    /// waits for this end. Cancel safe.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl<'a> Visit<'a> {
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<Permitted, Denied> {
-        self.asked = None;
+        self.head_done = None;
         if let Some(slot) = &self.door {
             slot.busy();
         }
@@ -234,7 +234,7 @@ impl Permitted {
     ///
     /// # Errors
     ///
-    /// Why it cannot be had: to be told to the client.
+    /// The denial for the client.
     pub async fn open(self) -> Result<Granted, Denied> {
         let (permitted, slot) = self.enter().map_err(|denied| *denied)?;
         permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)
