@@ -98,13 +98,13 @@ pub enum Denial {
     Route(#[from] RouteError),
 }
 
-impl From<door::Full> for Denial {
-    fn from(why: door::Full) -> Self {
+impl From<door::NoSlot> for Denial {
+    fn from(why: door::NoSlot) -> Self {
         Self::Busy(match why {
-            door::Full::ForOne => {
+            door::NoSlot::ForOne => {
                 "you have as many sessions as one client may: [mode.cloud.session] max_for_client of tunnel-cloud"
             }
-            door::Full::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+            door::NoSlot::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
         })
     }
 }
@@ -115,7 +115,7 @@ impl Denial {
         self.row().0
     }
 
-    /// A fixed word for metrics and the access log.
+    /// A fixed label for metrics and the access log.
     pub fn name(&self) -> &'static str {
         self.row().1
     }

@@ -17,7 +17,7 @@
 //! | command | [`command`] | everything |
 //! | wiring | [`cloud`], [`edge`], below them [`startup`] | everything below; reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators |
-//! | way | [`route`], [`carry`], [`dialer`] | how to open a session, how to find a lost one's path; how its bytes are carried; which targets may be dialled |
+//! | way | [`route`], [`carry`], [`dialer`] | opening sessions, finding paths, carrying bytes; permitted targets |
 //! | place | [`registry`] | which node is where, and whose an address is; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
@@ -27,7 +27,7 @@
 //!
 //! ```text
 //! client ─CONNECT─▶ frontend::connect ─open─▶ route ─find─▶ registry
-//!                        │                      └─ask─▶ protocol::SessionTable ── Open ──▶ SessionTable ─▶ backend ─dial─▶ target
+//!                        │                      └─ask─▶ SessionTable ─Open─▶ SessionTable ─▶ backend ─dial─▶ target
 //!                        ◀──200── Session ◀════ Data, Credit, Finish ════▶ Session
 //!                   net::splice                                          net::splice
 //! ```
@@ -41,8 +41,8 @@
 //! # Several pods
 //!
 //! ```text
-//!               here? ─▶ remembered? ─▶ DNS, 50 ms ahead ─▶ Find to all siblings ─▶ the first fresh yes, else the freshest
-//! registry::find: own links   what Found said   registry::dns         registry::siblings
+//!               here? ─▶ remembered? ─▶ DNS, 50 ms ahead ─▶ Find to all siblings ─▶ first fresh yes, else freshest
+//! registry::find: own links   last Found frame registry::dns         registry::siblings
 //! ```
 //!
 //! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. A pod that gains a
@@ -54,8 +54,8 @@
 //! comes from a pod goes to its own edges or nowhere, so there is at most one hop. For an edge with a plain link its
 //! pod is the session's end.
 //!
-//! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make us
-//! queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
+//! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make
+//! us queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
 //! (`send`, `recv`, `session::state`, `schedule`, `pace`, `budget`) read no clock, wait for nothing and return effects.
 
 pub mod admin;

@@ -48,8 +48,8 @@ pub enum PkiError {
 }
 
 impl Authority {
-    /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ, until
-    /// `valid` from now.
+    /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ,
+    /// until `valid` from now.
     pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
         let key = KeyPair::generate()?;
         let mut params = params(name, &[], valid)?;
@@ -90,7 +90,8 @@ impl Authority {
 }
 
 impl Issued {
-    /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the disk.
+    /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the
+    /// disk.
     pub fn write(&self, cert: &Path, key: &Path) -> Result<(), PkiError> {
         replace(cert, CERT_MODE, &self.cert).and_then(|()| replace(key, KEY_MODE, &self.key))
     }

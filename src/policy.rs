@@ -33,8 +33,8 @@ pub struct Networks(Vec<IpNet>);
 #[derive(Clone, PartialEq, Eq)]
 pub struct Glob(String);
 
-/// Which names in a client's certificate: a text in which `*` stands for any run of characters, upper and lower case being
-/// equal.
+/// Which names in a client's certificate: a text in which `*` stands for any run of characters, upper and lower case
+/// being equal.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CertificateGlob(String);
 

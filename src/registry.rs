@@ -32,7 +32,7 @@ use crate::telemetry::Metrics;
 pub use addresses::AddressWatch;
 pub use addresses::{
     AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
-    ServiceFacts, ServicePort, Side, SliceFacts,
+    ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
 pub use awaited::Arrival;
 use awaited::Awaited;
@@ -58,7 +58,8 @@ pub use uplinks::Uplinks;
 ///
 /// - [`Registry::insert`] and [`Registry::remove`] compare links by their ids under the lock, so a link that ends late
 ///   never removes the newer one that took its place.
-/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes it.
+/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes
+///   it.
 /// - A link that was read from here may have ended since. Its users see that, as it takes nothing more; no caller
 ///   relies on it being alive.
 #[derive(Debug)]
@@ -135,7 +136,7 @@ impl Registry {
     }
 
     /// Wakes those who wait for the node: another pod has announced it.
-    pub fn told(&self, node: &NodeName) {
+    pub fn wake_waiters(&self, node: &NodeName) {
         self.awaited.tell(node);
     }
 

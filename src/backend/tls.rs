@@ -101,15 +101,17 @@ mod tests {
     use tokio_rustls::TlsAcceptor;
 
     fn client(trust: Trust) -> Reload<ClientConfig> {
-        tls::Client { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
+        tls::ClientSettings { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
     }
 
     /// Who shakes hands with a target whose certificate for `edge-1` an authority has signed.
     async fn shaken(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
         let identity = by.issue("target", "edge-1");
-        let clients = tls::Clients::Anonymous;
+        let clients = tls::ClientCertificates::Anonymous;
         let server =
-            tls::Server { identity, clients, offer: tls::TlsParams::default(), alpn: vec![] }.load().unwrap();
+            tls::ServerSettings { identity, clients, offer: tls::TlsParams::default(), alpn: vec![] }
+                .load()
+                .unwrap();
         let (socket, far) = duplex(1 << 16);
         let accept = TlsAcceptor::from(server.load()).accept(far);
         let host = host.parse().unwrap();

@@ -12,7 +12,7 @@ use crate::drain::Drain;
 use crate::frontend::{Gate, Logins, Users};
 use crate::net::reload::Reload;
 use crate::policy::Networks;
-use crate::startup::{Kind, Startup};
+use crate::startup::{FaultKind, Startup};
 
 /// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
 /// together.
@@ -76,7 +76,7 @@ impl UserFile {
         let parse = move |text: &[u8]| {
             Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
         };
-        let users = startup.keep(Kind::Config, &[key], Reload::file(path, parse))?;
+        let users = startup.keep(FaultKind::Config, &[key], Reload::file(path, parse))?;
         let logins = Arc::new(Logins::new(users.clone()));
         Some(Self { users, logins })
     }

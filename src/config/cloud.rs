@@ -54,7 +54,7 @@ pub struct Cloud {
     /// HTTP ports, each for one port of every node.
     pub http: Http,
     /// Limits of sessions.
-    pub session: Session,
+    pub session: PodSessions,
     /// Where others learn which node is at this pod.
     pub registry: RegistrySettings,
     /// How clients may name a target other than by its node's name.
@@ -92,7 +92,7 @@ pub struct Server {
 
 /// `[mode.cloud.session]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Session {
+pub struct PodSessions {
     /// How long a session without a path is kept.
     pub grace: Duration,
     /// How long a client waits for its target.
@@ -220,12 +220,12 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
     server
 }
 
-fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
+fn session(cloud: &mut Table<'_>, report: &mut Report) -> PodSessions {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
     let max = table.read("max", value::count(1..=MOST_SESSIONS), report).unwrap_or(MAX);
     let for_client = table.read("max_for_client", value::count(1..=MOST_SESSIONS), report);
-    let session = Session {
+    let session = PodSessions {
         grace: super::grace(&mut table, report),
         open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
         max,

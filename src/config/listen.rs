@@ -55,7 +55,8 @@ pub(super) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut 
     one_of(table, (LISTEN, reader), ports, report)
 }
 
-/// Reads where an HTTP proxy listens, in each of SuperEdge's spellings; at `ip` unless that is said. `None`: nobody says.
+/// Reads the address of an HTTP proxy, in each of SuperEdge's spellings; at `ip` unless a key has another one. `None`:
+/// no key is set.
 pub(super) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) -> Option<Listen> {
     let mut said = None;
     for key in ["ip", "proxyip"] {

@@ -31,12 +31,12 @@ pub(super) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
 }
 
 /// A text that is not empty.
-pub(super) fn word(value: &DeValue<'_>) -> Result<String, Wrong> {
+pub(super) fn nonempty(value: &DeValue<'_>) -> Result<String, Wrong> {
     match text(value)? {
         empty if empty.trim().is_empty() => {
             Err(wrong(value, "want a text that is not empty, or leave the key out"))
         }
-        word => Ok(word),
+        nonempty => Ok(nonempty),
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
 
 /// The name of a file.
 pub(super) fn path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
-    match word(value)? {
+    match nonempty(value)? {
         text if text.contains('\0') => Err(wrong(value, "want the name of a file")),
         text => Ok(text.into()),
     }

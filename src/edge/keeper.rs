@@ -253,5 +253,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long to wait when another machine of our name is alive.
 const NAME_TAKEN: Duration = Duration::from_secs(30);
-/// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still there.
+/// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still
+/// there.
 const CONFLICT: Duration = Duration::from_secs(90);

@@ -64,7 +64,7 @@ impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
     }
 }
 
-/// Serves one CONNECT; `locate` may say at which node its target is.
+/// Serves one CONNECT; `locate` may return the node of its target.
 pub(super) async fn serve<C: Connection>(
     socket: C,
     visit: &mut Visit<'_>,

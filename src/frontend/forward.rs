@@ -30,7 +30,7 @@ use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head};
 use crate::net::hooked::Hooked;
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
-use body::Answer;
+use body::AnswerBody;
 use clock::{Clock, Deadline, Heard};
 use exchange::Exchange;
 
@@ -44,7 +44,7 @@ pub trait Router: Send {
     ///
     /// # Errors
     ///
-    /// Why not: to be told to the client.
+    /// The denial for the client.
     fn judge(
         &mut self,
         head: Result<&Parts, Denial>,
@@ -54,7 +54,7 @@ pub trait Router: Send {
     ///
     /// # Errors
     ///
-    /// Why there is none: to be told to the client.
+    /// The denial for the client.
     fn open(&mut self, way: &Self::Way) -> impl Future<Output = Result<Granted, Denied>> + Send;
 
     /// The denial for the client of the last request that was judged, whose session gave no answer.
@@ -112,7 +112,7 @@ where
     finish(ended, socket, early, exchange.end(), context).await
 }
 
-type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send + 'a>>;
+type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + 'a>>;
 
 /// Returns what is left of a client's connection.
 async fn finish<C: Connection>(

@@ -21,8 +21,8 @@ use crate::protocol::Category;
 /// The HTTP proxy of a pod, or of an edge.
 #[derive(Debug)]
 pub struct Proxy {
-    /// The node at which it serves, for an edge's. Its clients reach other nodes by their names; what has a dot, or is an
-    /// address, is the cloud's, for which an edge asks by its own name.
+    /// The node at which it serves, for an edge's. Its clients reach other nodes by their names; what has a dot, or is
+    /// an address, is the cloud's, for which an edge asks by its own name.
     pub home: Option<NodeName>,
 }
 
@@ -88,7 +88,7 @@ fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
     Ok(OpenRequest { node: None, target, credentials: credentials(&head.headers) })
 }
 
-/// Reads as much as tells a CONNECT from other requests.
+/// Reads as much as is needed to know a CONNECT from other requests.
 async fn begin<C: AsyncRead + Unpin>(socket: &mut C) -> io::Result<Vec<u8>> {
     let (mut space, mut have) = ([0; CONNECT.len()], 0);
     while have < CONNECT.len() && space.get(..have) == CONNECT.get(..have) {

@@ -8,7 +8,7 @@ use super::serve::new_trace;
 use super::{Denial, Denied, Granted, OpenRequest, Permitted, Router, Visit};
 use crate::names::{NodeName, Target};
 
-/// Says of each request of one client what it asks for.
+/// Checks each request of one client, and finds its destination.
 pub(super) struct Requests<'a, 'v, P> {
     parse: P,
     visit: &'a mut Visit<'v>,

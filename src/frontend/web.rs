@@ -1,5 +1,5 @@
-//! The front ends of node ports: a port of this pod stands for one port of every node, and each request says which node
-//! it is for. With TLS (`[mode.cloud.https]`, `mode = "terminate"`) or without (`[mode.cloud.http]`).
+//! The front ends of node ports: a port of this pod stands for one port of every node, and each request names its node.
+//! With TLS (`[mode.cloud.https]`, `mode = "terminate"`) or without (`[mode.cloud.http]`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ pub struct NodePort {
 #[derive(Debug)]
 pub struct Http(pub NodePort);
 
-/// A node port behind TLS; the edge speaks TLS to the target again.
+/// A node port behind TLS; the edge uses TLS to the target again.
 #[derive(Debug)]
 pub struct Https(pub NodePort);
 
 impl FrontEnd<TcpStream> for Http {
     const NAME: &'static str = "http";
-    /// Not that of HTTPS, which would have the edge speak TLS to the target.
+    /// Not `Https`, with which the edge would use TLS to the target.
     const CATEGORY: Category = Category::HttpProxy;
     type Connection = TcpStream;
 

@@ -29,11 +29,11 @@ use super::reload::{Reload, ReloadError};
 
 /// What a server's TLS is made from.
 #[derive(Debug, Clone)]
-pub struct Server {
+pub struct ServerSettings {
     /// Certificate and key to show.
     pub identity: Identity,
     /// Whether clients show certificates too.
-    pub clients: Clients,
+    pub clients: ClientCertificates,
     /// Versions and suites.
     pub offer: TlsParams,
     /// Application protocols, the most wanted first: `h2` for links, only `http/1.1` for HTTPS.
@@ -42,7 +42,7 @@ pub struct Server {
 
 /// What a client's TLS is made from.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct ClientSettings {
     /// Which servers it trusts.
     pub trust: Trust,
     /// Certificate and key to show to servers that ask.
@@ -62,7 +62,7 @@ pub struct Identity {
 
 /// Which certificates a server asks of its clients.
 #[derive(Debug, Clone)]
-pub enum Clients {
+pub enum ClientCertificates {
     /// No certificate is asked for.
     Anonymous,
     /// One issued by a CA of this file is checked if the client shows one; one of another CA ends the handshake.
@@ -102,7 +102,7 @@ pub enum TlsError {
     Name(String),
 }
 
-impl Server {
+impl ServerSettings {
     /// Reads the files now. Warnings about the certificate are logged, here and whenever it changes.
     ///
     /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]; established connections are not affected.
@@ -143,7 +143,7 @@ impl Server {
     }
 }
 
-impl Client {
+impl ClientSettings {
     /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
     pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
         let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
@@ -208,7 +208,7 @@ impl Identity {
     }
 }
 
-impl Clients {
+impl ClientCertificates {
     fn ca(&self) -> Option<&PathBuf> {
         match self {
             Self::Anonymous => None,

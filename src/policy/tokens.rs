@@ -49,7 +49,7 @@ impl Tokens {
                 _ if before.is_some() => "its node has an earlier line as well, which does not count",
                 _ => continue,
             };
-            if faults.len() < MOST_TOLD {
+            if faults.len() < MAX_FAULTS {
                 faults.push((at, fault));
             }
         }
@@ -73,7 +73,7 @@ impl Tokens {
         }
     }
 
-    /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MOST_TOLD` of them.
+    /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MAX_FAULTS` of them.
     pub fn faults(&self) -> &[(usize, &'static str)] {
         &self.faults
     }
@@ -101,7 +101,7 @@ impl std::fmt::Debug for Tokens {
 }
 
 /// How many faulty lines are named; further ones are only counted.
-const MOST_TOLD: usize = 20;
+const MAX_FAULTS: usize = 20;
 
 /// The line for nodes without one of their own.
 const DEFAULT: &str = "default";
@@ -148,7 +148,7 @@ mod tests {
         let lines: Vec<usize> = tokens.faults().iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [4, 5, 6, 8, 9]);
         assert!(!format!("{:?}", tokens.faults()).contains("SECRET"));
-        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MOST_TOLD);
+        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MAX_FAULTS);
     }
 
     proptest! {

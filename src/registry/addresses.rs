@@ -21,7 +21,9 @@ use crate::names::{Host, NodeName, Target};
 use crate::policy::plain;
 
 use facts::Backing;
-pub use facts::{Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
+pub use facts::{
+    Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
+};
 pub use table::{Claims, FactTable};
 #[cfg(feature = "kubernetes")]
 pub use watch::AddressWatch;

@@ -11,10 +11,10 @@ use crate::names::{Instance, NodeName};
 
 /// Names with a recent conflict; at most [`MOST`] of them.
 #[derive(Debug, Default)]
-pub(super) struct Conflicts(Mutex<HashMap<NodeName, Conflict>>);
+pub(super) struct Conflicts(Mutex<HashMap<NodeName, NameConflict>>);
 
 #[derive(Debug)]
-struct Conflict {
+struct NameConflict {
     /// The process at another pod that was refused the name last.
     kept_from: Option<Instance>,
     told: Instant,
@@ -69,7 +69,7 @@ impl Conflicts {
         if all.len() >= MOST {
             return None;
         }
-        all.insert(node.clone(), Conflict { kept_from: None, told: now, untold: 0 });
+        all.insert(node.clone(), NameConflict { kept_from: None, told: now, untold: 0 });
         Some(0)
     }
 
@@ -85,7 +85,7 @@ impl Conflicts {
         self.lock().get(node).is_some_and(|known| known.kept_from == Some(from))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Conflict>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, NameConflict>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -45,17 +45,17 @@ impl Followed<'_> {
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let (what, mut backoff, mut told) = (self.what, Backoff::new(), false);
+        let (what, mut backoff, mut warned) = (self.what, Backoff::new(), false);
         loop {
-            let cause = match self.list_and_watch(&api, &mut taker, (&mut backoff, &mut told)).await {
+            let cause = match self.list_and_watch(&api, &mut taker, (&mut backoff, &mut warned)).await {
                 Ok(never) => match never {},
                 Err(cause) => cause,
             };
-            if told {
+            if warned {
                 debug!("{what}: {cause}");
             } else {
                 warn!("{what} cannot be followed, trying on: {cause}");
-                told = true;
+                warned = true;
             }
             taker.is_cut_off(&cause);
             sleep(backoff.pause(rand::random())).await;
@@ -67,7 +67,7 @@ impl Followed<'_> {
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
         taker: &mut impl Take<K>,
-        (backoff, told): (&mut Backoff, &mut bool),
+        (backoff, warned): (&mut Backoff, &mut bool),
     ) -> Result<Infallible, ClusterError>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -78,7 +78,7 @@ impl Followed<'_> {
         while let Some(event) = events.next().await {
             if taker.take(event.map_err(failed)?) {
                 *backoff = Backoff::new();
-                if std::mem::take(told) {
+                if std::mem::take(warned) {
                     info!("{} are followed again", self.what);
                 }
             }

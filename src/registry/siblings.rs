@@ -1,8 +1,8 @@
 //! The other pods of this cloud: where they are, links to them, and their answers about nodes.
 //!
-//! Locks: one for the list of pods, one for the questions under way, and small ones inside each sibling. No two are held
-//! at once. So each operation copies the list (`pods`) and looks at the copy without the lock; a pod that is added or
-//! removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
+//! Locks: one for the list of pods, one for the questions under way, and small ones inside each sibling. No two are
+//! held at once. So each operation copies the list (`pods`) and looks at the copy without the lock; a pod that is added
+//! or removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
 
 mod addresses;
 mod list;
@@ -176,8 +176,8 @@ impl Siblings {
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
-        // Entered before it is sent, as the answer may come on another thread before `find` returns. The guard below takes
-        // it out again, whether it was answered, timed out or cancelled.
+        // Entered before it is sent, as the answer may come on another thread before `find` returns. The guard below
+        // takes it out again, whether it was answered, timed out or cancelled.
         self.questions().insert((question, sender.id), answer);
         let _asked = Question { siblings: self, key: (question, sender.id) };
         if !sender.find(node, question) {
@@ -196,7 +196,7 @@ impl Siblings {
     }
 
     /// Takes a Found. True if it is an announcement, false if it answers a Find.
-    pub fn heard(&self, from: &LinkSender, found: Found) -> bool {
+    pub fn on_found(&self, from: &LinkSender, found: Found) -> bool {
         if found.question == UNASKED {
             return true;
         }

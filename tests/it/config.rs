@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tunnel::cloud::Pod;
 use tunnel::config::cloud::Cloud;
-use tunnel::config::edge::Edge as Settings;
+use tunnel::config::edge::EdgeSettings as Settings;
 use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
 

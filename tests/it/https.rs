@@ -12,7 +12,9 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::edge::Edge;
 use tunnel::net::reload::Reload;
-use tunnel::net::tls::{Client, Clients, Identity, Server, TlsParams, Trust, server_name};
+use tunnel::net::tls::{
+    ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
+};
 
 use crate::support::programs::{NAME, TestDir, TestPod, edge_forgets_all, edge_with};
 use crate::support::{soon, targets, wait_until};
@@ -20,8 +22,8 @@ use crate::support::{soon, targets, wait_until};
 /// A web server behind TLS that asks for certificates, and how many connections it was given.
 async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
-    let clients = Clients::Optional(place.files.ca.clone());
-    let server = Server { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let clients = ClientCertificates::Optional(place.files.ca.clone());
+    let server = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
     let (tls, count): (Reload<ServerConfig>, _) = (server.load().unwrap(), Arc::<AtomicUsize>::default());
     let counted = count.clone();
     let at = targets::serve(move |socket| {
@@ -114,7 +116,7 @@ async fn dial(
     alpn: &[&str],
 ) -> io::Result<TlsStream<TcpStream>> {
     let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-    let config = Client { trust: Trust::Anyone, identity, alpn }.load().unwrap();
+    let config = ClientSettings { trust: Trust::Anyone, identity, alpn }.load().unwrap();
     let socket = pod.client("https").await;
     soon("a handshake", TlsConnector::from(config.load()).connect(server_name(name).unwrap(), socket)).await
 }

@@ -1,5 +1,5 @@
-//! A whole Kubernetes on two machines: etcd and kube-apiserver in the cloud, containerd, kubelet and a running pod at the
-//! edge. Between them is what the test starts.
+//! A whole Kubernetes on two machines: etcd and kube-apiserver in the cloud, containerd, kubelet and a running pod at
+//! the edge. Between them is what the test starts.
 
 pub(crate) mod node;
 mod ways;
@@ -31,8 +31,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it with this way to the kubelet, up to a pod that runs. None if a program is missing, or who runs the test is
-    /// not root.
+    /// Starts it with this way to the kubelet, up to a pod that runs. None if a program is missing, or who runs the
+    /// test is not root.
     pub(crate) fn start(way: Way) -> Option<Self> {
         let etcd = kept("etcd-3.6.16/etcd")?;
         let (program, kubelet) =

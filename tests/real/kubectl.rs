@@ -176,8 +176,8 @@ fn same(said: &str, lines: usize) {
     assert!(hashes.len() == lines && hashes.iter().all(|hash| *hash == hashes[0]), "{said}");
 }
 
-/// A command that says what it is told goes on after 20 s in which nothing passes between edge and cloud, and nothing of it
-/// is lost.
+/// A command that says what it is told goes on after 20 s in which nothing passes between edge and cloud, and nothing
+/// of it is lost.
 fn a_command_survives_a_cut_line(cluster: &Cluster) {
     let (mut kubectl, mut input) = cluster.network.runs("exec", "kubectl exec -i busy -- cat");
     input.write_all(b"before\n").unwrap();

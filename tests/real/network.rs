@@ -29,7 +29,8 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Makes a cloud, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not root.
+    /// Makes a cloud, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not
+    /// root.
     pub(crate) fn start(nodes: usize) -> Option<Self> {
         let coredns = kept("coredns-1.15.0/coredns")?;
         if !have(&["nft", "ip", "nsenter", "unshare", "curl"]) || !root() {
@@ -71,8 +72,8 @@ impl Network {
         command
     }
 
-    /// Starts `tunnel --m=cloud` at an address of the cloud's, with these tables beside the usual, and waits for it. All pods
-    /// know each other, and tell CoreDNS of their nodes.
+    /// Starts `tunnel --m=cloud` at an address of the cloud's, with these tables beside the usual, and waits for it.
+    /// All pods know each other, and tell CoreDNS of their nodes.
     pub(crate) fn pod(&self, ip: &str, tables: &str) -> Running {
         self.pod_with(ip, tables, &[])
     }
@@ -89,7 +90,8 @@ impl Network {
         self.tunnel(&self.cloud, ("cloud", &format!("pod-{ip}")), &config, ip, args)
     }
 
-    /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is linked.
+    /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is
+    /// linked.
     pub(crate) fn edge(&self, number: usize, pod: &str, tables: &str) -> Running {
         let node = format!("node{number}");
         let config = self.place.edge_config(&node, &format!("{pod}:9000"), ADMIN) + tables;

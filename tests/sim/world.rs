@@ -115,8 +115,8 @@ impl World {
             ));
         }
         // Each end finds out that nobody is there, by asking or by being told; only where its opener has gone with its
-        // process, or to another process before it was open, or has taken its Open back on a path that was lost with that,
-        // may an acceptor have to wait for the grace time.
+        // process, or to another process before it was open, or has taken its Open back on a path that was lost with
+        // that, may an acceptor have to wait for the grace time.
         let one = self.plan.edges + self.plan.impostors == 1;
         let hears = |name: &str| self.ledger.is_end(name) || one && !self.ledger.was_taken_back(name);
         let waits = |name: &&str| name.starts_with("opener") || hears(name);

@@ -1,5 +1,5 @@
-//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that stand for one port of every node; which node is meant
-//! tells the client's TLS or its request.
+//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that stand for one port of every node; the client's TLS
+//! or its request names the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ use crate::names::Target;
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Https {
-    /// Who speaks TLS with the clients.
+    /// Whether the pod or the target ends the clients' TLS.
     pub mode: HttpsMode,
     /// Its ports.
     pub ports: Vec<NodePort>,
@@ -29,7 +29,7 @@ pub struct Http {
     pub access: Access,
 }
 
-/// Who speaks TLS with the clients of `[mode.cloud.https]`.
+/// Who ends the TLS of clients of `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
     /// This pod, with these files.

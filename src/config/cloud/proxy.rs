@@ -15,7 +15,7 @@ pub struct HttpProxy {
     pub access: Access,
 }
 
-/// Reads the table. `None`: it is absent, or does not say where to listen, which is noted.
+/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
 pub(super) fn read(
     cloud: &mut Table<'_>,
     ssh: &Access,
@@ -34,7 +34,8 @@ pub(super) fn read(
     proxy
 }
 
-/// What SuperEdge's environment asks for is said by keys here: it must not leave open what was closed.
+/// SuperEdge restricts this port by environment variables, which are keys here: a port that they closed must not open
+/// without the keys.
 fn as_superedge(access: &Access, env: &Environment, report: &mut Report) {
     if env.proxy_authorization.as_deref() == Some("true") && access.auth == Auth::None {
         let wanted =

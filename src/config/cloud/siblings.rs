@@ -64,7 +64,7 @@ fn service(value: &toml::de::DeValue<'_>) -> Result<Target, Wrong> {
 }
 
 fn name(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
-    let text = value::word(value)?;
+    let text = value::nonempty(value)?;
     match text.parse::<Host>() {
         Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(name.to_string()),
         _ => Err(value::wrong(value, "want a DNS name that the certificates of all pods carry")),

@@ -44,7 +44,7 @@ where
         Ok(_) => established(version),
         Err(denied) => written(version, denied),
     };
-    if say(&mut socket, &answer).await.is_err() {
+    if send(&mut socket, &answer).await.is_err() {
         return Handshake::Failed { cause: "reset", socket: Some(socket) };
     }
     match opened {
@@ -89,8 +89,9 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     }
 }
 
-/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its own.
-async fn say<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
+/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its
+/// own.
+async fn send<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
     socket.write_all(answer).await?;
     socket.flush().await
 }

@@ -23,10 +23,10 @@ pub(super) struct Upload {
     awaited: Option<Awaited>,
 }
 
-/// That the body is wanted has to be heard first.
+/// The wait for the target's 100 before the body is polled.
 struct Awaited {
     wanted: Arc<Wanted>,
-    /// From when the target could have said so.
+    /// Ends [`CONTINUE_TIME`] after hyper has first asked for the body.
     silence: Option<Pin<Box<Sleep>>>,
 }
 
@@ -50,7 +50,7 @@ enum Verdict {
 pub(super) struct Unwanted;
 
 /// An answer's body on its way to the client: a target's, or one of ours.
-pub(super) struct Answer {
+pub(super) struct AnswerBody {
     body: Content,
     clock: Arc<Clock>,
     wanted: Option<Arc<Wanted>>,
@@ -147,14 +147,14 @@ impl Wanted {
     }
 }
 
-impl Answer {
+impl AnswerBody {
     /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
     pub(super) fn new(body: Content, clock: Arc<Clock>, wanted: Option<Arc<Wanted>>) -> Self {
         Self { body, clock, wanted }
     }
 }
 
-impl Body for Answer {
+impl Body for AnswerBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -183,7 +183,7 @@ impl Body for Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for AnswerBody {
     fn drop(&mut self) {
         self.clock.idle();
         if let Some(wanted) = &self.wanted {

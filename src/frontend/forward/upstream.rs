@@ -34,7 +34,7 @@ struct Inner<W> {
     /// Sends requests, unless one is being sent or waits for its answer.
     idle: Option<Idle<W>>,
     /// A request waits for its answer; its caller looks after a session that ends meanwhile.
-    asked: bool,
+    in_flight: bool,
 }
 
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(super) enum Unanswered {
 
 impl<W: PartialEq> Upstream<W> {
     pub(super) fn new(metrics: &Metrics, drain: &Drain) -> Self {
-        let inner = Inner { state: State::None, idle: None, asked: false };
+        let inner = Inner { state: State::None, idle: None, in_flight: false };
         Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
     }
 
@@ -80,14 +80,15 @@ impl<W: PartialEq> Upstream<W> {
         let over = {
             let mut inner = self.lock();
             inner.poll(cx);
-            if inner.asked { None } else { inner.take_over() }
+            if inner.in_flight { None } else { inner.take_over() }
         };
         if let Some(over) = over {
             self.leave(over, false);
         }
     }
 
-    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is closed.
+    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is
+    /// closed.
     pub(super) async fn reuse(&self, way: &W) -> Option<SendRequest<Upload>> {
         let idle = self.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
         if let Some(Idle { mut sender, .. }) = idle
@@ -113,9 +114,9 @@ impl<W: PartialEq> Upstream<W> {
         sender: &mut SendRequest<Upload>,
         request: Request<Upload>,
     ) -> Result<Response<Incoming>, Unanswered> {
-        self.lock().asked = true;
+        self.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
-        self.lock().asked = false;
+        self.lock().in_flight = false;
         let mut failed = match answer {
             Ok(answer) => return Ok(answer),
             Err(failed) => failed,

@@ -71,7 +71,8 @@ impl Destination {
         self.direct = self.direct.take().filter(|direct| may(&NodeName::outside(), direct.port));
     }
 
-    /// Opens it. `as_whom` is the front end, and the client in words. What is known of the session is noted in `access`.
+    /// Opens it. `as_whom` is the front end, and the client in words. What is known of the session is noted in
+    /// `access`.
     pub(super) async fn open(
         self,
         context: &FrontContext,

@@ -44,7 +44,7 @@ pub struct Shaken {
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Unshaken {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     pub cause: &'static str,
     /// The sentence.
     pub why: String,
@@ -126,7 +126,7 @@ const TURN: Duration = Duration::from_secs(10);
 mod tests {
     use super::*;
     use crate::net::tls::tests::{Authority, client, server};
-    use crate::net::tls::{Clients, Trust, server_name};
+    use crate::net::tls::{ClientCertificates, Trust, server_name};
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
     use tokio_rustls::TlsConnector;
@@ -146,7 +146,7 @@ mod tests {
         let ca = Authority::new("ca");
         let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: Some(PATIENCE) };
         let acceptor = Acceptor {
-            tls: server(ca.issue("s", "a.b"), Clients::Anonymous),
+            tls: server(ca.issue("s", "a.b"), ClientCertificates::Anonymous),
             turns: Door::new(limits),
             pool: Pool::new(),
         };

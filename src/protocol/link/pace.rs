@@ -229,7 +229,8 @@ const MOST_MARK: u64 = 1 << 20;
 const MOST_PINGS: usize = 64;
 /// Assumed before the first answer.
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
-/// Frame length before the rate is known: short enough for a slow line, long enough for the first moments of a fast one.
+/// Frame length before the rate is known: short enough for a slow line, long enough for the first moments of a fast
+/// one.
 const FIRST_FRAME: usize = 16 * 1024;
 /// Below this headers weigh too much.
 const SMALLEST_FRAME: usize = 4 * 1024;

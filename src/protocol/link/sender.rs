@@ -94,7 +94,8 @@ impl LinkSender {
         })
     }
 
-    /// The next frame to send; none once the link is closed. Cancel safe: a frame is handed out once, and only if ready.
+    /// The next frame to send; none once the link is closed. Cancel safe: a frame is handed out once, and only if
+    /// ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
             let frame = match std::task::ready!(self.poll_next(cx, now)) {

@@ -73,7 +73,8 @@ impl Opening {
             self.0.watch(cx, |end| match end.phase() {
                 Phase::Asking if end.path().is_some() => None,
                 Phase::Asking => Some(Answer::NoPath),
-                // The answer may have come, and all of the session behind it, before its owner looked: then it was open.
+                // The answer may have come, and all of the session behind it, before its owner looked: then it was
+                // open.
                 Phase::Leaving | Phase::Gone
                     if end.ended().is_some() && end.recv.is_untouched() && !end.recv.is_ended() =>
                 {

@@ -93,7 +93,7 @@ impl SessionCore {
     }
 
     /// Whether its last frame waits for its turn on the path that it has.
-    pub(crate) fn tells(&self) -> bool {
+    pub(crate) fn owes_last_frame(&self) -> bool {
         let inner = self.lock();
         (inner.state.phase() == Phase::Leaving || inner.state.break_due()) && inner.state.path().is_some()
     }

@@ -73,7 +73,7 @@ impl RelayRequest {
 
     /// Waits until what was tried last is answered. Whether another path is to be tried: the acceptor is not there.
     /// Cancel safe.
-    pub async fn tried(&self) -> bool {
+    pub async fn path_failed(&self) -> bool {
         self.stands(|stand| stand != Stand::Tried).await == Stand::Sought
     }
 

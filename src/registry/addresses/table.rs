@@ -1,5 +1,5 @@
-//! Objects of one kind, by name, and by what each of them claims. A list that begins anew takes nothing away until it is
-//! whole.
+//! Objects of one kind, by name, and by what each of them claims. A list that begins anew takes nothing away until it
+//! is whole.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;

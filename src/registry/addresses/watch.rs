@@ -9,13 +9,13 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
 
 use super::AddressBook;
-use super::objects::{Cache, Node, Partial, Pod, Service, Slice};
+use super::objects::{Cache, NodePart, Partial, PodPart, ServicePart, SlicePart};
 use crate::drain::Drain;
 use crate::registry::cluster::{Cluster, ClusterError};
 use crate::registry::follow::{Followed, Take};
 
-/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does not
-/// answer, what was known stands.
+/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
+/// not answer, what was known stands.
 pub struct AddressWatch {
     cluster: Cluster,
     book: Arc<AddressBook>,
@@ -42,10 +42,10 @@ impl AddressWatch {
     pub async fn follow(self, drain: Drain) {
         let all = async {
             tokio::join!(
-                self.kind::<Node>(NODES, Api::all),
-                self.kind::<Pod>(PODS, Api::all),
-                self.kind::<Service>(SERVICES, Api::all),
-                self.kind::<Slice>(ENDPOINTS, Api::all),
+                self.kind::<NodePart>(NODES, Api::all),
+                self.kind::<PodPart>(PODS, Api::all),
+                self.kind::<ServicePart>(SERVICES, Api::all),
+                self.kind::<SlicePart>(ENDPOINTS, Api::all),
                 self.by_hand(),
             );
         };
@@ -55,11 +55,11 @@ impl AddressWatch {
         }
     }
 
-    async fn kind<K: Partial>(&self, what: &'static str, api: fn(Client) -> Api<K>)
+    async fn kind<K>(&self, what: &'static str, api: fn(Client) -> Api<K>)
     where
-        K: Resource<DynamicType = ()>,
+        K: Partial + Resource<DynamicType = ()>,
     {
-        let taker = Kind::<K> { watch: self, what, listed: false, kind: PhantomData };
+        let taker = KindTaker::<K> { watch: self, what, listed: false, kind: PhantomData };
         let followed = Followed { cluster: &self.cluster, what, which: watcher::Config::default() };
         match followed.follow(|client, _| api(client), taker).await {}
     }
@@ -72,20 +72,20 @@ impl AddressWatch {
 }
 
 /// Objects of one kind.
-struct Kind<'a, K> {
+struct KindTaker<'a, K> {
     watch: &'a AddressWatch,
     what: &'static str,
     listed: bool,
     kind: PhantomData<fn(K)>,
 }
 
-impl<K: Partial> Kind<'_, K> {
+impl<K: Partial> KindTaker<'_, K> {
     fn tell(&self, state: Result<(), String>) {
         (self.watch.tell)(self.what, state);
     }
 }
 
-impl<K: Partial + Resource<DynamicType = ()>> Take<K> for Kind<'_, K> {
+impl<K: Partial + Resource<DynamicType = ()>> Take<K> for KindTaker<'_, K> {
     fn take(&mut self, event: Event<K>) -> bool {
         match event {
             Event::Init => {

@@ -41,13 +41,13 @@ impl Finder {
     /// Both pods may send this to each other at the same time: if the links' ages differ by less than a frame takes
     /// from pod to pod, each finds its own link the older one. Then the process with the larger number gives way, at
     /// both.
-    pub fn gives_way(&self, node: &NodeName, said: Conflict) {
+    pub fn gives_way(&self, node: &NodeName, conflict: Conflict) {
         let Some(linked) = self.registry.here(node) else { return };
-        let Some(keeper) = said.instance.filter(|_| said.instance != linked.instance) else { return };
+        let Some(keeper) = conflict.instance.filter(|_| conflict.instance != linked.instance) else { return };
         let smaller = linked.instance.is_some_and(|own| own.to_bytes() < keeper.to_bytes());
         if smaller && self.registry.conflicts.was_kept(node, keeper) {
             return;
         }
-        self.registry.loses(node, &linked, said.reason);
+        self.registry.loses(node, &linked, conflict.reason);
     }
 }

@@ -37,7 +37,8 @@ struct Verdict {
 }
 
 impl Vet {
-    /// Asks `resolver` what names stand for, and `is_pod` whether one of the addresses takes links; within a few seconds.
+    /// Asks `resolver` what names stand for, and `is_pod` whether one of the addresses takes links; within a few
+    /// seconds.
     pub fn new(
         resolver: Resolver,
         is_pod: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
@@ -52,7 +53,8 @@ impl Vet {
         }
     }
 
-    /// Who lists the names of a cluster's Nodes, all of which may be published: lower case, or why they cannot be listed.
+    /// Who lists the names of a cluster's Nodes, all of which may be published: lower case, or why they cannot be
+    /// listed.
     pub fn set_nodes(
         &mut self,
         nodes: impl Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync + 'static,

@@ -132,8 +132,8 @@ impl Sibling {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Notes that the list has it no more: it stays one of the pods as long as its link lives, and that is not made again.
-    /// Returns whether it has no link, so that it is over.
+    /// Notes that the list has it no more: it stays one of the pods as long as its link lives, and that is not made
+    /// again. Returns whether it has no link, so that it is over.
     pub(super) fn unlist(&self) -> bool {
         self.listed.store(false, Relaxed);
         let over = self.up().is_none();
@@ -154,8 +154,8 @@ impl Sibling {
             let why = "it is not one of our pods any more".into();
             self.state.send_replace(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
-            // The look comes after the state was set: the list may have named it again on another thread meanwhile. If it
-            // did so before this look, the keeper goes on here; if after, the list finds the state over, and replaces it.
+            // This look comes after the state was set, as another thread may have put it back into the list: before the
+            // look, the keeper goes on; after it, the list finds the state over, and replaces it.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }

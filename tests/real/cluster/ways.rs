@@ -15,8 +15,8 @@ pub(crate) enum Way {
     Egress,
     /// The egress selector, over a unix socket.
     Unix,
-    /// Nothing: the node's name leads to the pod, which passes TLS on to the kubelet. What is said to kube-apiserver is only
-    /// whether to look at the kubelet's certificate.
+    /// Nothing: the node's name leads to the pod, which passes TLS on to the kubelet. What is said to kube-apiserver is
+    /// only whether to look at the kubelet's certificate.
     Passthrough {
         /// Whether it does, and so tells whom it means.
         verified: bool,

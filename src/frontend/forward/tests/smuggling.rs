@@ -1,4 +1,5 @@
-//! Requests that two readers could take for two different ones: each ends in 400, or in exactly one well-formed request.
+//! Requests that two readers could take for two different ones: each ends in 400, or in exactly one well-formed
+//! request.
 
 use super::*;
 

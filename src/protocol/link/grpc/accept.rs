@@ -44,7 +44,7 @@ pub struct Call {
 
 /// A connection that was not let in yet.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct Unaccepted {
     /// Whether it has shown a pod's certificate.
     pub certified: bool,
     /// When it is closed if it still has no accepted call.
@@ -77,7 +77,7 @@ pub fn serve<IO>(
     from: SocketAddr,
     calls: mpsc::Sender<Call>,
     ground: LinkContext,
-    waiting: Waiting,
+    waiting: Unaccepted,
 ) -> impl Future<Output = ()> + Send
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -64,8 +64,8 @@ impl LinkSender {
         }
     }
 
-    /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the Lost
-    /// of an attempt that is newer still. False if the link has ended.
+    /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the
+    /// Lost of an attempt that is newer still. False if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn pass<S: RelaySource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
@@ -85,8 +85,8 @@ impl LinkSender {
         if let Some(older) = older {
             older.source.retire(epoch);
         }
-        // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody else
-        // would remove it then, so this looks again.
+        // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody
+        // else would remove it then, so this looks again.
         if source.is_over() {
             self.leave_relay(&**source);
         }

@@ -81,7 +81,7 @@ mod tests {
             let began = Instant::now();
             let at = |micros: u64| began + Duration::from_micros(micros);
             let (way, frame) = (way * 1000, frame.clamp(window / 50, window));
-            let (mut trips, mut limit, mut sent, mut told) = (Trips::default(), window, 0u64, 0u64);
+            let (mut trips, mut limit, mut sent, mut reported) = (Trips::default(), window, 0u64, 0u64);
             // When the line is free, and when each limit reaches the sender.
             let (mut free, mut credits, mut measured) = (0u64, std::collections::VecDeque::new(), 0);
             for _ in 0..500 {
@@ -102,10 +102,10 @@ mod tests {
                     prop_assert!(trip >= way / 2 * 2, "{trip} of {way}");
                     prop_assert!(trip <= way + 4 * most, "{trip} of {way}, a frame takes {most}");
                 }
-                if sent + window - told.max(window) >= window / 2 {
-                    trips.credit(told.max(window), sent, at(now));
-                    told = sent + window;
-                    credits.push_back((now + way / 2, told));
+                if sent + window - reported.max(window) >= window / 2 {
+                    trips.credit(reported.max(window), sent, at(now));
+                    reported = sent + window;
+                    credits.push_back((now + way / 2, reported));
                 }
             }
             let held_up = window * 1000 / rate < way / 2;
