@@ -11,7 +11,7 @@ use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info_span};
 
-use super::requests::{Requests, password};
+use super::requests::{Requests, credentials};
 use super::{Denial, FrontEnd, Handshake, OpenRequest, Visit, connect, forward};
 use crate::names::{Host, NameError, NodeName, Target};
 use crate::net::hooked::{Hooked, ReadHook};
@@ -85,7 +85,7 @@ fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
         Err(NameError::Port(_)) if !host.is_empty() => format!("{host}:80").parse()?,
         target => target?,
     };
-    Ok(OpenRequest { node: None, target, credentials: password(head) })
+    Ok(OpenRequest { node: None, target, credentials: credentials(&head.headers) })
 }
 
 /// Reads as much as is needed to know a CONNECT from other requests.

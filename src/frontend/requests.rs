@@ -1,6 +1,7 @@
 //! The requests of one client, each judged by itself.
 
-use http::header::{HeaderMap, PROXY_AUTHORIZATION};
+use http::HeaderMap;
+use http::header::PROXY_AUTHORIZATION;
 use http::request::Parts;
 
 use super::serve::new_trace;
@@ -72,8 +73,8 @@ impl<P> Drop for Requests<'_, '_, P> {
     }
 }
 
-/// Of a request's headers, the one that may hold a password.
-pub(super) fn password(head: &Parts) -> HeaderMap {
-    let password = head.headers.get(PROXY_AUTHORIZATION).cloned();
+/// Where a password stands, if there is one.
+pub(super) fn credentials(headers: &HeaderMap) -> HeaderMap {
+    let password = headers.get(PROXY_AUTHORIZATION).cloned();
     HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)))
 }

@@ -11,7 +11,7 @@ use http::uri::Authority;
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span};
 
-use super::requests::{Requests, password};
+use super::requests::{Requests, credentials};
 use super::{Denial, FrontEnd, Handshake, OpenRequest, Visit, forward};
 use crate::names::{NodeName, Target};
 use crate::net::socket::Connection;
@@ -84,7 +84,7 @@ impl NodePort {
         let context = visit.context();
         let parse = |head: &Parts| {
             let node = Some(self.node(head, server_name.as_deref(), &context.addresses)?);
-            Ok(OpenRequest { node, target: self.target.clone(), credentials: password(head) })
+            Ok(OpenRequest { node, target: self.target.clone(), credentials: credentials(&head.headers) })
         };
         forward(socket, Requests::new(visit, parse), context).await
     }
