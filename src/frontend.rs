@@ -115,7 +115,7 @@ impl Denial {
         self.row().0
     }
 
-    /// A fixed word for metrics and the access log.
+    /// A fixed label for metrics and the access log.
     pub fn name(&self) -> &'static str {
         self.row().1
     }

@@ -1,4 +1,4 @@
-//! What SuperEdge's files ask for and we do not serve yet: known, so no fault, and named in one warning each.
+//! Keys of SuperEdge's files that are known but not served yet: no fault, but one warning each.
 
 use super::fold::{Report, Table};
 use super::{Concern, value};

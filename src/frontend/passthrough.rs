@@ -79,7 +79,7 @@ struct Hello {
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 struct NoHello {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     cause: &'static str,
     why: String,
 }

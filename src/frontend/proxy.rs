@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{HOST, HeaderMap, PROXY_AUTHORIZATION};
+use http::header::HOST;
 use http::request::Parts;
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tracing::{Span, field, info_span};
 
-use super::requests::Requests;
+use super::requests::{Requests, credentials};
 use super::{Denial, FrontEnd, Handshake, OpenRequest, Visit, connect, forward};
 use crate::names::{Host, NameError, NodeName, Target};
 use crate::net::hooked::{Hooked, ReadHook};
@@ -85,9 +85,7 @@ fn plain(head: &Parts) -> Result<OpenRequest, Denial> {
         Err(NameError::Port(_)) if !host.is_empty() => format!("{host}:80").parse()?,
         target => target?,
     };
-    let password = head.headers.get(PROXY_AUTHORIZATION).cloned();
-    let credentials = HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)));
-    Ok(OpenRequest { node: None, target, credentials })
+    Ok(OpenRequest { node: None, target, credentials: credentials(&head.headers) })
 }
 
 /// Reads as much as is needed to know a CONNECT from other requests.

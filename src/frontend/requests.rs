@@ -1,5 +1,7 @@
 //! The requests of one client, each judged by itself.
 
+use http::HeaderMap;
+use http::header::PROXY_AUTHORIZATION;
 use http::request::Parts;
 
 use super::serve::new_trace;
@@ -69,4 +71,10 @@ impl<P> Drop for Requests<'_, '_, P> {
     fn drop(&mut self) {
         self.let_go();
     }
+}
+
+/// Where a password stands, if there is one.
+pub(super) fn credentials(headers: &HeaderMap) -> HeaderMap {
+    let password = headers.get(PROXY_AUTHORIZATION).cloned();
+    HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)))
 }

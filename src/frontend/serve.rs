@@ -117,7 +117,7 @@ pub enum Handshake<C, T = Granted> {
     Denied(C),
     /// No head came, or the answer could not be sent.
     Failed {
-        /// A fixed word for metrics.
+        /// A fixed label for metrics.
         cause: &'static str,
         /// The connection, if it is still there; it is closed with care, as an error may be on its way to the client.
         socket: Option<C>,

@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{HOST, HeaderMap, PROXY_AUTHORIZATION};
+use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span};
 
-use super::serve::new_trace;
-use super::{Denial, Denied, FrontEnd, Granted, Handshake, OpenRequest, Permitted, Router, Visit, forward};
+use super::requests::{Requests, credentials};
+use super::{Denial, FrontEnd, Handshake, OpenRequest, Visit, forward};
 use crate::names::{NodeName, Target};
 use crate::net::socket::Connection;
 use crate::net::tls::TlsSocket;
@@ -82,15 +82,11 @@ impl NodePort {
         visit: &mut Visit<'_>,
     ) -> Handshake<C> {
         let context = visit.context();
-        let router = Requests {
-            port: self,
-            server_name,
-            visit,
-            permitted: None,
-            trusted: false,
-            trace: String::new(),
+        let parse = |head: &Parts| {
+            let node = Some(self.node(head, server_name.as_deref(), &context.addresses)?);
+            Ok(OpenRequest { node, target: self.target.clone(), credentials: credentials(&head.headers) })
         };
-        forward(socket, router, context).await
+        forward(socket, Requests::new(visit, parse), context).await
     }
 
     /// The node that a request is for: of those that Host and server name (SNI) name, the one that is known; else the
@@ -114,70 +110,6 @@ impl NodePort {
             addresses.node_of_pod(namespace, pod)
         };
         server_name.and_then(named).or_else(of_pod).or(of_host).ok_or(Denial::Unnamed)
-    }
-}
-
-/// The requests of one client.
-struct Requests<'a, 'v> {
-    port: &'a NodePort,
-    server_name: Option<String>,
-    visit: &'a mut Visit<'v>,
-    /// The request that was judged last, until a session is opened for it.
-    permitted: Option<Permitted>,
-    /// Whether its client may be shown addresses and times.
-    trusted: bool,
-    trace: String,
-}
-
-impl Router for Requests<'_, '_> {
-    /// All requests of a connection have the client that the connection shows, so the key is the destination alone.
-    type Way = (NodeName, Target);
-
-    async fn judge(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, Denied> {
-        let addresses = &self.visit.context().addresses;
-        let request = head.and_then(|head| {
-            let node = Some(self.port.node(head, self.server_name.as_deref(), addresses)?);
-            let password = head.headers.get(PROXY_AUTHORIZATION).cloned();
-            let credentials = HeaderMap::from_iter(password.map(|password| (PROXY_AUTHORIZATION, password)));
-            Ok(OpenRequest { node, target: self.port.target.clone(), credentials })
-        });
-        self.let_go();
-        self.trace = new_trace();
-        let permitted = self.visit.judge(request, self.trace.clone()).await?;
-        let way = (permitted.node().clone(), permitted.target().clone());
-        self.trusted = permitted.is_trusted();
-        self.permitted = Some(permitted);
-        Ok(way)
-    }
-
-    async fn open(&mut self, _way: &Self::Way) -> Result<Granted, Denied> {
-        match self.permitted.take() {
-            Some(permitted) => permitted.open().await,
-            None => Err(self.failed(Denial::Unanswered("its session ended twice".to_owned()))),
-        }
-    }
-
-    fn failed(&self, denial: Denial) -> Denied {
-        Denied { denial, trusted: self.trusted, trace: self.trace.clone() }
-    }
-
-    fn answered(&self) {
-        self.visit.waits();
-    }
-}
-
-impl Requests<'_, '_> {
-    /// A request for which no session was opened went over the one that there was, which has its own line.
-    fn let_go(&mut self) {
-        if let Some(permitted) = self.permitted.take() {
-            permitted.forget();
-        }
-    }
-}
-
-impl Drop for Requests<'_, '_> {
-    fn drop(&mut self) {
-        self.let_go();
     }
 }
 

@@ -19,6 +19,7 @@ fn not_a_packet_leaves_for_what_a_pod_must_not_dial() {
         &format!(
             "[mode.cloud.ssh]\nlisten = \"{POD}:2222\"\nauth = \"none\"
 [mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}
+[mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
 [mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
         ),
     );
@@ -31,21 +32,27 @@ fn not_a_packet_leaves_for_what_a_pod_must_not_dial() {
         network.tries("getent ahosts any.test && getent ahosts other.test").status.success()
     });
     let unseen = || network.cloud.sh("nft list counter inet seen probes").contains("packets 0 ");
-    for front in [
-        format!("TCP:{POD}:2222"),
-        format!("OPENSSL:{POD}:8000,cert={client_cert:?},key={client_key:?},cafile={ca:?}"),
+    for (front, method) in [
+        (format!("TCP:{POD}:2222"), "CONNECT "),
+        (format!("OPENSSL:{POD}:8000,cert={client_cert:?},key={client_key:?},cafile={ca:?}"), "CONNECT "),
+        (format!("TCP:{POD}:8080"), "CONNECT "),
+        (format!("TCP:{POD}:8080"), "GET http://"),
     ] {
         let ask = |target: &str| {
-            let head = format!("CONNECT {target}:7777 HTTP/1.1\\r\\n\\r\\n");
-            network.sh(&format!("printf '{head}' | socat -t 20 - {front} | head -n 1"))
+            let head = format!("{method}{target}:7777 HTTP/1.1\\r\\nHost: {target}:7777\\r\\n\\r\\n");
+            // Its input stays open: who hangs up is not answered.
+            network.sh(&format!(
+                "coproc socat - {front}; printf '{head}' >&${{COPROC[1]}}
+                read -r -t 20 line <&${{COPROC[0]}}; kill $COPROC_PID; echo \"$line\""
+            ))
         };
         for target in ADDRESSES {
             let said = ask(target);
-            assert!(said.starts_with("HTTP/1.1 403 "), "{front}: {target}: {said}");
+            assert!(said.starts_with("HTTP/1.1 403 "), "{front}: {method}{target}: {said}");
         }
         for name in NAMES {
             let said = ask(name);
-            assert!(said.starts_with("HTTP/1.1 502 "), "{front}: {name}: {said}");
+            assert!(said.starts_with("HTTP/1.1 502 "), "{front}: {method}{name}: {said}");
         }
         assert!(unseen(), "{front}");
         // What may be dialled is seen.

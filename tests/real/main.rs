@@ -31,6 +31,7 @@ mod plain;
 mod play;
 mod pods;
 mod process;
+mod prometheus;
 mod publish;
 mod refusals;
 mod ssh;

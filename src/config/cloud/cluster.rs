@@ -1,4 +1,4 @@
-//! What a pod asks of Kubernetes, in our own words (`[mode.cloud.registry]`) and in SuperEdge's.
+//! The settings for Kubernetes: our own keys (`[mode.cloud.registry]`) and SuperEdge's.
 
 use std::path::PathBuf;
 
@@ -98,7 +98,7 @@ pub(super) fn read(
     (map, cluster, named)
 }
 
-/// The cluster, for who asks it for nothing of its pods.
+/// The cluster, without the Service of the pods.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The table `mode.cloud.egress`: where kube-apiserver asks with CONNECT, over mutual TLS or a unix socket.
+//! The table `mode.cloud.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a unix socket.
 
 use std::path::PathBuf;
 

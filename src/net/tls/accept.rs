@@ -44,7 +44,7 @@ pub struct Shaken {
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Unshaken {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     pub cause: &'static str,
     /// The sentence.
     pub why: String,

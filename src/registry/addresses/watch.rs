@@ -55,9 +55,9 @@ impl AddressWatch {
         }
     }
 
-    async fn kind<K: Partial>(&self, what: &'static str, api: fn(Client) -> Api<K>)
+    async fn kind<K>(&self, what: &'static str, api: fn(Client) -> Api<K>)
     where
-        K: Resource<DynamicType = ()>,
+        K: Partial + Resource<DynamicType = ()>,
     {
         let taker = KindTaker::<K> { watch: self, what, listed: false, kind: PhantomData };
         let followed = Followed { cluster: &self.cluster, what, which: watcher::Config::default() };
