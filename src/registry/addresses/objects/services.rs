@@ -43,7 +43,8 @@ struct ServiceSpec {
 #[serde(default)]
 struct PortSpec {
     name: Option<String>,
-    port: Option<u16>,
+    /// Of a slice it may be any number: Kubernetes does not check it, and one bad object must not hide all others.
+    port: Option<i64>,
     protocol: Option<String>,
 }
 
@@ -145,7 +146,8 @@ impl Cache {
 fn tcp(ports: Vec<PortSpec>) -> Box<[ServicePort]> {
     let tcp = ports.into_iter().filter(|port| port.protocol.as_deref().is_none_or(|name| name == "TCP"));
     tcp.filter_map(|port| {
-        Some(ServicePort { name: port.name.unwrap_or_default().into(), number: port.port? })
+        let number = u16::try_from(port.port?).ok().filter(|number| *number > 0)?;
+        Some(ServicePort { name: port.name.unwrap_or_default().into(), number })
     })
     .collect()
 }

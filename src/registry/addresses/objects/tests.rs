@@ -103,3 +103,13 @@ fn what_people_write_of_services_is_read_line_by_line() {
     let empty: Cache = serde_json::from_value(json!({"metadata": {"name": "c"}})).unwrap();
     assert!(empty.sides().is_empty());
 }
+
+#[test]
+fn a_port_that_is_none_is_left_out_and_the_object_is_still_read() {
+    let meta = json!({"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
+    let ports = json!([{"port": 70000}, {"port": -1}, {"port": 0}, {"name": "http", "port": 80}]);
+    let slice = json!({"metadata": meta, "endpoints": [{"addresses": ["10.0.0.7"]}], "ports": ports});
+    let facts = read::<SlicePart>(slice).unwrap();
+    let numbers: Vec<_> = facts.ports.iter().map(|port| port.number).collect();
+    assert_eq!((numbers, facts.ready.len()), (vec![80], 1));
+}
