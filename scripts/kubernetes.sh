@@ -2,22 +2,23 @@
 # etcd, CoreDNS, kube-apiserver and a real kubelet with a pod, on two machines made of namespaces between which there is
 # nothing but a tunnel: to play with kubectl. As root on Linux. Stays until Ctrl-C.
 #
-#   --way WAY       how kube-apiserver comes to the kubelet: egress (its egress selector, over mutual TLS; the default) or
-#                   unix (its egress selector, over a unix socket)
+#   --way WAY       how kube-apiserver comes to the kubelet: egress (its egress selector, over mutual TLS; the default),
+#                   unix (its egress selector, over a unix socket) or names (DNS leads the node's name to the pod)
 #   --check         run the lines that it prints, and end
+#   TUNNEL=FILE     the program, by its whole path; otherwise a debug build
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 way=egress check=
 while (($#)); do
   case $1 in
-    --way) way=${2:?--way egress or unix} && shift ;;
+    --way) way=${2:?--way egress, unix or names} && shift ;;
     --check) check=1 ;;
     *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 64 ;;
   esac
   shift
 done
-case $way in egress | unix) ;; *) echo "--way $way: want egress or unix" >&2 && exit 64 ;; esac
+case $way in egress | unix | names) ;; *) echo "--way $way: want egress, unix or names" >&2 && exit 64 ;; esac
 
 scripts/parts.sh
 scripts/goparts.sh

@@ -1,4 +1,4 @@
-//! What operators and machines ask this process: is it well, is it ready, how is it doing, and say more of it.
+//! The port for operators and machines: health, readiness, metrics and the log level.
 
 mod readiness;
 
@@ -34,7 +34,7 @@ pub use readiness::Readiness;
 #[derive(Clone)]
 pub struct Admin {
     /// Which program this is.
-    pub side: Side,
+    pub side: Program,
     /// Shown as `/metrics`.
     pub metrics: Metrics,
     /// Shown as `/readyz`.
@@ -47,10 +47,10 @@ pub struct Admin {
 
 /// Which program this is, and the health that SuperEdge's watchers ask of it.
 #[derive(Clone)]
-pub enum Side {
+pub enum Program {
     /// `/cloud/healthz` lists the nodes that this gives.
     Cloud(Arc<dyn Fn() -> Vec<NodeName> + Send + Sync>),
-    /// `/edge/healthz` is well while this says that there is a link.
+    /// `/edge/healthz` answers 200 while this returns that a link is up.
     Edge(Arc<dyn Fn() -> bool + Send + Sync>),
 }
 
@@ -112,12 +112,12 @@ impl Admin {
                 Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}")),
                 Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, reasons),
             },
-            ("/cloud/healthz", Port::Log, Side::Cloud(_)) if !get => only("GET", READ_ONLY),
-            ("/cloud/healthz", Port::Log, Side::Cloud(nodes)) => {
+            ("/cloud/healthz", Port::Log, Program::Cloud(_)) if !get => only("GET", READ_ONLY),
+            ("/cloud/healthz", Port::Log, Program::Cloud(nodes)) => {
                 plain_text(StatusCode::OK, go_list(&nodes()))
             }
-            ("/edge/healthz", Port::Log, Side::Edge(_)) if !get => only("GET", READ_ONLY),
-            ("/edge/healthz", Port::Log, Side::Edge(linked)) => {
+            ("/edge/healthz", Port::Log, Program::Edge(_)) if !get => only("GET", READ_ONLY),
+            ("/edge/healthz", Port::Log, Program::Edge(linked)) => {
                 let status = if linked() { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
@@ -126,7 +126,7 @@ impl Admin {
         }
     }
 
-    /// SuperEdge's way to make it say more; its texts and statuses, 406 too.
+    /// Sets the log level in SuperEdge's way, with its texts and statuses, 406 too.
     async fn set_level(&self, request: Request<Incoming>, peer: IpAddr) -> Response<Full<Bytes>> {
         if *request.method() != Method::PUT {
             return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
@@ -157,7 +157,7 @@ impl Admin {
     }
 }
 
-impl fmt::Debug for Side {
+impl fmt::Debug for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Cloud(_) => "Cloud",
@@ -231,7 +231,8 @@ fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Respo
 /// SuperEdge's words for any other method.
 const READ_ONLY: &str = "only supports GET method\n";
 
-/// Connections at once on one port: a few scrapers and probes. One more takes the place of the one that is idle longest.
+/// Connections at once on one port: a few scrapers and probes. One more takes the place of the one that is idle
+/// longest.
 const CONNECTIONS: usize = 64;
 
 /// Time for a request's head, and for the next one on the same connection, so that idle ones do not fill the room.

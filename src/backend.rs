@@ -25,7 +25,7 @@ use tls::TlsTarget;
 #[derive(Debug, Clone)]
 pub struct Backend {
     dialer: Arc<TargetDialer>,
-    /// None: this back end speaks no TLS.
+    /// `None`: this back end has no TLS for targets.
     tls: Option<TargetTls>,
     pool: Pool,
     metrics: Metrics,
@@ -38,7 +38,7 @@ impl Backend {
         Self { dialer: Arc::new(dialer), tls: None, pool, metrics, drain }
     }
 
-    /// Speaks TLS to the targets of HTTPS front ends.
+    /// Uses TLS to the targets of HTTPS front ends.
     #[must_use]
     pub fn with_tls(self, tls: TargetTls) -> Self {
         Self { tls: Some(tls), ..self }
@@ -105,7 +105,7 @@ enum Dialled {
     Tls(Box<TlsTarget>),
 }
 
-/// Whose address a pod said a client has: `10.0.0.1:5`, or `user@10.0.0.1:5`.
+/// The client's address as a pod has sent it: `10.0.0.1:5`, or `user@10.0.0.1:5`.
 fn address(client: &str) -> IpAddr {
     let at = client.rsplit('@').next().unwrap_or_default();
     at.parse::<SocketAddr>().map_or(Ipv4Addr::UNSPECIFIED.into(), |at| at.ip())

@@ -31,8 +31,8 @@ pub struct Opened<P> {
 }
 
 impl<P> Opened<P> {
-    /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of who
-    /// is `local`: if that broke off, the far end is told so; otherwise the session is given back, to be let go of.
+    /// Writes the access line of a session that ended so, counts it, and frees its slot. Side A is the connection of
+    /// `local`: if that broke off, the session is reset with the cause; otherwise it is given back, to be let go of.
     pub(crate) fn end(self, ended: Ended, local: LocalPeer) -> Option<FarEnd> {
         let (result, why) = match (&self.session, ended) {
             (
@@ -69,7 +69,7 @@ impl<P> Opened<P> {
 /// Who is at this end of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalPeer {
-    /// Whoever asked for it: this is a front end.
+    /// A client: this is a front end.
     Client,
     /// What was dialled for it: this is the back end.
     Target,
@@ -104,7 +104,7 @@ impl LocalPeer {
     }
 
     /// The fixed word for a session that the far end reset. Its code for a connection that failed there is the one for
-    /// any end that its owner wants; the sentence says which it was, so that both ends have one word for it.
+    /// any end that its owner wants; the sentence has the difference, so that both ends use one label for it.
     fn reset_by_other(self, why: &Refusal) -> &'static str {
         let other = self.other();
         let failed = why.code == Code::GivenUp && why.reason.starts_with(&other.failure());
@@ -114,7 +114,7 @@ impl LocalPeer {
 
 /// Carries a session's bytes until both ends are done, writes the access line, and closes the connection.
 ///
-/// Not cancel safe: a dropped call breaks the connection off and resets the session, as its access line says.
+/// Not cancel safe: a dropped call breaks the connection off and resets the session, and its access line shows that.
 pub async fn carry<C: Connection, P>(
     mut opened: Opened<P>,
     local: LocalPeer,
@@ -140,8 +140,8 @@ pub async fn carry<C: Connection, P>(
     }
 }
 
-/// Carries bytes between two sessions until both are done: this process is an end of each. Whichever is broken off, the
-/// far end of the other one is told why.
+/// Carries bytes between two sessions until both are done: this process is an end of each. If one is broken off, the
+/// far end of the other one gets the cause.
 pub async fn join(mut one: Session, mut other: Session, alive: Alive) {
     let ended = splice(&mut one, &mut other).await.ended;
     if ended.how == How::Finished {

@@ -1,6 +1,5 @@
 //! Builds and runs a pod.
 
-mod asked;
 mod bridge;
 mod callers;
 mod certificates;
@@ -15,7 +14,9 @@ mod kubernetes;
 mod links;
 mod ports;
 mod proven;
+mod proxy;
 mod publish;
+mod requests;
 mod siblings;
 mod stop;
 mod tcp;
@@ -26,12 +27,12 @@ use std::sync::Arc;
 use tracing::info;
 
 use self::core::Core;
-use files::Files;
+use files::PodFiles;
 use gates::Gates;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
-use crate::admin::{Admin, Readiness, Side};
+use crate::admin::{Admin, Program, Readiness};
 use crate::config::cloud::Cloud;
 use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
@@ -71,7 +72,7 @@ pub struct Pod {
 
 /// What the settings name, had before anything runs.
 struct Prepared {
-    files: Files,
+    files: PodFiles,
     ports: Ports,
     gates: Gates,
     client_ports: Vec<ClientPort>,
@@ -80,11 +81,12 @@ struct Prepared {
 /// From the settings of a module to its ports; `None`: something is wrong, and noted.
 type Prepare = fn(&Cloud, &mut Gates, &mut Startup) -> Option<Vec<ClientPort>>;
 
-/// What the front end is called that speaks CONNECT.
+/// The name of the front end for CONNECT.
 const CONNECT: &str = <Ssh as Module>::NAME;
 
 /// The modules that clients come to, a line for each.
-const MODULES: [Prepare; 4] = [connect::prepare, egress::prepare, tcp::prepare, https::prepare];
+const MODULES: [Prepare; 6] =
+    [connect::prepare, egress::prepare, proxy::prepare, tcp::prepare, https::prepare, https::prepare_plain];
 
 impl Pod {
     /// Reads the files that the settings name, binds every port, then serves.
@@ -135,7 +137,7 @@ impl Pod {
     fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let nodes = self.registry.clone();
         Admin {
-            side: Side::Cloud(Arc::new(move || nodes.nodes())),
+            side: Program::Cloud(Arc::new(move || nodes.nodes())),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -154,7 +156,7 @@ impl PodBound {
 impl Prepared {
     /// `None`: there are faults, which `startup` has noted.
     fn new(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
-        let files = Files::read(settings, startup);
+        let files = PodFiles::read(settings, startup);
         let ports = Ports::bind(settings, startup);
         let mut gates = Gates::default();
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));

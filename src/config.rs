@@ -21,7 +21,7 @@ mod report;
 mod unserved;
 mod value;
 
-/// What the environment and the command line say, as plain text; empty means absent. `main` alone fills it.
+/// Values of the environment and the command line, as plain text; empty means absent. `main` alone fills it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     /// `NODE_NAME`: the edge's node, where the file does not name it.
@@ -38,6 +38,10 @@ pub struct Environment {
     pub kubernetes_service_host: Option<String>,
     /// `--k`: how to reach a cluster from outside.
     pub kubeconfig: Option<PathBuf>,
+    /// `PROXY_AUTHORIZATION`: SuperEdge's way to ask for passwords at the HTTP proxy.
+    pub proxy_authorization: Option<String>,
+    /// `CLOUD_PROXY`: SuperEdge's list of what clients of the HTTP proxy may not reach.
+    pub cloud_proxy: Option<String>,
     /// `HTTPS_PROXY` or `https_proxy`: through which HTTP proxy an edge dials its cloud. May hold a password.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY` or `no_proxy`: hosts that are dialled without it.
@@ -53,14 +57,14 @@ pub struct Secret(String);
 pub struct Listen {
     /// Port 0 takes any free port.
     pub at: SocketAddr,
-    /// Nobody asked for this port, it is a default: if it cannot be had, say so loudly and go on without. A port that
-    /// was asked for and cannot be had ends the program.
+    /// The port is a default that no key names: if it cannot be had, the program warns and goes on without it. If a
+    /// port that a key names cannot be had, the program ends.
     pub implicit: bool,
-    /// The key of its table that says so, for example `listen` or `port`.
+    /// The key of its table that names it, for example `listen` or `port`.
     pub key: &'static str,
 }
 
-/// What a file and the environment say, as far as they can be read.
+/// The settings of a file and the environment, as far as they can be read.
 #[derive(Debug)]
 pub struct Reading<T> {
     /// The settings. With faults they are good for nothing but to look further: what is wrong or missing is made up.
@@ -102,7 +106,7 @@ pub struct Warning {
 /// Why a [`Warning`] matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// A door stands open to whoever can reach it: say it loudly.
+    /// A port is open to everybody who can reach it.
     OpenDoor,
     /// SuperEdge's key is understood, but what it asks for is not served yet.
     NotServed,
@@ -225,7 +229,7 @@ fn drain(table: &mut Table<'_>, report: &mut Report) -> Duration {
 /// kubectl gives an exec up after 60 s of silence: to keep its session longer is of no use to it.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// Kubernetes kills 30 s after it asked to stop: this leaves time to say good-bye.
+/// Kubernetes kills a process 30 s after it asked it to stop: this leaves time for the last frames.
 const DRAIN: Duration = Duration::from_secs(25);
 
 /// The longest that waiting can be meant.

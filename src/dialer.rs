@@ -81,7 +81,7 @@ impl TargetDialer {
         let deadline = Instant::now() + patience;
         let mut own = (self.own.0)();
         if self.node().is_none() {
-            // There a pod's own log port listens, for those on its machine: whoever means it has to name it.
+            // There a pod's own log port listens, for those on its machine: a rule for it has to name it.
             own.retain(|ip| !plain(*ip).is_loopback());
         }
         let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
@@ -140,7 +140,7 @@ impl TargetDialer {
         })
     }
 
-    /// The node at which it stands, if it is no pod's.
+    /// The node at which it stands; `None` at a pod.
     pub fn node(&self) -> Option<&NodeName> {
         match &self.place {
             Place::Node(node) => Some(node),
@@ -163,7 +163,7 @@ impl TargetDialer {
         let why = match (&self.place, found) {
             (Place::Node(_), Some(ip)) => format!("{target} is {ip}, which this edge may not dial"),
             (Place::Node(_), None) => format!("this edge may not dial {target}"),
-            // The addresses behind a name within the cloud are no edge's business, nor any client's.
+            // Neither an edge nor a client gets to know the addresses behind a name within the cloud.
             (Place::ForEdges, found) => {
                 debug!(%target, found = found.map(display), "no entry of mode.cloud.allow.targets holds it");
                 format!(

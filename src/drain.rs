@@ -24,10 +24,10 @@ pub struct Drain {
 /// The tasks that can be cut. They are kept aside, so that a task at work never looks whether it is to be cut.
 ///
 /// A task may be spawned while [`Drain::finish`] cuts on another thread, and it may end before its handle is known. The
-/// lock orders the three: a task is entered without a handle before it is spawned; it removes its entry when it ends; the
-/// spawner adds the handle only if the entry is still there, and then looks whether the cut has come. Either the cutter
-/// finds the handle in the table, or the spawner finds `cut` set and aborts the task itself. Both may happen, and a task
-/// may be aborted twice.
+/// lock orders the three: a task is entered without a handle before it is spawned; it removes its entry when it ends;
+/// the spawner adds the handle only if the entry is still there, and then looks whether the cut has come. Either the
+/// cutter finds the handle in the table, or the spawner finds `cut` set and aborts the task itself. Both may happen,
+/// and a task may be aborted twice.
 #[derive(Debug, Default)]
 struct Running {
     next: u64,
@@ -127,8 +127,8 @@ impl Drain {
         self.finish_after(deadline, at_once, std::future::ready(())).await
     }
 
-    /// As [`Self::finish`], but runs `before_cut` first: that tells the tasks why, so that they may end by themselves
-    /// until it completes.
+    /// As [`Self::finish`], but runs `before_cut` first: it gives the tasks the cause, so that they may end by
+    /// themselves until it completes.
     pub async fn finish_after(
         &self,
         deadline: Duration,

@@ -15,19 +15,19 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
-use files::{Files, Ports};
+use files::{EdgeFiles, Ports};
 use keeper::Keeper;
 
-use crate::admin::{Admin, Readiness, Side};
+use crate::admin::{Admin, Program, Readiness};
 use crate::backend::Backend;
-use crate::config::edge::{Client, Edge as Settings, MEMORY};
+use crate::config::edge::{Client, EdgeSettings as Settings, MEMORY};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
 use crate::drain::{Drain, Drained};
 use crate::names::{Instance, Target};
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::protocol::grpc::LinkContext;
-use crate::protocol::{Code, Limits, Refusal, SessionTable, Windows};
+use crate::protocol::{Code, Refusal, SessionLimits, SessionTable, Windows};
 use crate::registry::Uplinks;
 use crate::route::Route;
 use crate::startup::{StartFaults, Startup};
@@ -93,7 +93,7 @@ impl Edge {
     /// The core, which nothing is joined to yet.
     fn new(Settings { client, session, .. }: &Settings, ports: &Ports) -> Self {
         let metrics = Metrics::edge();
-        let limits = Limits {
+        let limits = SessionLimits {
             windows: WINDOWS,
             memory: session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
             sessions: MOST_SESSIONS,
@@ -119,9 +119,9 @@ impl Edge {
     }
 
     /// What keeps the link to the cloud, and serves what comes over it.
-    fn keeper(&self, settings: Settings, files: Files, pool: Pool, ports: &Ports) -> Keeper {
+    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool, ports: &Ports) -> Keeper {
         let Settings { client, targets, own, .. } = settings;
-        let Files { tls, name, targets: target_tls, tokens, proxy, resolver } = files;
+        let EdgeFiles { tls, name, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
             place: Place::Node(client.node.clone()),
@@ -170,7 +170,7 @@ impl Edge {
     fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let healthy = self.uplinks.clone();
         Admin {
-            side: Side::Edge(Arc::new(move || healthy.is_linked())),
+            side: Program::Edge(Arc::new(move || healthy.is_linked())),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -187,13 +187,13 @@ impl Edge {
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
-            self.table.told().await;
+            self.table.last_frames_sent().await;
         };
         let drained = self.sessions.finish_after(self.deadline, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
             warn!(left, "deadline over: sessions are cut");
         }
-        // What targets have said to the end is still on its way.
+        // The last bytes of targets are still on their way.
         tokio::select! {
             () = self.table.delivered() => {}
             () = sleep_until(until) => {}
@@ -202,7 +202,7 @@ impl Edge {
         self.table.reset_all(&why);
         self.links.begin();
         sleep(FLUSH_TIMEOUT).await;
-        self.table.told().await;
+        self.table.last_frames_sent().await;
         self.uplinks.close_all();
         self.links.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
@@ -211,8 +211,8 @@ impl Edge {
 }
 
 /// What the settings name, had before anything runs; `None`: something is wrong, and noted.
-fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(Files, Ports)> {
-    let files = Files::read(settings, startup);
+fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(EdgeFiles, Ports)> {
+    let files = EdgeFiles::read(settings, startup);
     let ports = Ports::bind(settings, startup);
     files.zip(ports)
 }
@@ -234,7 +234,8 @@ const RUNNING: &str = "running";
 const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
-/// For sessions to end by themselves once they are told why, and for the last resets to leave before the link is closed.
+/// For sessions to end by themselves once they know the cause, and for the last resets to leave before the link is
+/// closed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 /// For connections to end by themselves at the very end.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);

@@ -6,9 +6,12 @@ mod connect;
 mod forward;
 mod passthrough;
 mod proved;
+mod proxy;
+mod requests;
 mod serve;
 mod statuses;
 mod tcp;
+mod web;
 
 pub use auth::{Gate, Logins, Users, UsersError};
 pub use client::{ClientKey, sessions};
@@ -16,11 +19,13 @@ pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
 pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
+pub use proxy::Proxy;
 pub use serve::{
     Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
     serve,
 };
 pub use tcp::Tcp;
+pub use web::{Http, Https, NodePort};
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
@@ -52,6 +57,12 @@ pub enum Denial {
     /// An HTTP request that is not passed on, as it could be read in more than one way.
     #[error("bad request: {0}")]
     Request(&'static str),
+    /// Nothing in the request says for which node it is.
+    #[error(
+        "neither Host nor server name (SNI) names a node, and the path no pod: kube-apiserver names it if started with \
+         --kubelet-certificate-authority"
+    )]
+    Unnamed,
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),
@@ -87,13 +98,13 @@ pub enum Denial {
     Route(#[from] RouteError),
 }
 
-impl From<door::Full> for Denial {
-    fn from(why: door::Full) -> Self {
+impl From<door::NoSlot> for Denial {
+    fn from(why: door::NoSlot) -> Self {
         Self::Busy(match why {
-            door::Full::ForOne => {
+            door::NoSlot::ForOne => {
                 "you have as many sessions as one client may: [mode.cloud.session] max_for_client of tunnel-cloud"
             }
-            door::Full::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+            door::NoSlot::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
         })
     }
 }
@@ -104,7 +115,7 @@ impl Denial {
         self.row().0
     }
 
-    /// A fixed word for metrics and the access log.
+    /// A fixed label for metrics and the access log.
     pub fn name(&self) -> &'static str {
         self.row().1
     }

@@ -17,7 +17,7 @@
 //! | command | [`command`] | everything |
 //! | wiring | [`cloud`], [`edge`], below them [`startup`] | everything below; reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators |
-//! | way | [`route`], [`carry`], [`dialer`] | how to open a session, how to find a lost one's path; how its bytes are carried; which targets may be dialled |
+//! | way | [`route`], [`carry`], [`dialer`] | opening sessions, finding paths, carrying bytes; permitted targets |
 //! | place | [`registry`] | which node is where, and whose an address is; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
@@ -27,33 +27,35 @@
 //!
 //! ```text
 //! client ─CONNECT─▶ frontend::connect ─open─▶ route ─find─▶ registry
-//!                        │                      └─ask─▶ protocol::SessionTable ── Open ──▶ SessionTable ─▶ backend ─dial─▶ target
+//!                        │                      └─ask─▶ SessionTable ─Open─▶ SessionTable ─▶ backend ─dial─▶ target
 //!                        ◀──200── Session ◀════ Data, Credit, Finish ════▶ Session
 //!                   net::splice                                          net::splice
 //! ```
 //!
-//! Nothing is pushed. `splice` puts bytes into the session's sending half while there is room and tells the link's
-//! [`protocol::LinkSender`] that the session has something to say. When HTTP/2 can take more, the link sender asks its schedule
-//! who is next and takes one frame from that session. What waits, waits in its own session; order and fairness are
-//! decided at the last moment; a resumed session simply moves its sending position back. A slow reader uses up its own
-//! window and stops only its own session.
+//! Nothing is pushed. `splice` puts bytes into the session's sending half while there is room and wakes the link's
+//! [`protocol::LinkSender`], which notes that the session has something to send. When HTTP/2 can take more, the link
+//! sender asks its schedule who is next and takes one frame from that session. What waits, waits in its own session;
+//! order and fairness are decided at the last moment; a resumed session simply moves its sending position back. A slow
+//! reader uses up its own window and stops only its own session.
 //!
 //! # Several pods
 //!
 //! ```text
-//!               here? ─▶ remembered? ─▶ DNS, 50 ms ahead ─▶ Find to all siblings ─▶ the first fresh yes, else the freshest
-//! registry::find: own links   what Found said   registry::dns         registry::siblings
+//!               here? ─▶ remembered? ─▶ DNS, 50 ms ahead ─▶ Find to all siblings ─▶ first fresh yes, else freshest
+//! registry::find: own links   last Found frame registry::dns         registry::siblings
 //! ```
 //!
 //! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. A pod that gains a
-//! node's link tells its siblings at once, so the old one lets go and sessions follow; nobody waits for DNS to change.
-//! One search serves what clients open, what edges open and what is resumed through a pod ([`route`]). It asks on one path
-//! at a time: another one after 3 s without an answer, or when the pod there has not got the node; a node that comes ends
-//! it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not looked for again for 1 s. A pod between two others only passes frames on ([`protocol::RelayRequest`]), and what comes from a pod goes
-//! to its own edges or nowhere, so there is at most one hop. For an edge that speaks plain its pod is the session's end.
+//! node's link announces it to its siblings at once, so the old pod lets go and sessions follow; none of them waits for
+//! DNS to change. One search serves what clients open, what edges open and what is resumed through a pod ([`route`]).
+//! It asks on one path at a time: another one after 3 s without an answer, or when the pod there has not got the node;
+//! a node that comes ends it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not
+//! looked for again for 1 s. A pod between two others only passes frames on ([`protocol::RelayRequest`]), and what
+//! comes from a pod goes to its own edges or nowhere, so there is at most one hop. For an edge with a plain link its
+//! pod is the session's end.
 //!
-//! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make us
-//! queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
+//! **Invariants.** Reading a link never waits for writing it. Nothing slow happens on a read loop. A peer cannot make
+//! us queue more than it was promised. Two locks are never held at once, and none across an await. The pure parts
 //! (`send`, `recv`, `session::state`, `schedule`, `pace`, `budget`) read no clock, wait for nothing and return effects.
 
 pub mod admin;

@@ -11,20 +11,20 @@ use tracing::{error, field, info, warn};
 use tunnel::cloud::Pod;
 use tunnel::command::{self, Args, Command, Form, Mode, is_wrong};
 use tunnel::config::cloud::Cloud;
-use tunnel::config::edge::Edge as EdgeSettings;
+use tunnel::config::edge::EdgeSettings;
 use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::secret::warn_of_readers;
 use tunnel::net::{files, reload};
-use tunnel::startup::{Kind, StartFaults, Startup};
+use tunnel::startup::{FaultKind, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
     let args = match Args::read(std::env::args_os()) {
         Ok(args) => args,
         Err(error) => {
-            // Where it goes to is gone: nobody is left to be told.
+            // The output is gone, and nothing else can show the error.
             let _ = error.print();
             return if is_wrong(&error) { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> ExitCode {
     let mut startup = if args.check { Startup::checking() } else { Startup::default() };
-    let Some(logs) = logs(args, &mut startup) else { return ExitCode::from(code(Kind::System)) };
+    let Some(logs) = logs(args, &mut startup) else { return ExitCode::from(code(FaultKind::System)) };
     let config = args.config();
     let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
@@ -55,7 +55,7 @@ fn run(args: &Args) -> ExitCode {
             Err(faults) => faults,
         },
         Err(cause) => {
-            startup.fault(Kind::System, "", format!("the system gives no threads: {cause}"));
+            startup.fault(FaultKind::System, "", format!("the system gives no threads: {cause}"));
             startup.into_faults()
         }
     };
@@ -84,7 +84,7 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
         verbosity: args.verbosity,
     };
     startup
-        .keep(Kind::LogFiles, &["--log-dir"], Logs::start(LogSettings { dir, ..stderr.clone() }))
+        .keep(FaultKind::LogFiles, &["--log-dir"], Logs::start(LogSettings { dir, ..stderr.clone() }))
         .or_else(|| Logs::start(stderr).ok())
 }
 
@@ -99,13 +99,13 @@ fn tell(faults: &StartFaults, config: &Path) {
 }
 
 /// As in sysexits.h.
-fn code(gravest: Kind) -> u8 {
+fn code(gravest: FaultKind) -> u8 {
     match gravest {
-        Kind::Config => 78,
-        Kind::Permission => 77,
-        Kind::LogFiles => 73,
-        Kind::System => 71,
-        Kind::Port => 69,
+        FaultKind::Config => 78,
+        FaultKind::Permission => 77,
+        FaultKind::LogFiles => 73,
+        FaultKind::System => 71,
+        FaultKind::Port => 69,
     }
 }
 
@@ -125,12 +125,12 @@ impl Either {
     }
 }
 
-/// Reads the config, and says what there is to say about it; none if it cannot be read, which is noted.
+/// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted.
 fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either> {
     let text = std::fs::read_to_string(config).map_err(|cause| {
         format!("cannot read the config {}: {cause}; name it with --c=FILE", config.display())
     });
-    let text = startup.keep(Kind::Config, &["--c"], text)?;
+    let text = startup.keep(FaultKind::Config, &["--c"], text)?;
     let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..environment() };
     let (settings, warnings) = match args.mode {
         Mode::Cloud => {
@@ -160,7 +160,7 @@ async fn serve(
     mut startup: Startup,
     level: LogLevel,
 ) -> Result<Drained, StartFaults> {
-    let signals = startup.keep(Kind::System, &["signals"], Signals::of_a_daemon());
+    let signals = startup.keep(FaultKind::System, &["signals"], Signals::of_a_daemon());
     let (settings, mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
@@ -257,18 +257,20 @@ fn environment() -> Environment {
         pod_name: read("POD_NAME"),
         pod_namespace: read("POD_NAMESPACE"),
         kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
+        proxy_authorization: read("PROXY_AUTHORIZATION"),
+        cloud_proxy: read("CLOUD_PROXY"),
         kubeconfig: None,
         https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
         no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),
     }
 }
 
-/// Says what was asked for. Who does not listen any more has the exit code.
+/// Prints an answer to stdout. If that is closed, the exit code remains.
 fn answer(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Says something to the person at the terminal.
+/// Prints a line on stderr, for the person at the terminal.
 #[expect(clippy::print_stderr, reason = "what people are told before and beside the logs")]
 fn say(text: &str) {
     eprintln!("{text}");

@@ -15,7 +15,7 @@ pub struct NodeName(Arc<str>);
 
 /// One session, for as long as any process remembers it: 16 random bytes, a version 4 UUID on the wire.
 ///
-/// Whoever knows it can resume the session, so logs and pages show [`fmt::Display`]'s first 8 digits only.
+/// Its knowledge lets a process resume the session, so logs and pages show [`fmt::Display`]'s first 8 digits only.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(u128);
 
@@ -64,12 +64,12 @@ impl NodeName {
         &self.0
     }
 
-    /// Stands where no node is: whoever is told of it dials by itself.
+    /// Stands for a target at no node: its receiver dials by itself.
     pub fn outside() -> Self {
         Self("-".into())
     }
 
-    /// Stands where a link between pods speaks of no node.
+    /// Stands where a frame between pods is about no node.
     pub fn none() -> Self {
         Self("pod".into())
     }

@@ -23,7 +23,7 @@ pub struct Issued {
     key: String,
 }
 
-/// Why there is no certificate, or no file of it.
+/// Why a certificate, or its file, could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A name that no certificate can carry.
@@ -42,14 +42,14 @@ pub enum PkiError {
     Write {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
 }
 
 impl Authority {
-    /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ, until
-    /// `valid` from now.
+    /// A new authority of this common name. It and all that it signs are valid from an hour ago, as clocks differ,
+    /// until `valid` from now.
     pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
         let key = KeyPair::generate()?;
         let mut params = params(name, &[], valid)?;
@@ -90,7 +90,8 @@ impl Authority {
 }
 
 impl Issued {
-    /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the disk.
+    /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the
+    /// disk.
     pub fn write(&self, cert: &Path, key: &Path) -> Result<(), PkiError> {
         replace(cert, CERT_MODE, &self.cert).and_then(|()| replace(key, KEY_MODE, &self.key))
     }

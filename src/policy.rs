@@ -33,8 +33,8 @@ pub struct Networks(Vec<IpNet>);
 #[derive(Clone, PartialEq, Eq)]
 pub struct Glob(String);
 
-/// Which names in a client's certificate: a text in which `*` stands for any run of characters, upper and lower case being
-/// equal.
+/// Which names in a client's certificate: a text in which `*` stands for any run of characters, upper and lower case
+/// being equal.
 #[derive(Clone, PartialEq, Eq)]
 pub struct CertificateGlob(String);
 
@@ -55,7 +55,7 @@ pub struct Rule {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules(Vec<Rule>);
 
-/// Why a text of a policy cannot be read. Says what to write instead.
+/// Why a text of a policy cannot be read, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// Neither an address nor a network.
@@ -324,7 +324,7 @@ mod tests {
         assert!(Rules::from_iter([Rule::default()]).allows(None, from, &node("n"), 1));
     }
 
-    /// What [`matches`] should say, the slow way.
+    /// The result that [`matches`] should have, computed the slow way.
     fn model(glob: &[u8], name: &[u8]) -> bool {
         match (glob.split_first(), name.split_first()) {
             (None, None) => true,

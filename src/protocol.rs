@@ -17,7 +17,7 @@ pub use crate::protocol::link::{Link, LinkEnded};
 pub use crate::protocol::session::recv::Windows;
 pub use crate::protocol::session::{Account, Answer, Offer, Opening, Parked, Session};
 pub use crate::protocol::table::request::RelayRequest;
-pub use crate::protocol::table::{Event, Full, Limits, SessionTable};
+pub use crate::protocol::table::{Event, SessionLimits, SessionTable, TableFull};
 pub use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Refusal, SessionKey};
 pub use crate::protocol::wire::hello::{Caller, Dialect, Hello};
 pub use crate::protocol::wire::opener::Opener;

@@ -32,7 +32,7 @@ use crate::telemetry::Metrics;
 pub use addresses::AddressWatch;
 pub use addresses::{
     AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
-    ServiceFacts, ServicePort, Side, SliceFacts,
+    ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
 pub use awaited::Arrival;
 use awaited::Awaited;
@@ -53,13 +53,14 @@ pub use uplinks::Uplinks;
 /// The nodes that are linked to this pod. The newest link of a node wins.
 ///
 /// Links come and go on tasks of their own, so two threads may change one node's entry at the same time. One lock holds
-/// all entries; it is released before a link is closed, a waiter is woken or a metric's reader is told, because each of
-/// these takes another lock. What happens after the release rests on three rules:
+/// all entries; it is released before a link is closed, a waiter is woken or a metric changes, because each of these
+/// takes another lock. What happens after the release rests on three rules:
 ///
 /// - [`Registry::insert`] and [`Registry::remove`] compare links by their ids under the lock, so a link that ends late
 ///   never removes the newer one that took its place.
-/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes it.
-/// - A link that was read from here may have ended since. Whoever uses it sees that, as it takes nothing more; no caller
+/// - A waiter registers first and looks second ([`Registry::wait`]), so a link that is inserted between the two wakes
+///   it.
+/// - A link that was read from here may have ended since. Its users see that, as it takes nothing more; no caller
 ///   relies on it being alive.
 #[derive(Debug)]
 pub struct Registry {
@@ -135,7 +136,7 @@ impl Registry {
     }
 
     /// Wakes those who wait for the node: another pod has announced it.
-    pub fn told(&self, node: &NodeName) {
+    pub fn wake_waiters(&self, node: &NodeName) {
         self.awaited.tell(node);
     }
 
@@ -158,7 +159,7 @@ impl Registry {
     }
 
     /// Checks whether a process may link as `node` from that address. It may not while another process of that name
-    /// answers a ping; that one is then told of the conflict. A plain link cannot be pinged, and its process gives way.
+    /// answers a ping; that one is then sent a Conflict. A plain link cannot be pinged, and its process gives way.
     /// Takes up to 2 s.
     ///
     /// The lock is not held while the ping is under way. Two newcomers may both pass if neither finds the other linked;

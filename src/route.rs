@@ -12,7 +12,7 @@ use tracing::info_span;
 
 use crate::drain::Drain;
 use crate::names::{NodeName, SessionId, Target};
-use crate::protocol::{Answer, Category, Code, Full, Opening, Parked, Refusal, Session, SessionTable};
+use crate::protocol::{Answer, Category, Code, Opening, Parked, Refusal, Session, SessionTable, TableFull};
 use crate::registry::{Finder, NotFound, Uplinks};
 
 use paths::PathSource;
@@ -135,7 +135,7 @@ impl Route {
             return Err(RouteError::Offline { node, missing }.into());
         }
         let opening = self.table.open(node.clone(), target, category, client);
-        let opening = opening.map_err(|Full| {
+        let opening = opening.map_err(|TableFull| {
             RouteError::Busy("this pod has no room left: [mode.cloud.session] max or memory of tunnel-cloud")
         })?;
         let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));
@@ -151,7 +151,7 @@ impl Route {
         drain.spawn(span, async move { route.seek(parked).await });
     }
 
-    /// Looks for paths for openings that were given up when they had none, so that their acceptors hear of it, until
+    /// Looks for paths for openings that were given up when they had none, so that their acceptors get the reset, until
     /// draining begins.
     pub async fn mend_given_up(self, drain: Drain) {
         loop {
@@ -164,10 +164,10 @@ impl Route {
 
     /// Looks for a new path for a session until the session has one or is over, or the grace time has passed.
     ///
-    /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path is
-    /// lost before this notices, the loop goes on with the same [`Parked`], which is the right to look for a path:
-    /// [`Parked::seeks`] gives it up only
-    /// when it finds, under the session's lock, that no path is needed. So a loss is never left without a seeker.
+    /// At most one task looks for a path of a session, because there is at most one [`Parked`] of it. If the new path
+    /// is lost before this notices, the loop goes on with the same [`Parked`], which is the right to look for a path:
+    /// [`Parked::seeks`] gives it up only when it finds, under the session's lock, that no path is needed. So a loss is
+    /// never left without a seeker.
     pub async fn seek(&self, parked: Parked) {
         let until = Instant::now() + self.grace;
         let node = parked.node().clone();
@@ -208,5 +208,6 @@ async fn ask(opening: &Opening, search: &mut Search<'_>) -> Result<(), RouteErro
     }
 }
 
-/// How long a new session waits for a node that was linked a moment ago, or was remembered at a pod that no longer has it.
+/// How long a new session waits for a node that was linked a moment ago, or was remembered at a pod that no longer has
+/// it.
 const MOVING: Duration = Duration::from_secs(3);

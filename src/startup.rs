@@ -1,4 +1,4 @@
-//! What is in the way of a start: all of it is found before anything runs, and told at once.
+//! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,14 +23,14 @@ pub struct Startup {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFault {
     /// Whom to blame.
-    pub kind: Kind,
-    /// The key, or keys; empty if the text says it. What is wrong with the value, and the remedy.
+    pub kind: FaultKind,
+    /// The key, or keys; empty if the text names it. What is wrong with the value, and the remedy.
     pub fault: Fault,
 }
 
 /// Whom to blame; the gravest first: what no second try mends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum FaultKind {
     /// The config, the environment, or a file that they name.
     Config,
     /// This user may not do what is asked.
@@ -57,32 +57,37 @@ impl Startup {
         self.faults.is_empty()
     }
 
-    /// Whether this is no start, but only a look at the files.
+    /// Whether the files are only checked, without a start.
     pub fn is_check(&self) -> bool {
         self.is_check
     }
 
-    /// The settings of a config, and what there is to warn of. If it has faults, nothing is, and only what it says
-    /// rightly is looked into.
+    /// The settings of a config, and its warnings. If it has faults, warnings are left out, and only the parts without
+    /// faults are looked into.
     pub fn settings<T>(&mut self, read: config::Reading<T>) -> (T, Vec<config::Warning>) {
         let config::Reading { settings, mut warnings, faults, given } = read;
         if !faults.is_empty() {
             warnings.clear();
             self.given = Some(given);
         }
-        let of_config = |fault| StartFault { kind: Kind::Config, fault };
+        let of_config = |fault| StartFault { kind: FaultKind::Config, fault };
         self.faults.extend(faults.into_iter().map(of_config));
         (settings, warnings)
     }
 
     /// Notes a fault.
-    pub fn fault(&mut self, kind: Kind, key: impl Into<String>, text: impl Into<String>) {
+    pub fn fault(&mut self, kind: FaultKind, key: impl Into<String>, text: impl Into<String>) {
         let fault = Fault { key: key.into(), line: None, text: text.into() };
         self.faults.push(StartFault { kind, fault });
     }
 
     /// What came of the values of some keys; `None`: a fault, which is noted unless nobody has given these values.
-    pub fn keep<T>(&mut self, kind: Kind, keys: &[&str], result: Result<T, impl fmt::Display>) -> Option<T> {
+    pub fn keep<T>(
+        &mut self,
+        kind: FaultKind,
+        keys: &[&str],
+        result: Result<T, impl fmt::Display>,
+    ) -> Option<T> {
         let given = keys.iter().all(|key| self.is_given(key));
         match result {
             Err(cause) if given => self.fault(kind, keys.join(", "), cause.to_string()),
@@ -108,7 +113,7 @@ impl Startup {
                 if cause.contains(&path) { cause } else { format!("{path}: {cause}") }
             })
         });
-        self.keep(Kind::Config, &[key], held).is_some()
+        self.keep(FaultKind::Config, &[key], held).is_some()
     }
 
     /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
@@ -125,10 +130,10 @@ impl Startup {
             return None;
         }
         let bound = LocalListener::bind(path);
-        bound.map_err(|error| self.fault(Kind::Port, key, error.to_string())).ok()
+        bound.map_err(|error| self.fault(FaultKind::Port, key, error.to_string())).ok()
     }
 
-    /// As [`Self::bind`], for the address that a table says; `Some(None)` where nobody asked for it and it cannot be had.
+    /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.
     pub fn bind_optional(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
         let key = format!("{table}.{}", listen.key);
         if self.is_check || !self.is_given(&key) {
@@ -166,13 +171,13 @@ impl Startup {
 
     fn unbound(&mut self, key: &str, error: &BindError) {
         let denied = error.cause.kind() == io::ErrorKind::PermissionDenied;
-        self.fault(if denied { Kind::Permission } else { Kind::Port }, key, error.to_string());
+        self.fault(if denied { FaultKind::Permission } else { FaultKind::Port }, key, error.to_string());
     }
 }
 
 impl StartFaults {
     /// The gravest kind among them; none if there are none.
-    pub fn gravest(&self) -> Option<Kind> {
+    pub fn gravest(&self) -> Option<FaultKind> {
         self.iter().map(|found| found.kind).min()
     }
 }
@@ -194,15 +199,15 @@ mod tests {
     #[test]
     fn each_fault_is_told_once_and_the_gravest_counts() {
         let mut startup = Startup::default();
-        startup.fault(Kind::Port, "", "taken");
+        startup.fault(FaultKind::Port, "", "taken");
         for _ in 0..2 {
-            assert_eq!(startup.keep(Kind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
+            assert_eq!(startup.keep(FaultKind::System, &["a", "b"], Err::<(), _>("no DNS")), None);
         }
-        assert_eq!(startup.keep(Kind::Config, &["c"], Ok::<_, String>(1)), Some(1));
+        assert_eq!(startup.keep(FaultKind::Config, &["c"], Ok::<_, String>(1)), Some(1));
         let faults = startup.finish(Some(())).unwrap_err();
         assert_eq!(
             (faults.to_string().as_str(), faults.gravest()),
-            ("taken\na, b: no DNS", Some(Kind::System))
+            ("taken\na, b: no DNS", Some(FaultKind::System))
         );
     }
 

@@ -1,4 +1,5 @@
-//! The arrows between modules, circles of files, and the length of files and functions, checked on the sources themselves.
+//! The arrows between modules, circles of files, and the length of files and functions, checked on the sources
+//! themselves.
 //!
 //! An import goes to a lower row only: never up, never sideways. Children live in their parent's room.
 

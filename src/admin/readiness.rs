@@ -26,18 +26,18 @@ impl Readiness {
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// Says how a condition stands; why it is not met is told to whoever asks.
+    /// Sets the state of a condition; `/readyz` shows why it is not met.
     pub fn set(&self, condition: &'static str, state: Result<(), String>) {
         self.insert(condition, state.map_or_else(State::Unmet, |()| State::Met));
     }
 
-    /// Says how something stands without which this process serves as well as others do: shown, and no reason to send
-    /// nobody here.
+    /// Sets the state of something that this process can serve without: `/readyz` shows it, but it does not make the
+    /// process unready.
     pub fn note(&self, what: &'static str, state: Result<(), String>) {
         self.insert(what, state.map_or_else(|why| State::Troubled(why, None), |()| State::Met));
     }
 
-    /// The same of something that is over if it is not said again before `until`.
+    /// As [`Self::note`], for something that is over unless it is noted again before `until`.
     pub fn note_until(&self, what: &'static str, why: String, until: Instant) {
         self.insert(what, State::Troubled(why, Some(until)));
     }

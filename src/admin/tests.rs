@@ -5,10 +5,10 @@ use tracing_subscriber::layer::SubscriberExt;
 
 fn cloud(nodes: &'static [&'static str]) -> Admin {
     let nodes = move || nodes.iter().map(|n| n.parse().unwrap()).collect();
-    admin(Side::Cloud(Arc::new(nodes)))
+    admin(Program::Cloud(Arc::new(nodes)))
 }
 
-fn admin(side: Side) -> Admin {
+fn admin(side: Program) -> Admin {
     Admin {
         side,
         metrics: Metrics::cloud("ns", "pod"),
@@ -50,7 +50,7 @@ async fn superedges_health_is_answered_as_superedge_does() {
     assert_eq!((status, body.as_str()), (405, "only supports GET method\n"));
     assert_eq!(ask(&two, Port::Log, "GET /edge/healthz").await.0, 404);
     for (linked, status) in [(true, 200), (false, 500)] {
-        let edge = admin(Side::Edge(Arc::new(move || linked)));
+        let edge = admin(Program::Edge(Arc::new(move || linked)));
         assert_eq!(ask(&edge, Port::Log, "GET /edge/healthz").await, (status, String::new()));
         assert_eq!(ask(&edge, Port::Log, "PUT /edge/healthz").await.0, 405);
     }

@@ -16,7 +16,7 @@ use crate::net::resolver::Resolver;
 use crate::policy::{Listening, Targets};
 use crate::protocol::wire::frame::{FrameKind, SessionKey};
 use crate::protocol::{
-    Answer, Dialect, Event, Limits, LinkId, LinkSender, Opening, Peer, Session, SessionTable, Windows,
+    Answer, Dialect, Event, LinkId, LinkSender, Opening, Peer, Session, SessionLimits, SessionTable, Windows,
 };
 
 /// An opener and this back end, with a link between them in memory.
@@ -29,7 +29,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let limits = Limits {
+        let limits = SessionLimits {
             windows: Windows { start: 64 * 1024, max: 1024 * 1024 },
             memory: 16 << 20,
             sessions: 100,

@@ -20,7 +20,7 @@ use crate::net::tls;
 use crate::policy::plain;
 use crate::protocol::{Code, Refusal};
 
-/// How an edge speaks TLS to targets.
+/// An edge's TLS to targets.
 #[derive(Debug, Clone)]
 pub struct TargetTls {
     /// To those on loopback. Their certificate is not verified, as nobody can stand between.
@@ -29,7 +29,7 @@ pub struct TargetTls {
     pub others: Option<Reload<ClientConfig>>,
 }
 
-/// A target that TLS is spoken to.
+/// A connection to a target under TLS.
 pub(super) type TlsTarget = TlsStream<Buffered<TcpStream>>;
 
 impl TargetTls {
@@ -101,15 +101,17 @@ mod tests {
     use tokio_rustls::TlsAcceptor;
 
     fn client(trust: Trust) -> Reload<ClientConfig> {
-        tls::Client { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
+        tls::ClientSettings { trust, identity: None, alpn: vec![b"http/1.1".to_vec()] }.load().unwrap()
     }
 
     /// Who shakes hands with a target whose certificate for `edge-1` an authority has signed.
     async fn shaken(tls: &TargetTls, near: bool, host: &str, by: &Authority) -> Result<(), String> {
         let identity = by.issue("target", "edge-1");
-        let clients = tls::Clients::Anonymous;
+        let clients = tls::ClientCertificates::Anonymous;
         let server =
-            tls::Server { identity, clients, offer: tls::TlsParams::default(), alpn: vec![] }.load().unwrap();
+            tls::ServerSettings { identity, clients, offer: tls::TlsParams::default(), alpn: vec![] }
+                .load()
+                .unwrap();
         let (socket, far) = duplex(1 << 16);
         let accept = TlsAcceptor::from(server.load()).accept(far);
         let host = host.parse().unwrap();

@@ -17,7 +17,7 @@ use crate::net::ByteStream;
 use crate::net::pool::Pool;
 use crate::protocol::wire::frame::{FrameKind, SessionKey};
 use crate::protocol::{
-    Category, Dialect, Event, Limits, LinkId, LinkSender, Offer, Peer, SessionTable, Windows,
+    Category, Dialect, Event, LinkId, LinkSender, Offer, Peer, SessionLimits, SessionTable, Windows,
 };
 
 const FRONT: &str = "test";
@@ -26,7 +26,7 @@ const FRONT: &str = "test";
 pub(crate) fn linked(drain: &Drain) -> (Arc<SessionTable>, Arc<LinkSender>, mpsc::Receiver<Offer>) {
     let windows = Windows { start: 64 * 1024, max: 1024 * 1024 };
     let grace = Duration::from_secs(60);
-    let limits = Limits { windows, memory: 16 << 20, sessions: 9, grace };
+    let limits = SessionLimits { windows, memory: 16 << 20, sessions: 9, grace };
     let table = || SessionTable::new(Instance::random(), limits.clone(), Metrics::edge());
     let sender = |n| LinkSender::new(LinkId(n), Peer::Cloud("node1".parse().unwrap()), None, Dialect::Plain);
     let (near, far, opener, acceptor) = (sender(1), sender(2), table(), table());

@@ -9,13 +9,13 @@ use tracing::info_span;
 use crate::carry::join;
 use crate::cloud::context::PodContext;
 use crate::names::NodeName;
-use crate::protocol::{Answer, Code, Full, LinkSender, Offer, Refusal, RelayRequest, SessionTable};
+use crate::protocol::{Answer, Code, LinkSender, Offer, Refusal, RelayRequest, SessionTable, TableFull};
 use crate::telemetry::Metrics;
 
 /// Accepts the request as the session's end, and opens a plain session to the node.
-pub(super) fn lead(asked: RelayRequest, plain: Arc<LinkSender>, shared: &PodContext) {
-    let node = asked.node().clone();
-    if let Some(offer) = asked.offer() {
+pub(super) fn lead(request: RelayRequest, plain: Arc<LinkSender>, shared: &PodContext) {
+    let node = request.node().clone();
+    if let Some(offer) = request.offer() {
         let span = info_span!("bridge", session = %offer.id(), %node);
         let ground = &shared.ground;
         let (table, metrics) = (ground.table.clone(), ground.metrics.clone());
@@ -34,7 +34,9 @@ async fn open(
     let client = offer.client().to_owned();
     let opening = match table.open(node.clone(), offer.target().clone(), offer.category(), client) {
         Ok(opening) => opening,
-        Err(Full) => return offer.refuse(Refusal::new(Code::Busy, "too many sessions at once on that pod")),
+        Err(TableFull) => {
+            return offer.refuse(Refusal::new(Code::Busy, "too many sessions at once on that pod"));
+        }
     };
     opening.ask(&plain, None);
     let answer = tokio::select! {

@@ -10,7 +10,7 @@ use crate::cloud::context::PodContext;
 use crate::net::entrance::{Accepted, ConnectionHandler};
 use crate::net::listen::tune_link;
 use crate::net::tls::{Acceptor, Shaken};
-use crate::protocol::grpc::{Call, Waiting, serve};
+use crate::protocol::grpc::{Call, Unaccepted, serve};
 
 /// The handler of connections to the gRPC port.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl ConnectionHandler for Callers {
         let Shaken { stream: io, turn, until } = shaken;
         // Only pods have certificates that pass the check, so a caller with one may claim to be a pod.
         let certified = io.get_ref().1.peer_certificates().is_some();
-        let waiting = Waiting { certified, until, slots: (slot, turn) };
+        let waiting = Unaccepted { certified, until, slots: (slot, turn) };
         let (calls, ground) = (self.calls.clone(), self.shared.ground.clone());
         drop(self);
         serve(io, from, calls, ground, waiting).await;

@@ -6,10 +6,10 @@ use super::files;
 use crate::config::cloud::{Certificates, Cloud};
 use crate::net::pem;
 use crate::net::reload::Reload;
-use crate::net::tls::{Clients, Identity, Server};
-use crate::startup::{Kind, Startup};
+use crate::net::tls::{ClientCertificates, Identity, ServerSettings};
+use crate::startup::{FaultKind, Startup};
 
-/// The TLS of a port whose clients speak HTTP/1; `None`: there are faults, which `startup` has noted.
+/// The TLS of a port for HTTP/1; `None`: it has faults, which `startup` has noted.
 pub(super) fn read(
     settings: &Cloud,
     certificates: &Certificates,
@@ -25,7 +25,7 @@ pub(super) fn read(
     let has_ca = ca.is_none_or(|ca| startup.holds(&keys[2], ca, |text| pem::certs(ca, text)));
     let (offer, _) = offer.filter(|_| has_cert && has_key && has_ca)?;
     let identity = Identity { cert: cert.clone(), key: key.clone() };
-    let clients = ca.cloned().map_or(Clients::Anonymous, Clients::Required);
-    let server = Server { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
-    startup.keep(Kind::Config, &[&keys[0], &keys[1]], server.load())
+    let clients = ca.cloned().map_or(ClientCertificates::Anonymous, ClientCertificates::Required);
+    let server = ServerSettings { identity, clients, offer, alpn: vec![b"http/1.1".to_vec()] };
+    startup.keep(FaultKind::Config, &[&keys[0], &keys[1]], server.load())
 }

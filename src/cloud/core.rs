@@ -8,13 +8,13 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::info_span;
 
-use super::asked;
 use super::context::PodContext;
-use super::files::Files;
+use super::files::PodFiles;
 use super::kubernetes::{self, Pods};
 use super::links;
 use super::proven::Proven;
-use super::siblings::{self, Found};
+use super::requests;
+use super::siblings::{self, FinderParts};
 use super::stop::Stopping;
 use crate::admin::Readiness;
 use crate::backend::Backend;
@@ -28,7 +28,7 @@ use crate::net::pool::Pool;
 use crate::net::resolver::Resolver;
 use crate::policy::Zone;
 use crate::protocol::grpc::LinkContext;
-use crate::protocol::{Limits, Link, SessionTable, Windows};
+use crate::protocol::{Link, SessionLimits, SessionTable, Windows};
 use crate::registry::Registry;
 use crate::route::Route;
 use crate::telemetry::{Metrics, third_of_memory};
@@ -57,7 +57,7 @@ pub(super) struct Core {
 
 impl Core {
     /// Builds the core and spawns its tasks. `port` is the gRPC port, `own` the addresses at which this pod listens.
-    pub(super) fn new(settings: &Cloud, files: &Files, port: u16, own: Vec<SocketAddr>) -> Self {
+    pub(super) fn new(settings: &Cloud, files: &PodFiles, port: u16, own: Vec<SocketAddr>) -> Self {
         let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
         let mut stopping = stopping(settings);
         let links = stopping.links.clone();
@@ -78,7 +78,7 @@ impl Core {
             port,
         };
         let cluster = pods.siblings.clone();
-        let Found { finder, several } = siblings::finder(&settings.registry.siblings, joined, cluster);
+        let FinderParts { finder, several } = siblings::finder(&settings.registry.siblings, joined, cluster);
         stopping.several = several.is_some();
         let (siblings, made) = several.map(|several| (several.siblings, several.made)).unzip();
         let readiness = Readiness::waiting_for(&[]);
@@ -100,7 +100,7 @@ impl Core {
             pool,
             stopping: stopping.begun.clone(),
             reachable: settings.allow.nodes.clone().into(),
-            searches: Arc::new(Semaphore::new(asked::MOST_SEARCHES)),
+            searches: Arc::new(Semaphore::new(requests::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
         let client_sessions = frontend::sessions(session.max, session.max_for_client);
@@ -126,7 +126,7 @@ impl Core {
     }
 
     /// Spawns the tasks that follow files and remove what has expired.
-    fn spawn_upkeep(&self, files: &Files) {
+    fn spawn_upkeep(&self, files: &PodFiles) {
         let (drain, LinkContext { table, metrics, .. }) = (&self.stopping.links, &self.context.ground);
         drain.spawn(info_span!("dns"), self.resolver.clone().watch(drain.clone()));
         drain.spawn(info_span!("tls"), files.tls.clone().watch(drain.clone()));
@@ -148,8 +148,8 @@ fn stopping(settings: &Cloud) -> Stopping {
     }
 }
 
-fn limits(settings: &Cloud) -> Limits {
-    Limits {
+fn limits(settings: &Cloud) -> SessionLimits {
+    SessionLimits {
         windows: WINDOWS,
         memory: settings.session.memory.unwrap_or_else(|| third_of_memory(MEMORY)),
         sessions: settings.session.max,
@@ -163,7 +163,7 @@ fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
 }
 
 /// Dials for edges; never one of the addresses in `listening`.
-fn dialer(settings: &Cloud, files: &Files, listening: Vec<SocketAddr>) -> TargetDialer {
+fn dialer(settings: &Cloud, files: &PodFiles, listening: Vec<SocketAddr>) -> TargetDialer {
     TargetDialer {
         place: Place::ForEdges,
         own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),

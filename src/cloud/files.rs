@@ -8,13 +8,13 @@ use crate::config::cloud::{Cloud, Publish, TlsVersion};
 use crate::net::pem;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{self, Clients, Dialer, Identity, TlsParams};
+use crate::net::tls::{self, ClientCertificates, Dialer, Identity, TlsParams};
 use crate::policy::Tokens;
-use crate::startup::{Kind, Startup};
+use crate::startup::{FaultKind, Startup};
 
 /// The contents of the files; a [`Reload`] follows its file.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct PodFiles {
     /// TLS of the gRPC port.
     pub(super) tls: Reload<ServerConfig>,
     /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
@@ -27,18 +27,18 @@ pub(super) struct Files {
     pub(super) dns: Resolver,
 }
 
-impl Files {
+impl PodFiles {
     /// Reads all of them; `None`: there are faults, which `startup` has noted.
     pub(super) fn read(settings: &Cloud, startup: &mut Startup) -> Option<Self> {
         let tls = tls(settings, startup);
         // The faults of the certificate are noted already.
         let siblings = tls.as_ref().and_then(|_| siblings::dialer(settings, startup));
         let tokens = proven::read(&settings.server.tokenfile, startup);
-        let resolver = startup.keep(Kind::System, &["DNS"], Resolver::system());
+        let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.siblings.dns.as_slice() {
             [] => resolver.clone(),
             servers => {
-                startup.keep(Kind::Config, &["mode.cloud.registry.dns"], Resolver::of_servers(servers))
+                startup.keep(FaultKind::Config, &["mode.cloud.registry.dns"], Resolver::of_servers(servers))
             }
         };
         publisher(settings, startup);
@@ -46,7 +46,7 @@ impl Files {
     }
 }
 
-/// What TLS speaks at the ports of a pod, and warnings about it.
+/// Versions and cipher suites of TLS at the ports of a pod, and warnings about them.
 pub(super) fn offer(settings: &Cloud, startup: &mut Startup) -> Option<(TlsParams, Vec<String>)> {
     let tls = &settings.tls;
     let min_version = match tls.min_version {
@@ -54,7 +54,7 @@ pub(super) fn offer(settings: &Cloud, startup: &mut Startup) -> Option<(TlsParam
         TlsVersion::V13 => "VersionTLS13",
     };
     let offer = TlsParams::parse(min_version, &tls.cipher_suites.join(","));
-    startup.keep(Kind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
+    startup.keep(FaultKind::Config, &["mode.cloud.tls.tls_cipher_suites"], offer)
 }
 
 fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> {
@@ -65,21 +65,21 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     let key = startup.holds(KEY, &server.key, |text| pem::key(&server.key, text));
     let has_ca = server.ca.exists();
     let ca = !has_ca || startup.holds(CA, &server.ca, |text| pem::certs(&server.ca, text));
-    // Without the file there are no other pods, and no caller is asked for a certificate.
+    // Without the file no other pod can link here, so no caller is asked for a certificate.
     let clients = if has_ca {
         let name = settings.registry.siblings.name.as_deref().map(tls::server_name).transpose();
-        let name = startup.keep(Kind::Config, &["mode.cloud.registry.name"], name)?;
-        Clients::Siblings(server.ca.clone(), name)
+        let name = startup.keep(FaultKind::Config, &["mode.cloud.registry.name"], name)?;
+        ClientCertificates::Siblings(server.ca.clone(), name)
     } else {
-        Clients::Anonymous
+        ClientCertificates::Anonymous
     };
     let (offer, warnings) = offer.filter(|_| cert && key && ca)?;
     for warning in warnings {
         warn!("{warning}");
     }
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
-    let server = tls::Server { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
-    startup.keep(Kind::Config, &[CERT, KEY], server.load())
+    let server = tls::ServerSettings { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
+    startup.keep(FaultKind::Config, &[CERT, KEY], server.load())
 }
 
 /// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being
@@ -88,7 +88,7 @@ fn publisher(settings: &Cloud, startup: &mut Startup) {
     let registry = &settings.registry;
     if cfg!(not(feature = "kubernetes")) && matches!(registry.publish, Publish::ConfigMap(_)) {
         let text = "configmap: this program is built without Kubernetes; build it with --features kubernetes";
-        startup.fault(Kind::Config, "mode.cloud.registry.publish", text);
+        startup.fault(FaultKind::Config, "mode.cloud.registry.publish", text);
     }
     if !startup.is_check() {
         return;

@@ -1,4 +1,4 @@
-//! Who may come in at the ports for clients: from what the settings say to the gates that front ends stand behind.
+//! Who may come in at the ports for clients: makes the gates of front ends from the settings.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::drain::Drain;
 use crate::frontend::{Gate, Logins, Users};
 use crate::net::reload::Reload;
 use crate::policy::Networks;
-use crate::startup::{Kind, Startup};
+use crate::startup::{FaultKind, Startup};
 
 /// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
 /// together.
@@ -21,7 +21,7 @@ pub(super) struct Gates {
     files: BTreeMap<PathBuf, Option<UserFile>>,
 }
 
-/// Who may come in at one port, with all that is needed to tell.
+/// Who may come in at one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
 pub(super) struct Guard {
     access: Access,
@@ -76,7 +76,7 @@ impl UserFile {
         let parse = move |text: &[u8]| {
             Users::parse(&String::from_utf8_lossy(text)).map_err(|cause| format!("{shown}: {cause}"))
         };
-        let users = startup.keep(Kind::Config, &[key], Reload::file(path, parse))?;
+        let users = startup.keep(FaultKind::Config, &[key], Reload::file(path, parse))?;
         let logins = Arc::new(Logins::new(users.clone()));
         Some(Self { users, logins })
     }

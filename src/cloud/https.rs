@@ -1,22 +1,81 @@
-//! Starts the front ends of `[mode.cloud.https]`.
+//! Starts the front ends of `[mode.cloud.https]` and `[mode.cloud.http]`.
 
-use super::gates::Gates;
+use tokio_rustls::rustls::ServerConfig;
+use tracing::info_span;
+
+use super::certificates;
+use super::core::Core;
+use super::gates::{Gates, Guard};
 use super::ports::ClientPort;
-use crate::config::cloud::{Cloud, HttpsMode};
-use crate::frontend::Passthrough;
+use crate::config::cloud::{Cloud, HttpsMode, NodePort};
+use crate::frontend::{self, Http, Https, Passthrough, Tls};
+use crate::names::Target;
+use crate::net::listen::Listener;
+use crate::net::reload::Reload;
 use crate::startup::Startup;
 
-/// Binds all ports; `None`: there are faults, which `startup` has noted.
+/// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
     let https = &settings.https;
-    if https.ports.is_empty() || https.mode != HttpsMode::Passthrough {
+    if https.ports.is_empty() {
         return Some(Vec::new());
     }
     let guard = gates.prepare(&https.access, startup);
-    let ports = https.ports.iter().map(|port| {
-        let (listener, target) = (startup.bind(&port.key, port.at)?, port.target.clone());
-        Some(ClientPort::tcp(listener, guard.clone()?, |_| Passthrough { target }))
-    });
-    // All of them first, so that each fault is noted.
-    ports.collect::<Vec<_>>().into_iter().collect()
+    // Outer: whether the files will do; inner: whether there are any.
+    let tls = match &https.mode {
+        HttpsMode::Passthrough => Some(None),
+        HttpsMode::Terminate(files) => certificates::read(settings, files, startup).map(Some),
+    };
+    let ports = bind(&https.ports, startup);
+    let (guard, tls, ports) = (guard?, tls?, ports?);
+    // One port follows the files for all.
+    let mut watched = tls.clone();
+    let port = |(listener, target)| match tls.clone() {
+        None => ClientPort::tcp(listener, guard.clone(), |_| Passthrough { target }),
+        Some(tls) => terminating((listener, target), guard.clone(), tls, watched.take()),
+    };
+    Some(ports.into_iter().map(port).collect())
+}
+
+/// Binds all ports without TLS; `None`: there are faults, which `startup` has noted.
+pub(super) fn prepare_plain(
+    settings: &Cloud,
+    gates: &mut Gates,
+    startup: &mut Startup,
+) -> Option<Vec<ClientPort>> {
+    let http = &settings.http;
+    if http.ports.is_empty() {
+        return Some(Vec::new());
+    }
+    let (guard, ports) = (gates.prepare(&http.access, startup), bind(&http.ports, startup));
+    let (guard, ports) = (guard?, ports?);
+    let port = |(listener, target)| {
+        ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(target, core)))
+    };
+    Some(ports.into_iter().map(port).collect())
+}
+
+fn terminating(
+    (listener, target): (Listener, Target),
+    guard: Guard,
+    tls: Reload<ServerConfig>,
+    watched: Option<Reload<ServerConfig>>,
+) -> ClientPort {
+    ClientPort::tcp(listener, guard, move |core: &Core| {
+        let links = &core.stopping.links;
+        if let Some(watched) = watched {
+            links.spawn(info_span!("tls"), watched.watch(links.clone()));
+        }
+        Tls::new(Https(node_port(target, core)), tls, core.context.pool.clone())
+    })
+}
+
+/// Binds all of them first, so that each fault is noted.
+fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, Target)>> {
+    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.target.clone())));
+    bound.collect::<Vec<_>>().into_iter().collect()
+}
+
+fn node_port(target: Target, core: &Core) -> frontend::NodePort {
+    frontend::NodePort { target, finder: core.context.finder.clone() }
 }

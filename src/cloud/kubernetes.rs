@@ -45,7 +45,8 @@ pub(super) fn follow(_: Option<&ClusterSettings>, _: Option<IpAddr>, _: u16, _: 
     Pods::default()
 }
 
-/// The address book, kept as the cluster says if there is one; what that does not tell is a note in `readiness`.
+/// The address book, kept up to date with the cluster if one is set; what the cluster does not list is a note in
+/// `readiness`.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
 pub(super) fn follow_addresses(
     settings: &AddressSettings,

@@ -6,9 +6,9 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::rustls::ServerConfig;
 use tracing::{debug, field, info, info_span, warn};
 
-use crate::cloud::asked;
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
+use crate::cloud::requests;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
@@ -144,7 +144,7 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
 async fn run(mut link: Link, shared: &PodContext) {
     let links = &shared.ground.metrics.links;
     links.inc();
-    let own = Arc::new(Semaphore::new(asked::MOST_SEARCHES_OF_ONE));
+    let own = Arc::new(Semaphore::new(requests::MOST_SEARCHES_OF_ONE));
     let room = Room { own, all: shared.searches.clone() };
     let why = loop {
         match link.next().await {
@@ -154,14 +154,14 @@ async fn run(mut link: Link, shared: &PodContext) {
                 offer.refuse(Refusal::new(Code::NotAllowed, why));
             }
             Ok(Event::Parked(parked)) => shared.route.mend(parked, &shared.ground.drain),
-            Ok(Event::RelayRequest(asked)) => asked::answer(asked, shared, &room),
+            Ok(Event::RelayRequest(request)) => requests::answer(request, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
-                if shared.finder.heard(&link.sender, &node, found) {
+                if shared.finder.on_found(&link.sender, &node, found) {
                     make_way(link.sender.clone(), node, Some(found), shared);
                 }
             }
-            Ok(Event::Conflict(node, said)) => shared.finder.gives_way(&node, said),
+            Ok(Event::Conflict(node, conflict)) => shared.finder.gives_way(&node, conflict),
             // The pod did not ask this edge to move. If it believed the frame, an edge could keep many unlisted links.
             Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
             Ok(Event::Drain) => {

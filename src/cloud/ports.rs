@@ -28,7 +28,7 @@ pub(super) struct Ports {
 pub(super) struct ClientPort {
     /// Its front end's name.
     pub(super) name: &'static str,
-    /// Its address; `None` if it is no TCP port.
+    /// Its address; `None` for a unix socket.
     pub(super) at: Option<SocketAddr>,
     /// Spawns its front end.
     pub(super) spawn: Box<dyn FnOnce(&Core) + Send>,

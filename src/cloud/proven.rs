@@ -14,7 +14,7 @@ use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
-use crate::startup::{Kind, Startup};
+use crate::startup::{FaultKind, Startup};
 
 /// The links that were accepted for a token.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>>
         }
         Ok(tokens)
     });
-    let tokens = startup.keep(Kind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
+    let tokens = startup.keep(FaultKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
     if tokens.load().is_empty() {
         warn!(file = %file.display(), "the token file holds no token: every edge is refused until it has one");
     }
@@ -91,7 +91,7 @@ impl Proven {
         self.lock().remove(&sender.id);
     }
 
-    /// Until draining begins, ends each link whose token is no longer in the file.
+    /// Until draining begins, ends each link whose token has left the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         loop {

@@ -1,4 +1,4 @@
-//! Starts publishing as `[mode.cloud.registry]` says.
+//! Starts publishing as set in `[mode.cloud.registry]`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use crate::net::tls::Identity;
 use crate::registry::{ConfigMap, ConfigMapParams, Lives};
 use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
 
-/// Publishes the nodes of this pod, if the settings say where. `dns` tells whether a name has another owner; `port` is
-/// the gRPC port of all pods.
+/// Publishes the nodes of this pod, if the settings name a place. `dns` resolves names, to find those that have another
+/// owner; `port` is the gRPC port of all pods.
 pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
     let pods = OtherPods { siblings: core.context.siblings.clone(), port };
     let Some(store) = store(settings, core, pods.clone()) else { return };
@@ -52,7 +52,7 @@ impl OtherPods {
     }
 }
 
-/// The store for records; `None` if nothing is published. `pods` tells which of those with records are alive.
+/// The store for records; `None` if nothing is published. `pods` finds which of those with records are alive.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
 fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
     // The settings were checked to have an address.
@@ -85,7 +85,7 @@ fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
     })
 }
 
-/// Tells whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.
+/// Decides whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
 fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, pods: OtherPods) -> Vet {
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]

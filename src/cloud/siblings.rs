@@ -18,11 +18,11 @@ use crate::policy::Zone;
 use crate::protocol::Link;
 use crate::protocol::grpc::LinkContext;
 use crate::registry::{self, Dns, Finder, PodAddresses, Registry};
-use crate::startup::{Kind, Startup};
+use crate::startup::{FaultKind, Startup};
 
 /// The finder of nodes, and what a pod that is one of several needs beside it.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct FinderParts {
     pub(super) finder: Arc<Finder>,
     pub(super) several: Option<Several>,
 }
@@ -53,7 +53,7 @@ pub(super) struct Joined<'a> {
     pub(super) port: u16,
 }
 
-/// Reads the TLS files for dialling other pods; `None` if there are no other pods, or the files do not allow links to
+/// Reads the TLS files for dialling other pods; `None` if no other pods are set, or the files do not allow links to
 /// them. The latter is a fault if the settings name other pods, else a warning.
 pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<Dialer>> {
     let asked = &settings.registry.siblings;
@@ -67,7 +67,7 @@ pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
     match asked.named {
         Some(named) if named.must_link => {
             let fault = format!("it names other pods, and none can be linked to: {REMEDY}: {why}");
-            startup.keep(Kind::Config, &[named.key], Err::<(), _>(fault));
+            startup.keep(FaultKind::Config, &[named.key], Err::<(), _>(fault));
         }
         Some(named) => error!(
             "{} names other pods, and none can be linked to, so that nodes are reached only through the very pod that \
@@ -80,16 +80,16 @@ pub(super) fn dialer(settings: &Cloud, startup: &mut Startup) -> Option<Reload<D
 }
 
 /// Sets up what the settings ask for; without TLS for other pods, only the search among the nodes linked here.
-/// `cluster` tells of pods beside those of the settings.
+/// `cluster` has pods beside those of the settings.
 pub(super) fn finder(
     asked: &SiblingSettings,
     joined: Joined<'_>,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
-) -> Found {
+) -> FinderParts {
     let Joined { ground, pool, zone, tls, resolver, dns, registry, port } = joined;
     let (own, drain) = (ground.table.instance(), &ground.drain);
     let Some(tls) = tls else {
-        return Found { finder: Finder::alone(registry, own), several: None };
+        return FinderParts { finder: Finder::alone(registry, own), several: None };
     };
     drain.spawn(info_span!("tls"), tls.clone().watch(drain.clone()));
     let service = asked.service.as_ref().and_then(|service| match &service.host {
@@ -102,7 +102,7 @@ pub(super) fn finder(
         registry::Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
     let dns = Dns::new(dns.clone(), zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
-    Found { finder, several: Some(Several { siblings, made }) }
+    FinderParts { finder, several: Some(Several { siblings, made }) }
 }
 
 /// Shows in `/readyz` which of the listed pods do not answer, and why. This does not make the pod unready.

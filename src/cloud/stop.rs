@@ -54,7 +54,7 @@ impl Pod {
         let before_cut = async {
             self.table.reset_all(&why);
             sleep(FLUSH_TIMEOUT).await;
-            self.table.told().await;
+            self.table.last_frames_sent().await;
         };
         let drained = clients.finish_after(left, at_once.clone(), before_cut).await;
         if let Drained::Cut(left) = drained {
@@ -76,7 +76,7 @@ impl Pod {
         publisher.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         links.begin();
         sleep(FLUSH_TIMEOUT).await;
-        self.table.told().await;
+        self.table.last_frames_sent().await;
         self.registry.close_all();
         self.finder.close_links();
         links.finish(CLOSE_TIMEOUT, std::future::pending()).await;

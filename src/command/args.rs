@@ -94,7 +94,7 @@ impl Args {
     }
 }
 
-/// Whether a command line was wrong; else it asked for something that its "error" says.
+/// Whether the command line was wrong; otherwise the "error" is the text that it asked for, such as help.
 pub fn is_wrong(error: &clap::Error) -> bool {
     !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)
 }

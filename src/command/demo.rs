@@ -14,21 +14,21 @@ use tracing::info_span;
 use crate::cloud::Pod;
 use crate::config::Environment;
 use crate::config::cloud::Cloud;
-use crate::config::edge::Edge as Settings;
+use crate::config::edge::EdgeSettings as Settings;
 use crate::drain::Drain;
 use crate::edge::Edge;
 use crate::names::NodeName;
 use crate::net::listen::Listener;
 use crate::pki::Authority;
 
-/// Runs the demo until `stop` completes, or makes one request and ends if `check`. `say` prints a line for a person.
+/// Runs the demo until `stop` completes, or makes one request and ends if `check`. `say` prints a line on the terminal.
 ///
 /// # Errors
 ///
 /// What did not work, with the step at which it happened.
 pub async fn run(check: bool, stop: impl Future<Output = ()>, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let begun = Instant::now();
-    let files = Files::make().context("making certificates")?;
+    let files = DemoFiles::make().context("making certificates")?;
     let pages = Drain::new();
     let page = Listener::bind(anywhere())?;
     let page_at = page.at();
@@ -51,12 +51,12 @@ pub async fn run(check: bool, stop: impl Future<Output = ()>, say: &dyn Fn(&str)
 }
 
 /// The temporary directory with everything that both sides read.
-struct Files(TempDir);
+struct DemoFiles(TempDir);
 
 /// A directory that is removed when dropped.
 struct TempDir(std::path::PathBuf);
 
-impl Files {
+impl DemoFiles {
     fn make() -> anyhow::Result<Self> {
         let dir = std::env::temp_dir().join(format!("tunnel-demo-{:016x}", rand::random::<u64>()));
         std::fs::create_dir(&dir)?;

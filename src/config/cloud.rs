@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Environment, Faults, Listen, Reading, Warning, listen, unserved, value};
+use super::{Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod access;
@@ -14,6 +14,7 @@ mod certificates;
 mod cluster;
 mod egress;
 mod https;
+mod proxy;
 mod registry;
 mod siblings;
 mod ssh;
@@ -26,6 +27,7 @@ pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort};
+pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
 pub use ssh::Ssh;
@@ -37,12 +39,14 @@ pub use tls::{Tls, TlsVersion};
 pub struct Cloud {
     /// Where edges link, and who may.
     pub server: Server,
-    /// What TLS speaks on that port.
+    /// Versions and cipher suites of TLS on that port.
     pub tls: Tls,
     /// Where clients come in with CONNECT, and who may.
     pub ssh: Ssh,
     /// Where kube-apiserver comes in with CONNECT; `None`: nowhere.
     pub egress: Option<Egress>,
+    /// The HTTP proxy; `None`: there is none.
+    pub http_proxy: Option<HttpProxy>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// TLS ports, each for one port of every node.
@@ -50,7 +54,7 @@ pub struct Cloud {
     /// HTTP ports, each for one port of every node.
     pub http: Http,
     /// Limits of sessions.
-    pub session: Session,
+    pub session: PodSessions,
     /// Where others learn which node is at this pod.
     pub registry: RegistrySettings,
     /// How clients may name a target other than by its node's name.
@@ -88,7 +92,7 @@ pub struct Server {
 
 /// `[mode.cloud.session]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Session {
+pub struct PodSessions {
     /// How long a session without a path is kept.
     pub grace: Duration,
     /// How long a client waits for its target.
@@ -97,7 +101,7 @@ pub struct Session {
     pub max: usize,
     /// How many of them for one client.
     pub max_for_client: usize,
-    /// How long sessions may go on once the pod is told to stop.
+    /// How long sessions may go on once the pod is stopping.
     pub drain: Duration,
     /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
     pub memory: Option<usize>,
@@ -112,7 +116,7 @@ pub struct Allow {
     pub nodes: Vec<Glob>,
 }
 
-/// Bytes that sessions may promise at most, where the file does not say.
+/// Bytes that sessions may promise at most, unless the file sets it.
 pub const MEMORY: usize = 256 << 20;
 
 impl Cloud {
@@ -138,7 +142,8 @@ impl Cloud {
             ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
         ];
         let egress = self.egress.as_ref().map(Egress::access);
-        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress) {
+        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
+        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress).chain(proxy) {
             // What several tables take from one is one file.
             if let Auth::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))
@@ -171,12 +176,12 @@ impl Cloud {
         let server = server(&mut stream, report);
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
-        unserved::cloud_modules(&mut cloud, report);
         let ssh = ssh::read(&mut cloud, report);
         let settings = Self {
             server,
             tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
+            http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             https: https::read(&mut cloud, &ssh.access, report),
             http: https::read_http(&mut cloud, &ssh.access, report),
@@ -210,17 +215,17 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
         tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),
         ca: table.read("ca", value::path, report).unwrap_or_else(|| super::CA.into()),
     };
-    unserved::channelz(&mut table, report);
+    super::unserved::channelz(&mut table, report);
     table.finish(report);
     server
 }
 
-fn session(cloud: &mut Table<'_>, report: &mut Report) -> Session {
+fn session(cloud: &mut Table<'_>, report: &mut Report) -> PodSessions {
     let mut table = cloud.table("session", report);
     let wait = value::duration(Duration::from_millis(100)..=Duration::from_secs(600));
     let max = table.read("max", value::count(1..=MOST_SESSIONS), report).unwrap_or(MAX);
     let for_client = table.read("max_for_client", value::count(1..=MOST_SESSIONS), report);
-    let session = Session {
+    let session = PodSessions {
         grace: super::grace(&mut table, report),
         open_timeout: table.read("open_timeout", wait, report).unwrap_or(OPEN_TIMEOUT),
         max,
@@ -249,7 +254,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Sessions at once: a pod's memory limit is met long before.
 const MAX: usize = 100_000;
 
-/// Clients that together may have all sessions, where the file does not say.
+/// Clients that together may have all sessions, unless the file sets it.
 const CLIENTS: usize = 4;
 
 /// More sessions than a process can have sockets for.

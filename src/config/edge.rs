@@ -12,14 +12,14 @@ use crate::policy::{TargetEntry, Targets};
 
 /// All settings of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Edge {
+pub struct EdgeSettings {
     /// Whom to dial, and as whom.
     pub client: Client,
     /// Limits of sessions.
-    pub session: Session,
+    pub session: EdgeSessions,
     /// What it may dial for others.
     pub targets: Targets,
-    /// How it speaks TLS to targets.
+    /// Its TLS to targets.
     pub https: Https,
     /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
     pub own: Vec<IpAddr>,
@@ -59,10 +59,10 @@ pub enum Token {
 
 /// `[mode.edge.session]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Session {
+pub struct EdgeSessions {
     /// How long a session without a path is kept.
     pub grace: Duration,
-    /// How long sessions may go on once the edge is told to stop.
+    /// How long sessions may go on once the edge is stopping.
     pub drain: Duration,
     /// Bytes that sessions may promise; `None`: a third of the process's memory limit, at most [`MEMORY`].
     pub memory: Option<usize>,
@@ -77,10 +77,10 @@ pub struct Https {
     pub ca: Option<PathBuf>,
 }
 
-/// Bytes that sessions may promise at most, where the file does not say: edges are small machines.
+/// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
 pub const MEMORY: usize = 6 << 20;
 
-impl Edge {
+impl EdgeSettings {
     /// Reads an edge's settings.
     ///
     /// # Errors
@@ -200,7 +200,7 @@ fn token(table: &mut Table<'_>, report: &mut Report) -> Option<Token> {
 
 fn server(table: &mut Table<'_>, report: &mut Report) -> Option<Target> {
     let read = |value: &_| {
-        let text = value::word(value)?;
+        let text = value::nonempty(value)?;
         let wanted = "want the cloud's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
         let (host, port) = text.rsplit_once(':').ok_or_else(|| value::wrong(value, wanted))?;
         if let (Some(host), Ok(port)) = (template(host), port.parse()) {
@@ -244,9 +244,9 @@ fn warn_template(table: &Table<'_>, key: &'static str, report: &mut Report) {
     report.warn(table.key(key), Concern::Surprise, text);
 }
 
-fn session(edge: &mut Table<'_>, report: &mut Report) -> Session {
+fn session(edge: &mut Table<'_>, report: &mut Report) -> EdgeSessions {
     let mut table = edge.table("session", report);
-    let session = Session {
+    let session = EdgeSessions {
         grace: super::grace(&mut table, report),
         drain: super::drain(&mut table, report),
         memory: table.read("memory", value::size(super::LEAST_MEMORY), report),

@@ -155,7 +155,7 @@ impl<'t> Table<'t> {
     }
 
     /// Takes all keys that are left, in their order in the file: names that the user has chosen, each with its table. A
-    /// value that is no table counts as a table with the one key `short`.
+    /// value of another type counts as a table with the one key `short`.
     pub(super) fn named(&mut self, short: &'static str, report: &mut Report) -> Vec<(String, Self)> {
         let mut entries: Vec<Entry<'t>> = std::mem::take(&mut self.entries).into_values().collect();
         entries.sort_by_key(|entry| entry.place);

@@ -1,6 +1,6 @@
 //! Where to listen, written as an address (ours) or as a port on all interfaces (SuperEdge's).
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use toml::de::DeValue;
@@ -55,7 +55,32 @@ pub(super) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut 
     one_of(table, (LISTEN, reader), ports, report)
 }
 
-/// Reads one of several keys that say where to listen.
+/// Reads the address of an HTTP proxy, in each of SuperEdge's spellings; at `ip` unless a key has another one. `None`:
+/// no key is set.
+pub(super) fn proxy(table: &mut Table<'_>, ip: Ipv4Addr, report: &mut Report) -> Option<Listen> {
+    let mut said = None;
+    for key in ["ip", "proxyip"] {
+        let found: Option<IpAddr> = table.read(key, value::parsed, report);
+        said = said.or(found);
+    }
+    let socket = |value: &DeValue<'_>| value::socket(value).map(Err);
+    let found = one_of(table, (LISTEN, socket), &["port", "proxyport"], report);
+    if found.is_none()
+        && table.is_present()
+        && !["listen", "port", "proxyport"].iter().any(|key| table.has(key))
+    {
+        table.complain(LISTEN, None, "say where the proxy listens: listen = \"ip:port\"", report);
+    }
+    match found? {
+        Place::Port(listen) if listen.key == LISTEN => Some(listen),
+        Place::Port(listen) => {
+            Some(Listen { at: (said.unwrap_or(ip.into()), listen.at.port()).into(), ..listen })
+        }
+        Place::Unix(_) => None,
+    }
+}
+
+/// Reads one of several keys for an address to listen on.
 fn one_of(
     table: &mut Table<'_>,
     (listen, reader): (
@@ -112,7 +137,7 @@ pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Netw
     Some(proxies)
 }
 
-/// The key that says where clients come in.
+/// The key for the address that clients connect to.
 const LISTEN: &str = "listen";
 
 /// The key of every table with a port that balancers may stand before.

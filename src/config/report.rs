@@ -15,7 +15,7 @@ pub(super) struct Report {
     pub(super) given: BTreeSet<String>,
 }
 
-/// A fault whose line is not known yet: [`Report::finish`] tells it from the place.
+/// A fault whose line is not known yet: [`Report::finish`] finds it by the place.
 #[derive(Debug)]
 struct PlacedFault {
     /// In bytes from the start of the file, or [`NOWHERE`].
@@ -47,7 +47,7 @@ impl Report {
         let line = lines_of(text);
         let mut broken = BTreeSet::new();
         let mut faults = Vec::new();
-        // A line that is not TOML is told once, and what was read there in spite of it was never meant.
+        // A line that is not TOML is reported once; other faults on that line only follow from it.
         for PlacedFault { place, fault, .. } in &self.faults {
             let line = (*place != NOWHERE).then(|| line(*place));
             if fault.key.is_empty() && broken.insert(line) {

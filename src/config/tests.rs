@@ -3,7 +3,7 @@ use std::fmt::Write;
 use proptest::prelude::*;
 
 use super::cloud::{Auth, Cloud, TlsVersion};
-use super::edge::{Edge, Token};
+use super::edge::{EdgeSettings, Token};
 use super::*;
 use crate::policy::Targets;
 
@@ -22,8 +22,8 @@ fn cloud(text: &str) -> (Cloud, Vec<Warning>) {
     Cloud::read(text, &Environment::default()).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
-fn edge(text: &str) -> (Edge, Vec<Warning>) {
-    Edge::read(text, &node1()).unwrap_or_else(|faults| panic!("{faults}"))
+fn edge(text: &str) -> (EdgeSettings, Vec<Warning>) {
+    EdgeSettings::read(text, &node1()).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
 fn cloud_faults(text: &str) -> Faults {
@@ -31,7 +31,7 @@ fn cloud_faults(text: &str) -> Faults {
 }
 
 fn edge_faults(text: &str) -> Faults {
-    Edge::read(text, &node1()).unwrap_err()
+    EdgeSettings::read(text, &node1()).unwrap_err()
 }
 
 fn node1() -> Environment {
@@ -155,7 +155,7 @@ fn every_known_key_is_documented_and_every_documented_key_is_known() {
     assert_eq!(keys.0, keys.1);
 
     let mut report = Report::default();
-    Edge::gather("", &Environment::default(), &mut report);
+    EdgeSettings::gather("", &Environment::default(), &mut report);
     let mut keys = (known(report, "mode.edge."), documented(EDGE));
     keys.0.sort();
     keys.1.sort();
@@ -263,14 +263,14 @@ fn whose_word_is_believed_is_named_narrowly() {
 fn an_edge_knows_its_name_from_the_file_or_else_from_the_environment() {
     assert_eq!(edge(LEAST).0.client.node.as_str(), "node1");
     assert_eq!(edge(&format!("{LEAST}node = \"node2\"")).0.client.node.as_str(), "node2");
-    let nobody = Edge::read(LEAST, &Environment::default()).unwrap_err().to_string();
+    let nobody = EdgeSettings::read(LEAST, &Environment::default()).unwrap_err().to_string();
     assert_eq!(
         nobody,
         "line 1: mode.edge.stream.client.node: missing: name this node, here or by NODE_NAME in the environment"
     );
     let env =
         Environment { node_name: Some("a b".to_owned()), pod_ip: Some("nowhere".to_owned()), ..node1() };
-    let faults = Edge::read(LEAST, &env).unwrap_err();
+    let faults = EdgeSettings::read(LEAST, &env).unwrap_err();
     assert_eq!(faults.iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), ["NODE_NAME", "POD_IP"]);
 }
 
@@ -283,7 +283,7 @@ fn an_edge_takes_its_addresses_and_proxy_from_the_environment() {
         no_proxy: Some(String::new()),
         ..node1()
     };
-    let (edge, _) = Edge::read(LEAST, &env).unwrap();
+    let (edge, _) = EdgeSettings::read(LEAST, &env).unwrap();
     assert_eq!(edge.own, ["192.0.2.1".parse::<IpAddr>().unwrap(), "fd00::1".parse().unwrap()]);
     assert!(edge.client.https_proxy.is_some() && edge.client.no_proxy.is_none());
 }
@@ -360,7 +360,7 @@ fn the_wrong_modes_file_is_told_as_such() {
 fn a_secret_is_in_no_message() {
     let (edge, warnings) = edge(&LEAST.replace("t0ken", "sw0rd fish"));
     assert_eq!(edge.client.token, Token::Text(Secret::new("sw0rd fish")));
-    let mut told = format!("{edge:?} {warnings:?}");
+    let mut reported = format!("{edge:?} {warnings:?}");
     for broken in [
         "token = [\"sw0rdfish\"]",
         "token = sw0rdfish",
@@ -372,9 +372,9 @@ fn a_secret_is_in_no_message() {
         "token = \"sw0rdfish\"\ntoken_file = \"a\"",
     ] {
         let faults = edge_faults(&format!("[mode.edge.stream.client]\n{broken}\n"));
-        write!(told, "{faults} {faults:?}").unwrap();
+        write!(reported, "{faults} {faults:?}").unwrap();
     }
-    assert!(!told.contains("sw0rd"), "{told}");
+    assert!(!reported.contains("sw0rd"), "{reported}");
 }
 
 #[test]
@@ -403,7 +403,7 @@ fn what_nests_deeply_is_a_fault_and_no_crash() {
 proptest! {
     #[test]
     fn no_text_makes_the_reader_panic(text in "(?s).{0,200}") {
-        let _ = (Cloud::read(&text, &node1()), Edge::read(&text, &node1()));
+        let _ = (Cloud::read(&text, &node1()), EdgeSettings::read(&text, &node1()));
     }
 
     #[test]
@@ -423,7 +423,7 @@ proptest! {
             if let Err(faults) = read {
                 prop_assert!(!faults.to_string().is_empty());
             }
-            if let Err(faults) = Edge::read(&text, &node1()) {
+            if let Err(faults) = EdgeSettings::read(&text, &node1()) {
                 prop_assert!(!faults.to_string().is_empty());
             }
         }
@@ -440,12 +440,12 @@ proptest! {
             writeln!(text, "{key}{slip} = 1").unwrap();
         }
         let faults = cloud_faults(&text);
-        let told: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
+        let reported: Vec<_> = faults.iter().map(|f| (f.key.clone(), f.text.clone())).collect();
         let expected: Vec<_> = chosen
             .iter()
             .map(|key| (format!("mode.cloud.stream.server.{key}{slip}"), format!("not a key that is known: did you mean {key}?")))
             .collect();
-        prop_assert_eq!(told, expected);
+        prop_assert_eq!(reported, expected);
     }
 
     #[test]
@@ -470,7 +470,7 @@ fn a_file_with_faults_tells_which_keys_were_understood_so_that_only_those_are_lo
     let given: Vec<_> = read.given.iter().collect();
     assert_eq!(given, ["mode.cloud.registry.siblings", "mode.cloud.stream.server.cert"]);
     assert_eq!(read.settings.server.cert.to_str(), Some("/c"));
-    let read = Edge::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
+    let read = EdgeSettings::examine("[mode.edge.stream.client]\ncert = \"/c\"\n", &Environment::default());
     assert_eq!((read.settings.client.ca.to_str(), read.faults.len()), (Some("/c"), 3));
     let broken = Cloud::examine(&format!("{text}= ="), &Environment::default());
     assert_eq!(broken.given.len(), 0, "who knows what was meant");

@@ -1,4 +1,4 @@
-//! What SuperEdge's files ask for and we do not serve yet: known, so no fault, and named in one warning each.
+//! Keys of SuperEdge's files that are known but not served yet: no fault, but one warning each.
 
 use super::fold::{Report, Table};
 use super::{Concern, value};
@@ -13,11 +13,6 @@ pub(super) fn table(parent: &mut Table<'_>, name: &'static str, keys: &[&'static
         warn(parent, name, report);
     }
     table.finish(report);
-}
-
-/// The modules of a SuperEdge cloud.
-pub(super) fn cloud_modules(cloud: &mut Table<'_>, report: &mut Report) {
-    table(cloud, "http_proxy", &["port", "proxyport", "proxyip"], report);
 }
 
 /// The debugging service of gRPC; an empty address turns it off.

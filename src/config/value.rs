@@ -31,12 +31,12 @@ pub(super) fn text(value: &DeValue<'_>) -> Result<String, Wrong> {
 }
 
 /// A text that is not empty.
-pub(super) fn word(value: &DeValue<'_>) -> Result<String, Wrong> {
+pub(super) fn nonempty(value: &DeValue<'_>) -> Result<String, Wrong> {
     match text(value)? {
         empty if empty.trim().is_empty() => {
             Err(wrong(value, "want a text that is not empty, or leave the key out"))
         }
-        word => Ok(word),
+        nonempty => Ok(nonempty),
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn secret(value: &DeValue<'_>) -> Result<Secret, Wrong> {
 
 /// The name of a file.
 pub(super) fn path(value: &DeValue<'_>) -> Result<PathBuf, Wrong> {
-    match word(value)? {
+    match nonempty(value)? {
         text if text.contains('\0') => Err(wrong(value, "want the name of a file")),
         text => Ok(text.into()),
     }
@@ -164,7 +164,8 @@ pub(super) fn excerpt(text: &str) -> String {
     short
 }
 
-/// Do both say the same? A number may stand in quotes. Tables and lists never do: we do not look into them.
+/// Whether both values are equal. A number may stand in quotes. Tables and lists are never equal: we do not look into
+/// them.
 pub(super) fn same(a: &DeValue<'_>, b: &DeValue<'_>) -> bool {
     let scalar = |value: &DeValue<'_>| match value {
         DeValue::String(text) => Some(text.to_string()),
@@ -211,7 +212,7 @@ const DURATIONS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h"
 /// Units of size, in bytes. Powers of two only: a "MB" means two things.
 const SIZES: [(&str, u64); 4] = [("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// Bytes in a KiB, the unit in which least sizes are told.
+/// Bytes in a KiB, the unit of least sizes in messages.
 const KIB: usize = 1 << 10;
 
 /// Characters of a bad value that a message repeats: enough to recognise it.

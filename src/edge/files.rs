@@ -7,21 +7,21 @@ use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::backend::TargetTls;
 use crate::config::Secret;
-use crate::config::edge::{Client, Edge as Settings, Https, Token};
+use crate::config::edge::{Client, EdgeSettings as Settings, Https, Token};
 use crate::net::listen::Listener;
 use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Identity, Trust};
-use crate::startup::{Kind, Startup};
+use crate::startup::{FaultKind, Startup};
 
 /// What stands in the files; what is watched follows them.
-pub(super) struct Files {
+pub(super) struct EdgeFiles {
     /// Whom the edge believes to be the cloud.
     pub(super) tls: Reload<ClientConfig>,
     /// The name in the cloud's certificate.
     pub(super) name: ServerName<'static>,
-    /// How targets are spoken to.
+    /// TLS to targets.
     pub(super) targets: TargetTls,
     /// What proves the node: one token, or two.
     pub(super) tokens: Reload<Vec<Secret>>,
@@ -40,19 +40,19 @@ pub(super) struct Ports {
     pub(super) metrics: Option<Listener>,
 }
 
-impl Files {
+impl EdgeFiles {
     /// Reads all of them; `None`: something is wrong, and noted.
     pub(super) fn read(settings: &Settings, startup: &mut Startup) -> Option<Self> {
         let client = &settings.client;
         let trust = Trust::Ca(client.ca.clone());
-        let tls = tls::Client { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
-        let tls = startup.keep(Kind::Config, &["mode.edge.stream.client.cert"], tls);
+        let tls = tls::ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
+        let tls = startup.keep(FaultKind::Config, &["mode.edge.stream.client.cert"], tls);
         let name = tls::server_name(&client.dns.to_string());
-        let name = startup.keep(Kind::Config, &["mode.edge.stream.client.dns"], name);
+        let name = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], name);
         let targets = targets(&settings.https, startup);
         let tokens = tokens(&client.token, startup);
-        let proxy = startup.keep(Kind::Config, &["HTTPS_PROXY"], proxy(client));
-        let resolver = startup.keep(Kind::System, &["DNS"], Resolver::system());
+        let proxy = startup.keep(FaultKind::Config, &["HTTPS_PROXY"], proxy(client));
+        let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
         Some(Self {
             tls: tls?,
             name: name?,
@@ -85,7 +85,7 @@ fn tokens(token: &Token, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
         Token::File(path) => {
             let file = path.clone();
             let tokens = Reload::file(path, move |text| parse_tokens(&file, text));
-            startup.keep(Kind::Config, &["mode.edge.stream.client.token_file"], tokens)
+            startup.keep(FaultKind::Config, &["mode.edge.stream.client.token_file"], tokens)
         }
     }
 }
@@ -93,14 +93,15 @@ fn tokens(token: &Token, startup: &mut Startup) -> Option<Reload<Vec<Secret>>> {
 /// TLS towards targets; the files are read again when they change.
 fn targets(https: &Https, startup: &mut Startup) -> Option<TargetTls> {
     let identity = https.identity.clone().map(|(cert, key)| Identity { cert, key });
-    let client = |trust| tls::Client { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
+    let client =
+        |trust| tls::ClientSettings { trust, identity: identity.clone(), alpn: vec![b"http/1.1".to_vec()] };
     let keys = ["mode.edge.https.cert", "mode.edge.https.key"];
-    let loopback = startup.keep(Kind::Config, &keys, client(Trust::Anyone).load());
+    let loopback = startup.keep(FaultKind::Config, &keys, client(Trust::Anyone).load());
     let others = match &https.ca {
         None => Some(None),
         Some(ca) => {
             let others = client(Trust::Ca(ca.clone())).load();
-            startup.keep(Kind::Config, &["mode.edge.https.ca"], others).map(Some)
+            startup.keep(FaultKind::Config, &["mode.edge.https.ca"], others).map(Some)
         }
     };
     Some(TargetTls { loopback: loopback?, others: others? })

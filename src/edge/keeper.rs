@@ -55,7 +55,7 @@ pub(super) struct Keeper {
     pub(super) readiness: Readiness,
     pub(super) uplinks: Arc<Uplinks>,
     pub(super) route: Route,
-    /// Told when the link to a pod that was stopping has ended.
+    /// Notified when the link to a pod that was stopping has ended.
     pub(super) freed: Notify,
 }
 
@@ -227,7 +227,7 @@ impl Keeper {
             Event::Conflict(_, said) => {
                 self.readiness.note_until(NAME, said.reason, Instant::now() + CONFLICT);
             }
-            // A cloud says nothing of the kind to an edge, and a second Drain is as good as one.
+            // A cloud sends an edge none of these, and a second Drain changes nothing.
             Event::RelayRequest(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
         }
         false
@@ -247,11 +247,12 @@ impl Keeper {
     }
 }
 
-/// How often a link that is no longer wanted is looked at: it goes when no session runs on it.
+/// How often a link that is not wanted any more is looked at: it is closed when no session runs on it.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// For each step of connecting to the cloud.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long to wait when another machine of our name is alive.
 const NAME_TAKEN: Duration = Duration::from_secs(30);
-/// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still there.
+/// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still
+/// there.
 const CONFLICT: Duration = Duration::from_secs(90);

@@ -164,7 +164,7 @@ impl Users {
         self.hashes.len()
     }
 
-    /// Whether there are no users; never so after [`Self::parse`].
+    /// Always false after [`Self::parse`], which takes no file without users.
     pub fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }

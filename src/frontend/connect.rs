@@ -8,11 +8,10 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http::Response;
-use http::request::Parts;
 use tracing::{Span, field, info_span};
 
 use super::Denial;
-use super::serve::{FrontEnd, Granted, Handshake, Visit};
+use super::serve::{FrontEnd, Granted, Handshake, OpenRequest, Visit};
 use crate::net::socket::Connection;
 use crate::protocol::Category;
 
@@ -61,13 +60,28 @@ impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
     }
 
     async fn handshake(&self, socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
-        head::handshake(socket, |head| open(head, visit)).await
+        serve(socket, visit, Ok).await
     }
 }
 
-async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Bytes>> {
-    let trace = request::trace(&head.headers);
-    let opened = visit.open(request::parse(head), trace).await;
+/// Serves one CONNECT; `locate` may return the node of its target.
+pub(super) async fn serve<C: Connection>(
+    socket: C,
+    visit: &mut Visit<'_>,
+    locate: impl Fn(OpenRequest) -> Result<OpenRequest, Denial>,
+) -> Handshake<C> {
+    head::handshake(socket, async |head| {
+        open(request::trace(&head.headers), request::parse(head).and_then(locate), visit).await
+    })
+    .await
+}
+
+async fn open(
+    trace: String,
+    request: Result<OpenRequest, Denial>,
+    visit: &mut Visit<'_>,
+) -> Result<Granted, Response<Bytes>> {
+    let opened = visit.open(request, trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
 }
 

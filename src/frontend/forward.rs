@@ -30,7 +30,7 @@ use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head};
 use crate::net::hooked::Hooked;
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
-use body::Answer;
+use body::AnswerBody;
 use clock::{Clock, Deadline, Heard};
 use exchange::Exchange;
 
@@ -39,12 +39,12 @@ pub trait Router: Send {
     /// Where requests go, and as whose: those with an equal one may go over one session.
     type Way: PartialEq + Send + Sync;
 
-    /// Says where a request goes, if it may. Its URI is as the client has sent it, its Host is the one that it is for. A
-    /// head that is wrong is told to those only who may come in.
+    /// Returns where a request goes, if it may go there. Its URI is as the client has sent it, its Host is the one that
+    /// it is for. Only clients that may come in get to know that a head is wrong.
     ///
     /// # Errors
     ///
-    /// Why not: to be told to the client.
+    /// The denial for the client.
     fn judge(
         &mut self,
         head: Result<&Parts, Denial>,
@@ -54,10 +54,10 @@ pub trait Router: Send {
     ///
     /// # Errors
     ///
-    /// Why there is none: to be told to the client.
+    /// The denial for the client.
     fn open(&mut self, way: &Self::Way) -> impl Future<Output = Result<Granted, Denied>> + Send;
 
-    /// What the client of the last request that was judged is told, which got no answer though it had a session.
+    /// The denial for the client of the last request that was judged, whose session gave no answer.
     fn failed(&self, denial: Denial) -> Denied;
 
     /// The client has its answer, and is the one from whom something is expected now.
@@ -112,9 +112,9 @@ where
     finish(ended, socket, early, exchange.end(), context).await
 }
 
-type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send + 'a>>;
+type Answering<'a> = Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send + 'a>>;
 
-/// Says what is left of a client's connection.
+/// Returns what is left of a client's connection.
 async fn finish<C: Connection>(
     ended: End,
     mut socket: C,
@@ -155,7 +155,7 @@ async fn finish<C: Connection>(
 
 /// How the serving of a client ended.
 enum End {
-    /// As hyper says.
+    /// hyper's result.
     Hyper(hyper::Result<()>),
     /// The rest of a head did not come.
     TooSlow,

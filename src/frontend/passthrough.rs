@@ -1,5 +1,5 @@
-//! The passthrough front end: TLS for a target at the node that the ClientHello names. Only the ClientHello is read; TLS
-//! stays between client and target.
+//! The passthrough front end: TLS for a target at the node that the ClientHello names. Only the ClientHello is read;
+//! TLS stays between client and target.
 
 use std::net::SocketAddr;
 
@@ -26,7 +26,7 @@ pub struct Passthrough {
 
 impl FrontEnd<TcpStream> for Passthrough {
     const NAME: &'static str = "https";
-    /// Not that of HTTPS, which would have the edge speak TLS to the target.
+    /// Not `Https`, with which the edge would use TLS to the target itself.
     const CATEGORY: Category = Category::Tcp;
     type Connection = TcpStream;
 
@@ -75,11 +75,11 @@ struct Hello {
     bytes: Bytes,
 }
 
-/// Why there is no ClientHello.
+/// Why a ClientHello could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 struct NoHello {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     cause: &'static str,
     why: String,
 }
@@ -104,7 +104,7 @@ impl Hello {
                 Ok(_) => return Err(NoHello { cause: "no_hello", why: "the connection ended in it".into() }),
                 Err(error) => return Err(NoHello { cause: "reset", why: error.to_string() }),
             }
-            if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(no_tls)? {
+            if let Some(name) = feed(&mut acceptor, &bytes[before..]).map_err(|error| no_tls(&error))? {
                 return Ok(Self { name, bytes: bytes.freeze() });
             }
         }
@@ -129,11 +129,11 @@ fn feed(acceptor: &mut Acceptor, mut bytes: &[u8]) -> Result<Option<Option<Strin
     Ok(None)
 }
 
-fn no_tls(error: rustls::Error) -> NoHello {
+fn no_tls(error: &rustls::Error) -> NoHello {
     NoHello { cause: "no_tls", why: error.to_string() }
 }
 
-/// The fatal TLS alert that tells a denial best.
+/// The fatal TLS alert that is closest to a denial.
 fn alert(denial: &Denial) -> Bytes {
     let description = match denial {
         Denial::Forbidden(_) => ACCESS_DENIED,
@@ -215,7 +215,7 @@ mod tests {
     async fn what_is_no_hello_is_told_apart() {
         let half = hello("node1");
         let half = &half[..half.len() / 2];
-        // Records of a handshake message that never ends: its length says 65,535 bytes.
+        // Records of a handshake message that never ends: its length is 65,535 bytes.
         let mut long = Vec::new();
         for n in 0..20 {
             let head: &[u8] = if n == 0 { &[1, 0, 0xff, 0xff] } else { &[0; 4] };

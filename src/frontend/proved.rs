@@ -16,7 +16,7 @@ use crate::net::splice::linger;
 use crate::net::tls::{Acceptor, Shaken, TlsSocket};
 use crate::protocol::Category;
 
-/// A front end behind TLS. A client that shows a certificate is who that says.
+/// A front end behind TLS. A client that shows a certificate has its names.
 #[derive(Debug)]
 pub struct Tls<F> {
     front_end: F,
@@ -44,7 +44,7 @@ impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
         self.front_end.span(from)
     }
 
-    /// An alert, the one thing that can be said before the handshake.
+    /// An alert, the only answer that TLS allows before the handshake.
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
         let description = if matches!(denial, Denial::Forbidden(_)) { ACCESS_DENIED } else { INTERNAL_ERROR };
         Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
@@ -98,7 +98,7 @@ impl<F: FrontEnd<UnixStream>> FrontEnd<UnixStream> for Local<F> {
     }
 }
 
-/// RFC 8446: the type of the record, its level, and what it says.
+/// RFC 8446: the type of the record, its level, and its description.
 const ALERT: u8 = 21;
 const FATAL: u8 = 2;
 const ACCESS_DENIED: u8 = 49;

@@ -54,11 +54,11 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
     /// A few bytes that are sent to a client that is rejected before its head is read; empty for none.
     fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
 
-    /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many requests
-    /// over one connection passes each to [`Visit::judge`] instead.
+    /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many
+    /// requests over one connection passes each to [`Visit::judge`] instead.
     ///
-    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is given to
-    /// another source, or at the end of draining.
+    /// The future is dropped where it waits if it has called neither within [`HEAD_TIME`], if the client's slot is
+    /// given to another source, or at the end of draining.
     fn handshake(
         &self,
         socket: S,
@@ -77,7 +77,7 @@ pub struct FrontContext {
     pub pool: Pool,
     /// Opens the sessions.
     pub route: Route,
-    /// Tells at which node an address, a pod or a Service is.
+    /// Finds the node at which an address, a pod or a Service is.
     pub addresses: Arc<AddressBook>,
     /// Dials what is at no node; `None`: nothing is dialled from here.
     pub direct: Option<DirectDialer>,
@@ -88,8 +88,8 @@ pub struct FrontContext {
 }
 
 impl FrontContext {
-    /// What dials a target at this port without a node; `None`: it may dial none at all. `all`: for a client who may have
-    /// all that is not off limits.
+    /// What dials a target at this port without a node; `None`: it may dial none at all. `all`: for a client who may
+    /// have all that is not off limits.
     fn direct_dialer(&self, port: u16, all: bool) -> Option<&DirectDialer> {
         self.direct.as_ref().filter(|direct| direct.may_dial(port, all))
     }
@@ -110,18 +110,32 @@ pub enum Handshake<C, T = Granted> {
         /// Bytes that came behind the head before the answer was sent.
         early: Bytes,
     },
-    /// The front end has served the client by itself, and no session is left to carry. The connection must be closed with
-    /// care, if it is still there.
+    /// The front end has served the client by itself, and no session is left to carry. The connection must be closed
+    /// with care, if it is still there.
     Served(Option<C>),
     /// The client has been sent the denial. The connection must be closed with care, as it may still be sending.
     Denied(C),
     /// No head came, or the answer could not be sent.
     Failed {
-        /// A fixed word for metrics.
+        /// A fixed label for metrics.
         cause: &'static str,
         /// The connection, if it is still there; it is closed with care, as an error may be on its way to the client.
         socket: Option<C>,
     },
+}
+
+impl<C, T> Handshake<C, T> {
+    /// The same of another connection, made of this one.
+    pub(super) fn map<D>(self, change: impl FnOnce(C) -> D) -> Handshake<D, T> {
+        match self {
+            Self::Opened { session, socket, early } => {
+                Handshake::Opened { session, socket: change(socket), early }
+            }
+            Self::Served(socket) => Handshake::Served(socket.map(change)),
+            Self::Denied(socket) => Handshake::Denied(change(socket)),
+            Self::Failed { cause, socket } => Handshake::Failed { cause, socket: socket.map(change) },
+        }
+    }
 }
 
 /// Serves clients until draining begins; the drain then waits for those that are connected. A connection from a network
@@ -179,15 +193,15 @@ where
 
     async fn serve(self: Arc<Self>, accepted: Accepted<S>) {
         let Accepted { socket, from, slot } = accepted;
-        let (asked, is_asked) = oneshot::channel();
-        let mut visit = Visit::new::<S, F>(&self.context, from, slot, asked);
+        let (head_done, head_is_done) = oneshot::channel();
+        let mut visit = Visit::new::<S, F>(&self.context, from, slot, head_done);
         let head = {
             // Boxed, so that a session does not keep the memory of the handshake.
             let handshake = Box::pin(self.front_end.handshake(socket, &mut visit));
             tokio::select! {
                 biased;
                 head = handshake => head,
-                () = too_slow(is_asked) => Handshake::Failed { cause: "slow_head", socket: None },
+                () = too_slow(head_is_done) => Handshake::Failed { cause: "slow_head", socket: None },
             }
         };
         let socket = match head {
@@ -215,9 +229,9 @@ pub(super) fn new_trace() -> String {
     format!("{:08x}", rand::random::<u32>())
 }
 
-/// Completes [`HEAD_TIME`] after the start, unless `asked` is dropped first.
-async fn too_slow(asked: oneshot::Receiver<()>) {
-    if timeout(HEAD_TIME, asked).await.is_ok() {
+/// Completes [`HEAD_TIME`] after the start, unless `head_done` is dropped first.
+async fn too_slow(head_done: oneshot::Receiver<()>) {
+    if timeout(HEAD_TIME, head_done).await.is_ok() {
         std::future::pending().await
     }
 }

@@ -1,4 +1,4 @@
-//! The one table from what went wrong to what HTTP says: status, word for metrics and logs, next step.
+//! The one table from what went wrong to an answer in HTTP: status, label for metrics and logs, next step.
 
 use http::StatusCode;
 
@@ -29,6 +29,11 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
             }
+            Self::Unnamed => (
+                S::MISDIRECTED_REQUEST,
+                "no_node",
+                "ask by the node's name; or let this pod ask Kubernetes, so that it knows where pods are",
+            ),
             Self::Unanswered(_) => (
                 S::BAD_GATEWAY,
                 "no_answer",

@@ -25,7 +25,7 @@ pub struct Tcp {
     pub node: Option<NodeName>,
     /// What it dials.
     pub target: Target,
-    /// Whether the target is told who the client is, by a PROXY header (v2).
+    /// Whether the target gets a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
     /// Knows the nodes.
     pub finder: Arc<Finder>,
@@ -92,7 +92,7 @@ impl FrontEnd<TcpStream> for Tcp {
                 Handshake::Opened { session, socket, early }
             }
             Err(_) => {
-                // There are no words for a denial; a connection that ends in good order would look like an empty answer.
+                // TCP has no answer for a denial; a connection that ends in good order would look like an empty answer.
                 socket.breaks_off(true);
                 Handshake::Served(None)
             }

@@ -12,11 +12,11 @@ use tokio::time::{Instant, timeout};
 
 use super::listen::tune;
 
-/// Why no address answered: the failure of each, the most telling first.
+/// Why no address answered: the failure of each, the most specific first.
 #[derive(Debug)]
 pub struct DialError(Vec<Failure>);
 
-/// The failure of one address, from the least to the most telling.
+/// The failure of one address, from the least to the most specific.
 #[derive(Debug)]
 pub enum Failure {
     /// The network reports that the address is unreachable. Usual causes: no route, or a firewall that rejects.
@@ -25,8 +25,8 @@ pub enum Failure {
     Local(SocketAddr, io::Error),
     /// The machine answered that nothing listens there. Usual cause: the service is down, or the port is wrong.
     Refused(SocketAddr),
-    /// No answer in that time. Usual causes: a firewall that drops, or a machine or a service that hangs. It is the
-    /// most telling, as the time was spent on this address.
+    /// No answer in that time. Usual causes: a firewall that drops, or a machine or a service that hangs. It comes
+    /// first, as the time was spent on this address.
     Timeout(SocketAddr, Duration),
 }
 
@@ -53,7 +53,7 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
 }
 
 impl DialError {
-    /// The most telling failure; `None` if there was no address.
+    /// The most specific failure; `None` if there was no address.
     pub fn first(&self) -> Option<&Failure> {
         self.0.first()
     }

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::hooked::{Hooked, ReadHook};
 use crate::policy::plain;
 
-pub use shares::{Effects, Full, Limits, Shares};
+pub use shares::{Effects, Limits, NoSlot, Shares};
 
 /// What counts as one source: an IPv4 address, or the /64 of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,12 +39,12 @@ pub struct Door<K: Clone + Ord + Hash = Source>(Arc<Mutex<Inside<K>>>);
 #[derive(Debug)]
 struct Inside<K> {
     shares: Shares<K>,
-    told: HashMap<u64, Told>,
+    holders: HashMap<u64, HolderSignals>,
 }
 
 /// The channels to the task of an entrant.
 #[derive(Debug)]
-struct Told {
+struct HolderSignals {
     /// Sent when the slot is granted; dropped unsent if the entrant is lost while it waits.
     granted: Option<oneshot::Sender<()>>,
     lost: CancellationToken,
@@ -72,7 +72,7 @@ impl Source {
 impl<K: Clone + Ord + Hash> Door<K> {
     /// A door with these limits and no holders.
     pub fn new(limits: Limits) -> Self {
-        Self(Arc::new(Mutex::new(Inside { shares: Shares::new(limits), told: HashMap::new() })))
+        Self(Arc::new(Mutex::new(Inside { shares: Shares::new(limits), holders: HashMap::new() })))
     }
 
     /// Takes a slot without waiting.
@@ -80,9 +80,9 @@ impl<K: Clone + Ord + Hash> Door<K> {
     /// # Errors
     ///
     /// No slot is free, and no holder has to give way.
-    pub fn try_enter(&self, who: &K) -> Result<Slot<K>, Full> {
+    pub fn try_enter(&self, who: &K) -> Result<Slot<K>, NoSlot> {
         let (slot, mut granted) = self.join(who)?;
-        granted.try_recv().map(|()| slot).map_err(|_| Full::ForAll)
+        granted.try_recv().map(|()| slot).map_err(|_| NoSlot::ForAll)
     }
 
     /// Waits for a slot until it is this source's turn. Cancel safe: a dropped call leaves the queue.
@@ -90,37 +90,37 @@ impl<K: Clone + Ord + Hash> Door<K> {
     /// # Errors
     ///
     /// Too many wait, and most of them are of this source.
-    pub async fn enter(&self, who: &K) -> Result<Slot<K>, Full> {
+    pub async fn enter(&self, who: &K) -> Result<Slot<K>, NoSlot> {
         let (slot, mut granted) = self.join(who)?;
         loop {
             match timeout(SETTLE_EVERY, &mut granted).await {
-                Ok(granted) => return granted.map(|()| slot).map_err(|_| Full::ForAll),
+                Ok(granted) => return granted.map(|()| slot).map_err(|_| NoSlot::ForAll),
                 Err(_) => self.apply(|shares| shares.settle(Instant::now())),
             }
         }
     }
 
-    fn join(&self, who: &K) -> Result<(Slot<K>, oneshot::Receiver<()>), Full> {
+    fn join(&self, who: &K) -> Result<(Slot<K>, oneshot::Receiver<()>), NoSlot> {
         let (granted, receiver) = oneshot::channel();
         let lost = CancellationToken::new();
-        let (id, told) = {
+        let (id, notices) = {
             let mut inside = self.inside();
             let (id, effects) = inside.shares.enter(who, Instant::now())?;
-            inside.told.insert(id, Told { granted: Some(granted), lost: lost.clone() });
-            (id, inside.told(effects))
+            inside.holders.insert(id, HolderSignals { granted: Some(granted), lost: lost.clone() });
+            (id, inside.notices(effects))
         };
-        told.tell();
+        notices.send();
         Ok((Slot { door: self.clone(), id, lost }, receiver))
     }
 
     fn apply(&self, change: impl FnOnce(&mut Shares<K>) -> Effects) {
-        let told = {
+        let notices = {
             let mut inside = self.inside();
             let effects = change(&mut inside.shares);
-            inside.told(effects)
+            inside.notices(effects)
         };
         // Outside the lock: a task that is woken may use this door at once.
-        told.tell();
+        notices.send();
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside<K>> {
@@ -135,17 +135,17 @@ impl<K: Clone + Ord + Hash> Clone for Door<K> {
 }
 
 /// The tasks to notify, once the lock is released.
-struct Telling(Option<oneshot::Sender<()>>, Option<Told>);
+struct Notices(Option<oneshot::Sender<()>>, Option<HolderSignals>);
 
 impl<K> Inside<K> {
-    fn told(&mut self, effects: Effects) -> Telling {
-        let granted = effects.granted.and_then(|id| self.told.get_mut(&id)?.granted.take());
-        Telling(granted, effects.lost.and_then(|id| self.told.remove(&id)))
+    fn notices(&mut self, effects: Effects) -> Notices {
+        let granted = effects.granted.and_then(|id| self.holders.get_mut(&id)?.granted.take());
+        Notices(granted, effects.lost.and_then(|id| self.holders.remove(&id)))
     }
 }
 
-impl Telling {
-    fn tell(self) {
+impl Notices {
+    fn send(self) {
         let Self(granted, lost) = self;
         if let Some(granted) = granted {
             // Fails only if the waiting call was dropped, and then its slot is given back.
@@ -160,12 +160,12 @@ impl Telling {
 impl<K: Clone + Ord + Hash> Slot<K> {
     /// Marks the holder as active: it has sent something, and this process works on it until [`Self::waits`].
     pub fn busy(&self) {
-        self.door.inside().shares.heard(self.id, true, Instant::now());
+        self.door.inside().shares.mark(self.id, true, Instant::now());
     }
 
     /// Marks the holder as silent: from now on this process waits for it.
     pub fn waits(&self) {
-        self.door.inside().shares.heard(self.id, false, Instant::now());
+        self.door.inside().shares.mark(self.id, false, Instant::now());
     }
 
     /// Wraps the holder's connection so that its reads mark the slot as active or silent.
@@ -181,14 +181,14 @@ impl<K: Clone + Ord + Hash> Slot<K> {
 
 impl<K: Clone + Ord + Hash> Drop for Slot<K> {
     fn drop(&mut self) {
-        let (told, gone) = {
+        let (notices, gone) = {
             let mut inside = self.door.inside();
-            let gone = inside.told.remove(&self.id);
+            let gone = inside.holders.remove(&self.id);
             let effects = inside.shares.leave(self.id, Instant::now());
-            (inside.told(effects), gone)
+            (inside.notices(effects), gone)
         };
         drop(gone);
-        told.tell();
+        notices.send();
     }
 }
 
@@ -213,7 +213,7 @@ impl<K: Clone + Ord + Hash> ReadHook for Attendance<K> {
         let read = io.poll_read(cx, out);
         let silent = read.is_pending();
         if let Some((door, id)) = self.slot.as_ref().filter(|_| silent != self.silent) {
-            let held = door.inside().shares.heard(*id, !silent, Instant::now());
+            let held = door.inside().shares.mark(*id, !silent, Instant::now());
             self.silent = silent;
             if !held {
                 self.slot = None;

@@ -84,7 +84,7 @@ pub trait ConnectionHandler<S = TcpStream>: Send + Sync + 'static {
 }
 
 impl Rejection {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Forbidden => "forbidden",

@@ -15,7 +15,7 @@ pub struct Hooked<T, H> {
     pub hook: H,
 }
 
-/// Reads a stream for whoever reads the [`Hooked`] one.
+/// Reads the inner stream for a reader of the [`Hooked`] one.
 pub trait ReadHook {
     /// As [`AsyncRead::poll_read`] of the stream `io`.
     fn poll_read<T: AsyncRead + Unpin>(

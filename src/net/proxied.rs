@@ -25,7 +25,7 @@ pub enum ProxiedError {
 ///
 /// # Errors
 ///
-/// There is no header, or a malformed one. Not cancel safe.
+/// The header is missing or malformed. Not cancel safe.
 pub async fn read(socket: &TcpStream) -> Result<Option<SocketAddr>, ProxiedError> {
     let mut header = vec![0; v2::PROTOCOL_PREFIX.len()];
     fill(socket, &mut header).await?;
@@ -43,7 +43,7 @@ pub fn header(from: SocketAddr, to: SocketAddr) -> Bytes {
         IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), at.port()),
         IpAddr::V6(_) => at,
     };
-    // Both are written in one family. They differ if a balancer speaks another one with us than with its client.
+    // Both are written in one family. They differ if a balancer uses another one with us than with its client.
     let pair = if from.is_ipv4() == to.is_ipv4() { (from, to) } else { (mapped(from), mapped(to)) };
     let header =
         v2::Builder::with_addresses(v2::Version::Two | v2::Command::Proxy, v2::Protocol::Stream, pair);

@@ -93,18 +93,18 @@ impl<T: Send + Sync + 'static> Reload<T> {
             return;
         }
         let mut seen = Seen { content: self.0.first, ..Seen::default() };
-        let mut asked = LOOK_NOW.subscribe();
+        let mut look_now = LOOK_NOW.subscribe();
         loop {
             let pause = if seen.unsettled.is_some() { SETTLE } else { CHECK_INTERVAL };
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
                 // The sender is never dropped.
-                _ = asked.changed() => {}
+                _ = look_now.changed() => {}
                 () = tokio::time::sleep(pause) => {}
             }
             let next = self.look(&seen).await;
-            seen = self.told(seen, next);
+            seen = self.report(seen, next);
         }
     }
 
@@ -133,7 +133,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
     }
 
     /// Stores the new value, or logs the failure.
-    fn told(&self, seen: Seen, found: Look<T>) -> Seen {
+    fn report(&self, seen: Seen, found: Look<T>) -> Seen {
         match found {
             // Unchanged bad content was logged before.
             Look::Same if seen.bad => Seen { unsettled: None, ..seen },
@@ -246,7 +246,7 @@ mod tests {
     async fn look(reload: &Reload<u32>, mut seen: Seen) -> Seen {
         for _ in 0..2 {
             let found = reload.look(&seen).await;
-            seen = reload.told(seen, found);
+            seen = reload.report(seen, found);
         }
         seen
     }
@@ -297,7 +297,7 @@ mod tests {
         for (content, counts) in [("", 1), ("2", 1), ("", 1), ("2", 1), ("23", 1), ("234", 1), ("234", 234)] {
             std::fs::write(&path, content).unwrap();
             let found = reload.look(&seen).await;
-            seen = reload.told(seen, found);
+            seen = reload.report(seen, found);
             assert_eq!(*reload.load(), counts, "{content}");
         }
     }

@@ -79,8 +79,8 @@ impl Resolver {
         self.0.watch(drain).await;
     }
 
-    /// The addresses of a name, IPv4 first; never none. An address in text is its own answer, and `localhost` and the
-    /// names below it are this machine whatever DNS says. Takes at most 5 s. Cancel safe.
+    /// The addresses of a name, IPv4 first; at least one. An address in text is its own answer, and `localhost` and the
+    /// names below it are this machine, without DNS. Takes at most 5 s. Cancel safe.
     pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, LookupError> {
         if let Ok(ip) = name.parse() {
             return Ok(vec![ip]);
@@ -114,8 +114,8 @@ fn build(
 
 /// The servers of `resolv.conf`; when it is missing or names none, a server on this machine.
 fn system_servers(resolv_conf: Option<&Vec<u8>>) -> (ResolverConfig, ResolverOpts) {
-    let said = resolv_conf.map_or_else(|| Err(NetError::from("there is no such file")), parse_resolv_conf);
-    said.unwrap_or_else(|cause| {
+    let servers = resolv_conf.map_or_else(|| Err(NetError::from("there is no such file")), parse_resolv_conf);
+    servers.unwrap_or_else(|cause| {
         warn!(%cause, "{RESOLV_CONF} names no DNS server: asking 127.0.0.1");
         let own = NameServerConfig::udp_and_tcp(Ipv4Addr::LOCALHOST.into());
         (ResolverConfig::from_name_servers(vec![own]), ResolverOpts::default())
@@ -165,12 +165,12 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::net::UdpSocket;
 
-    /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and says of all others that there is none.
+    /// A DNS server that knows `edge1.nodes.`, fails for `broken.`, and has no other name.
     async fn server() -> (SocketAddr, Arc<AtomicUsize>, Drain) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let at = socket.local_addr().unwrap();
-        let (asked, drain) = (Arc::new(AtomicUsize::new(0)), Drain::new());
-        let count = Arc::clone(&asked);
+        let (queries, drain) = (Arc::new(AtomicUsize::new(0)), Drain::new());
+        let count = Arc::clone(&queries);
         drain.spawn(tracing::Span::none(), async move {
             let mut space = [0; 1500];
             loop {
@@ -180,7 +180,7 @@ mod tests {
                 let _ = socket.send_to(&answer(&question).to_vec().unwrap(), from).await;
             }
         });
-        (at, asked, drain)
+        (at, queries, drain)
     }
 
     fn answer(question: &Message) -> Message {
@@ -201,27 +201,27 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_is_asked_of_the_given_server_and_remembered_briefly() {
-        let (at, asked, _drain) = server().await;
+        let (at, queries, _drain) = server().await;
         let resolver = Resolver::of_servers(&[at]).unwrap();
         let expected: IpAddr = "10.0.0.7".parse().unwrap();
         assert_eq!(resolver.lookup("edge1.nodes.").await.unwrap(), [expected]);
-        assert_eq!(asked.load(Ordering::Relaxed), 2, "one question for each kind of address");
+        assert_eq!(queries.load(Ordering::Relaxed), 2, "one question for each kind of address");
         resolver.lookup("edge1.nodes.").await.unwrap();
         assert!(
-            asked.load(Ordering::Relaxed) <= 3,
+            queries.load(Ordering::Relaxed) <= 3,
             "the address is remembered, that there is no other is not"
         );
     }
 
     #[tokio::test]
     async fn a_miss_is_told_from_a_failure_and_is_not_remembered() {
-        let (at, asked, _drain) = server().await;
+        let (at, queries, _drain) = server().await;
         let resolver = Resolver::of_servers(&[at]).unwrap();
         let missed = resolver.lookup("edge2.nodes.").await;
         assert_eq!(missed, Err(LookupError::NotFound("edge2.nodes.".into())));
-        let before = asked.load(Ordering::Relaxed);
+        let before = queries.load(Ordering::Relaxed);
         assert_eq!(resolver.lookup("edge2.nodes.").await, missed);
-        assert!(asked.load(Ordering::Relaxed) > before);
+        assert!(queries.load(Ordering::Relaxed) > before);
         assert!(matches!(resolver.lookup("broken.").await, Err(LookupError::Failed { .. })));
     }
 

@@ -53,15 +53,15 @@ impl Connection for TcpStream {
     }
 }
 
-/// Ends in good order always, for the system knows nothing else of it: what was carried must say itself that it is
-/// complete, as TLS does.
+/// Ends in good order always, as the system knows no reset for it: the protocol within has to mark its own end, as TLS
+/// does.
 impl Connection for UnixStream {
     fn tcp(&self) -> Option<&TcpStream> {
         None
     }
 
     async fn gone(&self) {
-        // Whoever has closed his socket can neither be written to; whoever has ended his direction only, can.
+        // A peer that has closed its socket takes no bytes either; a peer that has only ended its direction does.
         let ended = self.ready(Interest::PRIORITY).await;
         if ended.is_ok() && self.ready(Interest::WRITABLE).await.is_ok_and(|ready| !ready.is_write_closed()) {
             std::future::pending().await
@@ -69,7 +69,7 @@ impl Connection for UnixStream {
     }
 }
 
-/// Closing says so to the peer within TLS; what is broken off does not, and its socket is reset.
+/// Closing sends the peer an alert of TLS; breaking off does not, and resets the socket.
 impl<T: Connection> Connection for server::TlsStream<T> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.get_ref().0.tcp()

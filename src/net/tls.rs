@@ -4,6 +4,7 @@ mod accept;
 mod leaf;
 mod mutual;
 mod offer;
+mod shown;
 mod verify;
 
 use std::path::{Path, PathBuf};
@@ -20,27 +21,28 @@ use tracing::warn;
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
+use shown::Shown;
 use verify::{Anyone, SiblingVerifier};
 
 use super::pem;
 use super::reload::{Reload, ReloadError};
 
-/// A server's TLS: its files and what it speaks.
+/// What a server's TLS is made from.
 #[derive(Debug, Clone)]
-pub struct Server {
+pub struct ServerSettings {
     /// Certificate and key to show.
     pub identity: Identity,
     /// Whether clients show certificates too.
-    pub clients: Clients,
+    pub clients: ClientCertificates,
     /// Versions and suites.
     pub offer: TlsParams,
     /// Application protocols, the most wanted first: `h2` for links, only `http/1.1` for HTTPS.
     pub alpn: Vec<Vec<u8>>,
 }
 
-/// A client's TLS: its files and what it speaks.
+/// What a client's TLS is made from.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct ClientSettings {
     /// Which servers it trusts.
     pub trust: Trust,
     /// Certificate and key to show to servers that ask.
@@ -60,7 +62,7 @@ pub struct Identity {
 
 /// Which certificates a server asks of its clients.
 #[derive(Debug, Clone)]
-pub enum Clients {
+pub enum ClientCertificates {
     /// No certificate is asked for.
     Anonymous,
     /// One issued by a CA of this file is checked if the client shows one; one of another CA ends the handshake.
@@ -100,7 +102,7 @@ pub enum TlsError {
     Name(String),
 }
 
-impl Server {
+impl ServerSettings {
     /// Reads the files now. Warnings about the certificate are logged, here and whenever it changes.
     ///
     /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]; established connections are not affected.
@@ -132,7 +134,8 @@ impl Server {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
         };
-        let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(identity)));
+        let shown = Shown::new(identity, self.identity.cert.clone());
+        let mut config = builder.with_cert_resolver(Arc::new(shown));
         config.alpn_protocols.clone_from(&self.alpn);
         // The clients keep the tickets: thousands of edges that come back at once resume without memory here.
         config.ticketer = aws_lc_rs::Ticketer::new().map_err(text)?;
@@ -140,7 +143,7 @@ impl Server {
     }
 }
 
-impl Client {
+impl ClientSettings {
     /// Reads the files now. Call [`Reload::load`] for each handshake, and run [`Reload::watch`].
     pub fn load(self) -> Result<Reload<ClientConfig>, ReloadError> {
         let identity = self.identity.iter().flat_map(|i| [i.cert.clone(), i.key.clone()]);
@@ -205,7 +208,7 @@ impl Identity {
     }
 }
 
-impl Clients {
+impl ClientCertificates {
     fn ca(&self) -> Option<&PathBuf> {
         match self {
             Self::Anonymous => None,

@@ -59,7 +59,7 @@ fn waiting(answer: &[u8]) -> io::Result<u32> {
             part(WQUEUE).map(u32::from_ne_bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
         }
         Some(NLMSG_ERROR) => match part(16).map(i32::from_ne_bytes) {
-            // There is no such socket: it was closed.
+            // The socket was closed.
             Some(ENOENT) => Ok(0),
             code => Err(io::Error::from_raw_os_error(code.unwrap_or_default().saturating_neg())),
         },

@@ -1,5 +1,4 @@
-//! What no pod dials for a client, whatever the config says: itself, its own links, and what clouds tell machines of
-//! themselves.
+//! What no pod dials for a client, in any config: itself, its own links, and the metadata services of clouds.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -28,7 +28,8 @@ enum AllowedNet {
     Net(IpNet),
 }
 
-/// Where this process itself listens: no target, whatever a list says, for who comes from there counts as this machine.
+/// Where this process itself listens. These are never targets, even if a list has them, as connections from there count
+/// as this machine's.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Listening(Vec<SocketAddr>);
 

@@ -6,8 +6,8 @@ use subtle::ConstantTimeEq;
 
 use crate::names::NodeName;
 
-/// What a token file says: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without a line
-/// of their own (docs/superedge.md#token-file). Never shown.
+/// The contents of a token file: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without
+/// a line of their own (docs/superedge.md#token-file). Never shown.
 pub struct Tokens {
     lines: HashMap<String, String>,
     faults: Vec<(usize, &'static str)>,
@@ -26,7 +26,7 @@ pub enum Unproven {
 
 impl Tokens {
     /// Reads a file's text. A line without a colon is passed over, and an empty token proves nothing; [`Self::faults`]
-    /// tells of both. Empty lines, and those that begin with `#`, are nobody's.
+    /// has both. Empty lines, and those that begin with `#`, are ignored.
     pub fn parse(text: &str) -> Self {
         let (mut lines, mut faults) = (HashMap::new(), Vec::new());
         for (at, line) in (1..).zip(text.lines()) {
@@ -49,7 +49,7 @@ impl Tokens {
                 _ if before.is_some() => "its node has an earlier line as well, which does not count",
                 _ => continue,
             };
-            if faults.len() < MOST_TOLD {
+            if faults.len() < MAX_FAULTS {
                 faults.push((at, fault));
             }
         }
@@ -60,7 +60,7 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// Why not, for those who run the cloud: whoever asks may be told only that it does not.
+    /// The cause is for those who run the cloud: the edge may only know that it was refused.
     pub fn prove(&self, node: &NodeName, token: &str) -> Result<(), Unproven> {
         let own = self.lines.get(&node.as_str().to_ascii_lowercase());
         let expected = own.or_else(|| self.lines.get(DEFAULT)).map_or("", String::as_str);
@@ -73,7 +73,7 @@ impl Tokens {
         }
     }
 
-    /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MOST_TOLD` of them.
+    /// The lines that are not as they should be: from 1, and what is wrong with them. The first `MAX_FAULTS` of them.
     pub fn faults(&self) -> &[(usize, &'static str)] {
         &self.faults
     }
@@ -100,8 +100,8 @@ impl std::fmt::Debug for Tokens {
     }
 }
 
-/// Lines that are told of: who has more of them has seen what it is about.
-const MOST_TOLD: usize = 20;
+/// How many faulty lines are named; further ones are only counted.
+const MAX_FAULTS: usize = 20;
 
 /// The line for nodes without one of their own.
 const DEFAULT: &str = "default";
@@ -148,7 +148,7 @@ mod tests {
         let lines: Vec<usize> = tokens.faults().iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [4, 5, 6, 8, 9]);
         assert!(!format!("{:?}", tokens.faults()).contains("SECRET"));
-        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MOST_TOLD);
+        assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MAX_FAULTS);
     }
 
     proptest! {

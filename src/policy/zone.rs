@@ -36,8 +36,8 @@ pub enum Nameless {
 }
 
 impl Zone {
-    /// `suffix` is lower case, without dots at its ends, and may be empty; then `vouched` says which names of several
-    /// labels are known to be nodes', beside those that `patterns` hold. It must be quick.
+    /// `suffix` is lower case, without dots at its ends, and may be empty; then `vouched` is true of names of several
+    /// labels that are known to be nodes', beside those that `patterns` hold. It must be quick.
     pub fn new(
         suffix: String,
         patterns: Vec<Glob>,
@@ -96,7 +96,7 @@ impl fmt::Debug for Zone {
     }
 }
 
-/// Names that resolvers, browsers and the programs of a cluster look up by themselves, whoever their user wants.
+/// Names that resolvers, browsers and the programs of a cluster look up by themselves, for every user.
 fn is_reserved(name: &str) -> bool {
     let of_cluster = name.split('.').skip(1).any(|label| label.starts_with("svc"));
     of_cluster || name.split('.').any(|label| matches!(label, "localhost" | "wpad"))

@@ -93,7 +93,7 @@ impl Link {
             reader: Reader::default(),
             events: VecDeque::new(),
             since_rest: 0,
-            alive: Alive { heard: now, asked: now, looked: now, silence },
+            alive: Alive { heard: now, last_ping: now, looked: now, silence },
             stall: Stall::new(now),
             fed: None,
             more_ending: match &puller.dialect {
@@ -155,7 +155,7 @@ impl Link {
 
     fn check_life(&mut self) -> Result<(), LinkEnded> {
         let now = Instant::now();
-        let (silent, unasked) = (now - self.alive.heard, now - self.alive.asked);
+        let (silent, unasked) = (now - self.alive.heard, now - self.alive.last_ping);
         self.alive.looked = now;
         if silent >= self.alive.silence {
             return Err(LinkEnded::Silent);
@@ -163,7 +163,7 @@ impl Link {
         self.check_read(now)?;
         let Encoding::Plain(plain) = &self.dialect else {
             if silent >= PING_AFTER && unasked >= PING_AFTER {
-                self.alive.asked = now;
+                self.alive.last_ping = now;
                 self.sender.ping();
             }
             return Ok(());
@@ -172,7 +172,7 @@ impl Link {
         self.close_ended(&plain, now);
         let ended = lock(&plain).tick(now);
         if !self.answers && unasked >= HEARTBEAT_EVERY {
-            self.alive.asked = now;
+            self.alive.last_ping = now;
             self.sender.ping();
         }
         for decoded in ended {
@@ -189,8 +189,8 @@ impl Link {
         lock(plain).next_end().map_or(next, |end| end.min(next))
     }
 
-    /// Who speaks our dialect never stops reading. One that does would keep for ever what waits for it: last words, and
-    /// the sessions that they are about. A plain peer may rest as long as one of its targets does.
+    /// A peer of the extended dialect never stops reading. If it did, the last frames that wait for it, and their
+    /// sessions, would be kept for ever. A plain peer may stop for as long as one of its targets does.
     fn check_read(&self, now: Instant) -> Result<(), LinkEnded> {
         let unread = self.sender.resumes && self.sender.unpulled().is_some_and(|since| now - since >= UNREAD);
         if unread { Err(LinkEnded::Unread) } else { Ok(()) }
@@ -225,25 +225,25 @@ impl Link {
                 self.metrics.round_trip.observe(trip);
             }
             FrameKind::Pong(None) => {}
-            FrameKind::Session(id, category, word) => {
+            FrameKind::Session(id, category, frame) => {
                 let key = SessionKey { id, category, node };
-                self.events.extend(self.table.on_frame(&self.sender, key, word, now));
+                self.events.extend(self.table.on_frame(&self.sender, key, frame, now));
             }
             FrameKind::Find(question) => self.events.push_back(Event::Find(node, question)),
             FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
             FrameKind::Drain => self.events.push_back(Event::Drain),
-            FrameKind::Conflict(said) => self.events.push_back(Event::Conflict(node, said)),
+            FrameKind::Conflict(conflict) => self.events.push_back(Event::Conflict(node, conflict)),
         }
     }
 
     fn deliver(&mut self, decoded: Decoded, now: Instant) {
         let Some(node) = self.sender.peer.node().cloned() else { return };
-        for word in decoded.frames {
-            if matches!(word, SessionFrame::Data(_)) {
+        for frame in decoded.frames {
+            if matches!(frame, SessionFrame::Data(_)) {
                 self.fed = Some(decoded.id);
             }
             let key = SessionKey { id: decoded.id, category: decoded.category, node: node.clone() };
-            self.events.extend(self.table.on_frame(&self.sender, key, word, now));
+            self.events.extend(self.table.on_frame(&self.sender, key, frame, now));
         }
     }
 }

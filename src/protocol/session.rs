@@ -57,7 +57,7 @@ struct Inner {
     /// Losses of a path in a row: how many, when the last one was, and how many bytes had moved by then.
     lost: Option<(u32, Instant, u64)>,
     /// When its last frame came in.
-    heard: Instant,
+    last_frame: Instant,
     reader: Option<Waker>,
     writer: Option<Waker>,
     /// The tasks that wait for an answer, a path or the end.
@@ -89,7 +89,7 @@ impl SessionCore {
                 seeker: None,
                 seekers: 0,
                 lost: None,
-                heard: Instant::now(),
+                last_frame: Instant::now(),
                 reader: None,
                 writer: None,
                 watcher: None,
@@ -116,7 +116,7 @@ impl SessionCore {
         }
         let (mut dropped, mut here) = (false, true);
         self.act(|inner| {
-            inner.heard = now;
+            inner.last_frame = now;
             let effects = inner.state.on_frame(sender.id, frame, now);
             dropped = effects.dropped;
             here = inner.state.path() == Some(sender.id);
@@ -191,8 +191,8 @@ impl SessionCore {
     }
 
     /// When its last frame came in; before the first one, when it was made.
-    pub(super) fn heard(&self) -> Instant {
-        self.lock().heard
+    pub(super) fn last_frame(&self) -> Instant {
+        self.lock().last_frame
     }
 
     /// Whether it is open, with or without a path: then the far end may wait for frames from this end.

@@ -34,7 +34,7 @@ use crate::telemetry::Metrics;
 
 /// What one process allows itself.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct SessionLimits {
     /// Receive windows of each session.
     pub windows: Windows,
     /// Bytes that may be promised to peers, and the same again kept for them.
@@ -49,7 +49,7 @@ pub struct Limits {
 #[derive(Debug)]
 pub struct SessionTable {
     instance: Instance,
-    limits: Limits,
+    limits: SessionLimits,
     metrics: Metrics,
     promised: Arc<Budget>,
     kept: Arc<Budget>,
@@ -83,18 +83,18 @@ pub enum Event {
     Found(NodeName, Found),
     /// The pod asks its edge to link to another pod, or the edge confirms that it has.
     Drain,
-    /// A pod tells its edge, or another pod about a node, that another process has that name.
+    /// A Conflict, from a pod to its edge or to another pod: another process has that node's name.
     Conflict(NodeName, Conflict),
 }
 
 /// There are as many sessions as there may be, or no memory is left to promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("too many sessions at once")]
-pub struct Full;
+pub struct TableFull;
 
 impl SessionTable {
     /// An empty table of the process `instance`.
-    pub fn new(instance: Instance, limits: Limits, metrics: Metrics) -> Arc<Self> {
+    pub fn new(instance: Instance, limits: SessionLimits, metrics: Metrics) -> Arc<Self> {
         let largest = usize::try_from(limits.windows.max).unwrap_or(usize::MAX);
         let most = MOST_PASSING.min(limits.memory).max(largest);
         let relays = RelayTable::new(most, limits.memory.max(most));
@@ -128,7 +128,7 @@ impl SessionTable {
         self.count.load(Relaxed)
     }
 
-    /// Whether there are no sessions.
+    /// True without any session.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -155,9 +155,9 @@ impl SessionTable {
         target: Target,
         category: Category,
         client: String,
-    ) -> Result<Opening, Full> {
+    ) -> Result<Opening, TableFull> {
         let halves = if self.has_place() { self.halves() } else { None };
-        let (send, recv) = halves.ok_or(Full)?;
+        let (send, recv) = halves.ok_or(TableFull)?;
         let end = SessionState::opener(target, client, send, recv);
         let key = SessionKey { id: SessionId::random(), category, node };
         let shared = SessionCore::new(key, self.host(), end, None);

@@ -1,8 +1,8 @@
 //! Whose an address is: from what a client names (a node, its address, a pod's, a Service) to a node and the target as
 //! that node's edge knows it.
 //!
-//! A fixed table of networks counts first, then what Kubernetes says. Whether the node has an edge is no question here: a
-//! [`Location`] says what is dialled where it has none.
+//! A fixed table of networks counts first, then what Kubernetes knows. Whether the node has an edge plays no part here:
+//! a [`Location`] holds what is dialled where it has none.
 
 mod facts;
 #[cfg(feature = "kubernetes")]
@@ -21,12 +21,14 @@ use crate::names::{Host, NodeName, Target};
 use crate::policy::plain;
 
 use facts::Backing;
-pub use facts::{Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
+pub use facts::{
+    Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
+};
 pub use table::{Claims, FactTable};
 #[cfg(feature = "kubernetes")]
 pub use watch::AddressWatch;
 
-/// Which networks are behind which node, and what Kubernetes says of nodes, pods and Services.
+/// Which networks are behind which node, and what Kubernetes knows of nodes, pods and Services.
 ///
 /// One lock holds the facts; it is taken for one look or one change, and no other one under it.
 #[derive(Debug, Default)]
@@ -45,7 +47,8 @@ pub enum Location {
         node: NodeName,
         /// The target as its edge knows it.
         target: Target,
-        /// What is dialled where it has no edge, by whoever may; `None`: it is an edge's for certain.
+        /// What is dialled if the node has no edge and the client may have it dialled; `None`: only an edge can reach
+        /// it.
         direct: Option<Target>,
     },
     /// At no node that is known.
@@ -81,14 +84,14 @@ pub enum NotLocated {
     NoEndpoint(
         /// As `namespace/name`.
         String,
-        /// Those at no node do not count, as `user_services` says.
+        /// Whether endpoints without a node are left out: `user_services` names the Service.
         bool,
     ),
 }
 
 impl AddressBook {
-    /// What is in one of these networks is behind that node, whatever Kubernetes says; of several networks that hold an
-    /// address the narrowest counts.
+    /// An address in one of these networks is behind that node, whatever Kubernetes knows; of several networks that
+    /// hold an address the narrowest counts.
     pub fn new(mut fixed: Vec<(IpNet, NodeName)>) -> Self {
         fixed.sort_by_key(|(net, _)| std::cmp::Reverse(net.prefix_len()));
         Self { fixed, facts: Mutex::default() }
@@ -96,11 +99,11 @@ impl AddressBook {
 
     /// Where a target is. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
     ///
-    /// A name that is no Service's is taken for a node's, known or not.
+    /// Any name but a Service's is taken for a node's, known or not.
     ///
     /// # Errors
     ///
-    /// It is known what is meant, and that it is nowhere, or in two places.
+    /// The target is known, and it is nowhere, or in two places.
     pub fn locate(&self, target: &Target, chance: f64) -> Result<Location, NotLocated> {
         let (facts, port) = (self.facts(), target.port);
         let target = match &target.host {

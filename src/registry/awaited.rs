@@ -2,8 +2,8 @@
 //!
 //! The order is always: make an [`Arrival`], then look whether the node is there, then wait. An arrival notices every
 //! node that comes after it was made, so nothing is lost between the look and the wait. The entry of a node is made and
-//! removed under one lock together with its count; waking happens after the lock is released, on a handle taken under it,
-//! and at worst wakes a waiter that has just left.
+//! removed under one lock together with its count; waking happens after the lock is released, on a handle taken under
+//! it, and at worst wakes a waiter that has just left.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,14 +14,14 @@ use crate::names::NodeName;
 
 /// The nodes that somebody waits for.
 #[derive(Debug, Default)]
-pub(super) struct Awaited(Mutex<HashMap<NodeName, Waiting>>);
+pub(super) struct Awaited(Mutex<HashMap<NodeName, Waiters>>);
 
 /// Who waits for one node.
 #[derive(Debug)]
-struct Waiting {
+struct Waiters {
     tell: Arc<watch::Sender<()>>,
-    /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the same
-    /// time would each still see the other's receiver, and the entry would stay for ever.
+    /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the
+    /// same time would each still see the other's receiver, and the entry would stay for ever.
     count: usize,
 }
 
@@ -30,18 +30,18 @@ struct Waiting {
 pub struct Arrival<'a> {
     awaited: &'a Awaited,
     node: NodeName,
-    told: watch::Receiver<()>,
+    wake_waiters: watch::Receiver<()>,
 }
 
 impl Awaited {
     pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
         let mut awaited = self.lock();
-        let new = || Waiting { tell: Arc::new(watch::Sender::new(())), count: 0 };
+        let new = || Waiters { tell: Arc::new(watch::Sender::new(())), count: 0 };
         let waiting = awaited.entry(node.clone()).or_insert_with(new);
         waiting.count += 1;
-        let told = waiting.tell.subscribe();
+        let wake_waiters = waiting.tell.subscribe();
         drop(awaited);
-        Arrival { awaited: self, node: node.clone(), told }
+        Arrival { awaited: self, node: node.clone(), wake_waiters }
     }
 
     pub(super) fn tell(&self, node: &NodeName) {
@@ -59,7 +59,7 @@ impl Awaited {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Waiters>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -67,8 +67,8 @@ impl Awaited {
 impl Arrival<'_> {
     /// Waits until the node comes; returns at once if it has come since this waiter was made. Cancel safe.
     pub async fn come(&self) {
-        let mut told = self.told.clone();
-        if told.changed().await.is_err() {
+        let mut wake_waiters = self.wake_waiters.clone();
+        if wake_waiters.changed().await.is_err() {
             // Never reached: this waiter is counted, and the sender lives as long as anybody is.
             std::future::pending::<()>().await;
         }

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 /// A cluster, and where in it we are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cluster {
-    /// File that tells how to reach it; `None`: the service account that Kubernetes gives to each pod.
+    /// The kubeconfig file to reach it by; `None`: the service account that Kubernetes gives to each pod.
     pub kubeconfig: Option<PathBuf>,
     /// Namespace of this pod; `None`: that of the service account, or the one that the file names.
     pub namespace: Option<String>,
@@ -49,17 +49,17 @@ impl Cluster {
     ///
     /// [`ClusterError::Config`].
     pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
-        let told = |cause: &dyn std::error::Error| ClusterError::Config(chain(cause));
+        let config_error = |cause: &dyn std::error::Error| ClusterError::Config(chain(cause));
         let mut config = match &self.kubeconfig {
-            None => Config::incluster().map_err(|cause| told(&cause))?,
+            None => Config::incluster().map_err(|cause| config_error(&cause))?,
             Some(file) => {
-                let file = Kubeconfig::read_from(file).map_err(|cause| told(&cause))?;
+                let file = Kubeconfig::read_from(file).map_err(|cause| config_error(&cause))?;
                 let options = KubeConfigOptions::default();
-                Config::from_custom_kubeconfig(file, &options).await.map_err(|cause| told(&cause))?
+                Config::from_custom_kubeconfig(file, &options).await.map_err(|cause| config_error(&cause))?
             }
         };
         (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
-        let client = Client::try_from(config).map_err(|cause| told(&cause))?;
+        let client = Client::try_from(config).map_err(|cause| config_error(&cause))?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
     }

@@ -11,10 +11,10 @@ use crate::names::{Instance, NodeName};
 
 /// Names with a recent conflict; at most [`MOST`] of them.
 #[derive(Debug, Default)]
-pub(super) struct Conflicts(Mutex<HashMap<NodeName, Conflict>>);
+pub(super) struct Conflicts(Mutex<HashMap<NodeName, NameConflict>>);
 
 #[derive(Debug)]
-struct Conflict {
+struct NameConflict {
     /// The process at another pod that was refused the name last.
     kept_from: Option<Instance>,
     told: Instant,
@@ -24,7 +24,7 @@ struct Conflict {
 
 impl Registry {
     /// A node that is linked here is alive and keeps its name; another process of that name came at `place`. Logs that,
-    /// and tells the node. Returns the sentence for the other process.
+    /// and sends the node a Conflict. Returns the sentence for the other process.
     pub(super) fn keeps(&self, node: &NodeName, linked: &Linked, place: &str) -> Taken {
         let why = format!(
             "another process came as node {node}, {place}, and is kept out while this one is alive: two machines with \
@@ -69,7 +69,7 @@ impl Conflicts {
         if all.len() >= MOST {
             return None;
         }
-        all.insert(node.clone(), Conflict { kept_from: None, told: now, untold: 0 });
+        all.insert(node.clone(), NameConflict { kept_from: None, told: now, untold: 0 });
         Some(0)
     }
 
@@ -85,7 +85,7 @@ impl Conflicts {
         self.lock().get(node).is_some_and(|known| known.kept_from == Some(from))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Conflict>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, NameConflict>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What DNS says of a node: the pods it is linked to, as somebody published it.
+//! Looks a node up in DNS: its records are the pods it is linked to, as one of them published it.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,11 +26,11 @@ impl Dns {
         Self { resolver, zone, failed: Mutex::default() }
     }
 
-    /// The addresses of the pods that a node is said to be linked to; never none. Takes at most 1 s. Cancel safe.
+    /// The addresses of the pods that a node is linked to by its records; at least one. Takes at most 1 s. Cancel safe.
     ///
     /// # Errors
     ///
-    /// There are none: why, in words.
+    /// DNS has no addresses for it, or does not answer: a sentence that gives the cause.
     pub async fn lookup(&self, node: &NodeName) -> Result<Vec<IpAddr>, String> {
         let name = self.zone.name(node).map_err(|why| format!("DNS was not asked ({why})"))?;
         let name = if self.zone.is_open() { name } else { format!("{name}.") };
@@ -53,7 +53,7 @@ impl Dns {
     }
 }
 
-/// One question. One that is dropped because others were quicker tells whether DNS is slow, too.
+/// One query. A query that is dropped because another was quicker still counts in whether DNS is slow.
 struct Asking<'a> {
     dns: &'a Dns,
     since: Instant,

@@ -148,7 +148,7 @@ fn endpoints(slice: EndpointSlice) -> (String, Endpoints) {
     (slice.metadata.name.unwrap_or_default(), all)
 }
 
-/// The label by which a slice tells whose it is.
+/// The label of a slice that names its Service.
 pub(super) const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 #[cfg(test)]

@@ -53,7 +53,8 @@ impl Finder {
         Arc::new(Self { registry, own, others: None })
     }
 
-    /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names another.
+    /// For one of several pods, the process `own`. A pod that DNS names is asked at `port`, unless a list names
+    /// another.
     pub fn new(
         registry: Arc<Registry>,
         own: Instance,
@@ -81,7 +82,7 @@ impl Finder {
     ///
     /// # Errors
     ///
-    /// No pod has the node; the error says who was asked.
+    /// No pod has the node; the error names the pods that were asked.
     pub async fn find(
         &self,
         node: &NodeName,
@@ -105,30 +106,36 @@ impl Finder {
                 Err(missing) if came && missing.another => return Err(missing),
                 Err(missing) => missing,
             };
-            let said = tokio::select! {
+            let not_found = tokio::select! {
                 biased;
                 found = &mut searching => match found {
                     Ok(yes) => return Ok(Path { sender: yes.sender, instance: yes.instance }),
-                    Err(said) => said,
+                    Err(not_found) => not_found,
                 },
                 () = arrival.come() => {
                     came = true;
                     continue;
                 }
             };
-            let another = missing.another || said.another;
-            let moving = missing.moving || said.moving;
-            return Err(NotFound { seen: missing.seen, another, moving, ..said });
+            let another = missing.another || not_found.another;
+            let moving = missing.moving || not_found.moving;
+            return Err(NotFound { seen: missing.seen, another, moving, ..not_found });
         }
     }
 
-    /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one of
-    /// those that are known to be at other pods, the first by name.
+    /// Whether there is a node of that name, as far as is known without asking anybody.
+    pub fn knows(&self, node: &NodeName) -> bool {
+        self.at_hand(&NodeQuery::new(node, None, None)).is_ok()
+    }
+
+    /// The node that has been linked to this pod for longest, and whether there are others. If there is none here: one
+    /// of those that are known to be at other pods, the first by name.
     pub fn longest(&self) -> Option<(NodeName, bool)> {
         self.registry.longest().or_else(|| self.others.as_ref()?.known.first())
     }
 
-    /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a link.
+    /// A path that needs no search: the node is linked here, or at a pod that is remembered and to which there is a
+    /// link.
     fn at_hand(&self, wanted: &NodeQuery) -> Result<Path, NotFound> {
         let node = &wanted.node;
         let mut missing = NotFound::default();
@@ -160,16 +167,16 @@ impl Finder {
         let any = wanted.is_any();
         let missed = if any { others.known.missing(&node) } else { None };
         let found = match missed {
-            Some(said) => Err(said),
-            None => others.searches.join(wanted).await.inspect_err(|said| {
+            Some(not_found) => Err(not_found),
+            None => others.searches.join(wanted).await.inspect_err(|not_found| {
                 if any {
-                    others.known.miss(&node, said);
+                    others.known.miss(&node, not_found);
                 }
             }),
         };
-        found.map_err(|said| {
+        found.map_err(|not_found| {
             let moving = others.known.lost(&node).is_some_and(|since| since < MOVE_WINDOW);
-            NotFound { moving, ..said }
+            NotFound { moving, ..not_found }
         })
     }
 
@@ -225,20 +232,20 @@ impl Finder {
         }
     }
 
-    /// Takes in what another pod said of a node. True if that was an announcement that the node is there now: the caller
-    /// then calls [`Self::contest`] and [`Self::make_way`].
-    pub fn heard(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
+    /// Takes a Found of another pod. True if it announces that the node is there now: the caller then calls
+    /// [`Self::contest`] and [`Self::make_way`].
+    pub fn on_found(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
         let Some(others) = &self.others else { return false };
-        if !others.siblings.heard(from, found) || !found.here {
+        if !others.siblings.on_found(from, found) || !found.here {
             return false;
         }
         others.known.learn(node, others.siblings.behind(from), found.instance);
-        self.registry.told(node);
+        self.registry.wake_waiters(node);
         true
     }
 
-    /// A node was linked anew, here or at the pod behind `to`. Other links over which our sessions run to it are pinged;
-    /// those that do not answer within 1 s are left. Returns the sessions that need another path.
+    /// A node was linked anew, here or at the pod behind `to`. Other links over which our sessions run to it are
+    /// pinged; those that do not answer within 1 s are left. Returns the sessions that need another path.
     pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();

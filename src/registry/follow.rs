@@ -30,13 +30,13 @@ pub(super) trait Take<K> {
     /// Takes in an event. True if everything is known now.
     fn take(&mut self, event: Event<K>) -> bool;
 
-    /// Nothing more is heard until the next event, and why. What was known stands.
+    /// No events come until the next one, for that cause. What was known stands.
     fn is_cut_off(&mut self, _cause: &ClusterError) {}
 }
 
 impl Followed<'_> {
-    /// Gives each event to `taker`, until it is dropped. `api` makes the interface to the objects from a client and our own
-    /// namespace. While kube-apiserver does not answer there are no events; then comes the whole list anew.
+    /// Gives each event to `taker`, until it is dropped. `api` makes the interface to the objects from a client and our
+    /// own namespace. While kube-apiserver does not answer, no events come; after that the whole list comes anew.
     pub(super) async fn follow<K>(
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
@@ -45,17 +45,17 @@ impl Followed<'_> {
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let (what, mut backoff, mut told) = (self.what, Backoff::new(), false);
+        let (what, mut backoff, mut warned) = (self.what, Backoff::new(), false);
         loop {
-            let cause = match self.list_and_watch(&api, &mut taker, (&mut backoff, &mut told)).await {
+            let cause = match self.list_and_watch(&api, &mut taker, (&mut backoff, &mut warned)).await {
                 Ok(never) => match never {},
                 Err(cause) => cause,
             };
-            if told {
+            if warned {
                 debug!("{what}: {cause}");
             } else {
                 warn!("{what} cannot be followed, trying on: {cause}");
-                told = true;
+                warned = true;
             }
             taker.is_cut_off(&cause);
             sleep(backoff.pause(rand::random())).await;
@@ -67,7 +67,7 @@ impl Followed<'_> {
         &self,
         api: impl Fn(Client, &str) -> Api<K>,
         taker: &mut impl Take<K>,
-        (backoff, told): (&mut Backoff, &mut bool),
+        (backoff, warned): (&mut Backoff, &mut bool),
     ) -> Result<Infallible, ClusterError>
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -78,7 +78,7 @@ impl Followed<'_> {
         while let Some(event) = events.next().await {
             if taker.take(event.map_err(failed)?) {
                 *backoff = Backoff::new();
-                if std::mem::take(told) {
+                if std::mem::take(warned) {
                     info!("{} are followed again", self.what);
                 }
             }
@@ -99,6 +99,6 @@ fn failed(cause: watcher::Error) -> ClusterError {
 /// How long one watch lasts: an apiserver that has vanished without a word is noticed not much later.
 const WATCH_SECONDS: u32 = 60;
 
-/// Objects of one page of a list: of each, all of its text is in memory twice while the page is read, and pods with some
-/// 10 KiB are no rarity.
+/// Objects on one page of a list. The text of each is in memory twice while the page is read, and pods often have some
+/// 10 KiB.
 const PAGE: u32 = 50;

@@ -40,7 +40,7 @@ pub struct Publisher {
     pub vet: Vet,
     /// Counts records and failures.
     pub metrics: Metrics,
-    /// Told after each try whether the records stand, and if not, why.
+    /// Called after each try with whether the records stand, and if not, why.
     pub tell: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
 
@@ -153,7 +153,7 @@ impl Store {
         Ok(())
     }
 
-    /// The addresses of all pods that have records, as far as the store tells: those of pods that are gone, too.
+    /// The addresses of all pods that have records, pods that are gone included; empty if the store does not list them.
     async fn pods(&self) -> BTreeSet<IpAddr> {
         match self {
             Self::Hosts(hosts) => hosts.pods().await,

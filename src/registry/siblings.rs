@@ -1,8 +1,8 @@
 //! The other pods of this cloud: where they are, links to them, and their answers about nodes.
 //!
-//! Locks: one for the list of pods, one for the questions under way, and small ones inside each sibling. No two are held
-//! at once. So each operation copies the list (`pods`) and looks at the copy without the lock; a pod that is added or
-//! removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
+//! Locks: one for the list of pods, one for the questions under way, and small ones inside each sibling. No two are
+//! held at once. So each operation copies the list (`pods`) and looks at the copy without the lock; a pod that is added
+//! or removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
 
 mod addresses;
 mod list;
@@ -63,8 +63,9 @@ struct Incoming {
 }
 
 impl Siblings {
-    /// Follows `addresses` (this pod's own may be among them) until draining begins. The links that it makes come out of
-    /// the second value; the caller drives them. For each link that ends, whoever made it, the caller calls [`Self::left`].
+    /// Follows `addresses` (this pod's own may be among them) until draining begins. The links that it makes come out
+    /// of the second value; the caller drives them. For each link to a pod that ends, on whichever side it was made,
+    /// the caller calls [`Self::left`].
     pub fn new(
         addresses: watch::Receiver<Vec<SocketAddr>>,
         registry: Arc<Registry>,
@@ -98,7 +99,7 @@ impl Siblings {
         };
         self.means.registry.told_of_a_pod();
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
-            // A pod may reach this one by two addresses, or may have lost the older link: a ping tells which.
+            // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
             self.means.ground.drain.spawn(info_span!("old"), async move {
                 if newer >= MOST_OF_ONE || !old.answers_within(PONG_TIMEOUT).await {
                     old.close();
@@ -116,7 +117,7 @@ impl Siblings {
         });
     }
 
-    /// A link to another pod has ended, whoever made it.
+    /// A link to another pod has ended, on whichever side it was made.
     pub fn left(&self, sender: &LinkSender) {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
     }
@@ -175,8 +176,8 @@ impl Siblings {
         let silent = || Unreachable::Silent(pod.to_string());
         let question = self.next_question.fetch_add(1, Relaxed);
         let (answer, answered) = oneshot::channel();
-        // Entered before it is sent, as the answer may come on another thread before `find` returns. The guard below takes
-        // it out again, whether it was answered, timed out or cancelled.
+        // Entered before it is sent, as the answer may come on another thread before `find` returns. The guard below
+        // takes it out again, whether it was answered, timed out or cancelled.
         self.questions().insert((question, sender.id), answer);
         let _asked = Question { siblings: self, key: (question, sender.id) };
         if !sender.find(node, question) {
@@ -194,13 +195,13 @@ impl Siblings {
         })
     }
 
-    /// Takes in what a pod said of a node. True if it is an announcement, false if it answers a question.
-    pub fn heard(&self, from: &LinkSender, found: Found) -> bool {
+    /// Takes a Found. True if it is an announcement, false if it answers a Find.
+    pub fn on_found(&self, from: &LinkSender, found: Found) -> bool {
         if found.question == UNASKED {
             return true;
         }
         if let Some(asked) = self.questions().remove(&(found.question, from.id)) {
-            // An error only says that the waiter has just gone.
+            // This fails only if the waiter has just gone.
             let _ = asked.send(found);
         }
         false

@@ -6,7 +6,7 @@ use crate::names::NodeName;
 use crate::protocol::{LinkId, LinkSender};
 use crate::registry::awaited::{Arrival, Awaited};
 
-/// The links of an edge: one, and more while a pod that is told to stop still holds sessions.
+/// The links of an edge: one, and more while a draining pod still holds sessions.
 #[derive(Debug)]
 pub struct Uplinks {
     /// The node that this edge is.

@@ -27,17 +27,17 @@ impl Route {
     /// Relays an edge's request to the node it names, or to the pod that has dialled for the edge, and goes on looking
     /// while the answer is *not here*.
     ///
-    /// Only its opener moves a session to another path. So once a request may have reached its acceptor, this pod does not
-    /// try a second path by itself: it tells the opener that the path is lost, and what it has learned serves the opener's
-    /// next attempt.
+    /// Only its opener moves a session to another path. So once a request may have reached its acceptor, this pod does
+    /// not try a second path by itself: it sends the opener Lost, and what it has learned serves the opener's next
+    /// attempt.
     ///
     /// Returns the request with the node's link if that is a plain one: this pod is then to be the session's end.
-    pub async fn relay(&self, asked: RelayRequest, room: &Room) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let (node, instance) = (asked.node().clone(), asked.instance());
+    pub async fn relay(&self, request: RelayRequest, room: &Room) -> Option<(RelayRequest, Arc<LinkSender>)> {
+        let (node, instance) = (request.node().clone(), request.instance());
         // An edge serves its own node itself, so by that name it means the cloud.
-        let own = matches!(&asked.from().peer, Peer::Edge(edge) if *edge == node);
+        let own = matches!(&request.from().peer, Peer::Edge(edge) if *edge == node);
         let paths = if own { self.paths.of_pods() } else { self.paths.clone() };
-        let resumes = asked.target().is_none();
+        let resumes = request.target().is_none();
         let patience = if resumes { LOOKED_FOR } else { self.patience };
         let until = Instant::now() + patience;
         let mut search = Search::new(&paths, &node, instance, until, self.chance);
@@ -49,55 +49,56 @@ impl Route {
             let looking = async { if first { search.first().await } else { search.next().await } };
             let found = tokio::select! {
                 biased;
-                () = asked.unwanted() => return None,
+                () = request.unwanted() => return None,
                 found = placed(looking, room) => found,
             };
             match found {
                 Ok(Ok(())) => {}
                 Ok(Err(missing)) => {
-                    asked.refuse(refusal(&missing, own, resumes));
+                    request.refuse(refusal(&missing, own, resumes));
                     return None;
                 }
                 Err(why) => {
                     let code = if resumes { Code::NotHere } else { Code::Busy };
-                    asked.refuse(Refusal::new(code, why));
+                    request.refuse(Refusal::new(code, why));
                     return None;
                 }
             }
             if let Some(plain) = search.plain() {
-                return Some((asked, plain));
+                return Some((request, plain));
             }
-            if !search.ask(|path| asked.try_path(&path.sender), asked.tried()).await {
+            if !search.ask(|path| request.try_path(&path.sender), request.path_failed()).await {
                 return None;
             }
             first = false;
         }
     }
 
-    /// Relays another pod's request to a node that is linked to this one. That pod has searched already, and only our own
-    /// links are looked at, so there is at most one hop between pods.
+    /// Relays another pod's request to a node that is linked to this one. That pod has searched already, and only our
+    /// own links are looked at, so there is at most one hop between pods.
     ///
     /// Returns the request as [`Self::relay`] does.
-    pub fn pass(&self, asked: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
-        let Some(linked) = self.paths.here(asked.node()).filter(|linked| !linked.sender.is_closed()) else {
-            let why = format!("node {} is not linked to this pod", asked.node());
-            asked.refuse(Refusal::new(Code::NotHere, why));
+    pub fn pass(&self, request: RelayRequest) -> Option<(RelayRequest, Arc<LinkSender>)> {
+        let Some(linked) = self.paths.here(request.node()).filter(|linked| !linked.sender.is_closed()) else {
+            let why = format!("node {} is not linked to this pod", request.node());
+            request.refuse(Refusal::new(Code::NotHere, why));
             return None;
         };
-        if asked.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
-            let why = format!("node {} is linked as another process", asked.node());
-            asked.refuse(Refusal::new(Code::Unknown, why));
+        if request.instance().is_some_and(|wanted| linked.instance != Some(wanted)) {
+            let why = format!("node {} is linked as another process", request.node());
+            request.refuse(Refusal::new(Code::Unknown, why));
             return None;
         }
         if !linked.sender.resumes {
-            return Some((asked, linked.sender));
+            return Some((request, linked.sender));
         }
-        asked.pass(&linked.sender);
+        request.pass(&linked.sender);
         None
     }
 }
 
-/// Runs a search, and takes a permit for it unless it is ready at once. An error says whose permits are used up.
+/// Runs a search, and takes a permit for it unless it is ready at once. An error names the owner of the permits that
+/// are used up.
 async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &'static str> {
     let mut looking = pin!(looking);
     if let Some(found) = looking.as_mut().now_or_never() {
@@ -110,7 +111,7 @@ async fn placed<T>(looking: impl Future<Output = T>, room: &Room) -> Result<T, &
     Ok(looking.await)
 }
 
-/// The answer to the opener if there is no path. For an Open it is final, as the search has taken as long as a client
+/// The answer to the opener if no path was found. For an Open it is final, as the search has taken as long as a client
 /// waits. After a Resume the opener may try again.
 fn refusal(missing: &NotFound, own: bool, resumes: bool) -> Refusal {
     if own && missing.trouble.is_empty() {

@@ -32,7 +32,7 @@ pub(super) struct Search<'a> {
     /// The path over which it asks next, or has asked.
     path: Option<Path>,
     /// Whether it has asked over that path; then the next look is for another one.
-    asked: bool,
+    tried: bool,
     /// How long it waits for an answer before it looks for another path.
     wait: Duration,
     backoff: Backoff,
@@ -57,7 +57,7 @@ impl<'a> Search<'a> {
             until,
             patience: None,
             path: None,
-            asked: false,
+            tried: false,
             wait: ANSWER_TIMEOUT,
             backoff: Backoff::new(),
             another: None,
@@ -91,8 +91,8 @@ impl<'a> Search<'a> {
         self.path.as_ref().map(|path| path.sender.clone()).filter(|link| !link.resumes)
     }
 
-    /// Looks for the first path. A new session waits for a node that is moving from pod to pod, as a running session does;
-    /// it waits for no other node. Cancel safe.
+    /// Looks for the first path. A new session waits for a node that is moving from pod to pod, as a running session
+    /// does; it waits for no other node. Cancel safe.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl<'a> Search<'a> {
     pub(super) async fn first(&mut self) -> Result<(), NotFound> {
         match timeout_at(self.until, self.paths.find(self.node, self.instance, None)).await {
             Ok(Ok(path)) => {
-                (self.path, self.asked) = (Some(path), false);
+                (self.path, self.tried) = (Some(path), false);
                 Ok(())
             }
             Ok(Err(missing)) if !missing.moving && self.instance.is_none() => Err(missing),
@@ -116,7 +116,7 @@ impl<'a> Search<'a> {
     /// The time is over, or the process that is sought is gone.
     pub(super) async fn next(&mut self) -> Result<(), NotFound> {
         let until = self.patience.map_or(self.until, |patience| self.until.min(Instant::now() + patience));
-        let before = self.path.take().filter(|_| self.asked);
+        let before = self.path.take().filter(|_| self.tried);
         if let Some(before) = &before {
             self.paths.is_wrong(self.node, before);
         }
@@ -143,12 +143,12 @@ impl<'a> Search<'a> {
                 Ok(path) => {
                     let again = before.as_ref().is_some_and(|before| before.sender.id == path.sender.id);
                     if paused || !again {
-                        (self.path, self.asked, self.another) = (Some(path), false, None);
+                        (self.path, self.tried, self.another) = (Some(path), false, None);
                         return Ok(());
                     }
                 }
-                Err(said) => {
-                    missing = said;
+                Err(not_found) => {
+                    missing = not_found;
                     self.is_hopeless(&missing, until)?;
                 }
             }
@@ -161,14 +161,14 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Asks over the path that was found, and then over others, as long as there is no answer and there are others.
+    /// Asks over the path that was found, and then over others, as long as none has answered and others are left.
     /// Returns the answer to the last question; `answer` waits for it, and is polled only after something was asked.
     pub(super) async fn ask<A>(&mut self, ask: impl Fn(&Path), answer: impl Future<Output = A>) -> A {
         let mut answer = pin!(answer);
         loop {
-            if let Some(path) = self.path.as_ref().filter(|_| !self.asked) {
+            if let Some(path) = self.path.as_ref().filter(|_| !self.tried) {
                 ask(path);
-                self.asked = true;
+                self.tried = true;
             }
             let other = tokio::select! {
                 biased;
@@ -176,7 +176,7 @@ impl<'a> Search<'a> {
                 other = self.other() => other,
             };
             tracing::debug!(node = %self.node, wait = ?self.wait, "no answer: asking on another path");
-            (self.path, self.asked) = (Some(other), false);
+            (self.path, self.tried) = (Some(other), false);
             self.wait = (self.wait * 2).min(MAX_ANSWER_TIMEOUT);
         }
     }

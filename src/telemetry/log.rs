@@ -16,7 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
 use clean::Clean;
-use files::Files;
+use files::LogFiles;
 
 /// Destination, format and first level of log lines.
 #[derive(Debug, Clone, Default)]
@@ -83,7 +83,7 @@ impl Logs {
             outputs.push(output(writer, settings.json));
         }
         if let Some(dir) = settings.dir {
-            let files = Files::open(&dir, settings.name, files::RETENTION)
+            let files = LogFiles::open(&dir, settings.name, files::RETENTION)
                 .map_err(|cause| LogError::Dir { dir, cause })?;
             let (writer, guard) = in_background(files);
             writers.push(guard);

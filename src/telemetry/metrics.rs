@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::Refusals;
-use labels::{Budget, Cause, Ended, Front, Pod};
+use labels::{BudgetLabels, CauseLabels, EndedLabels, FrontLabels, PodLabels};
 
 use super::process::Process;
 
@@ -73,20 +73,20 @@ pub struct Metrics {
 
 /// A counter for each cause; causes are fixed words.
 #[derive(Debug, Clone, Default)]
-pub struct Causes(Family<Cause, Counter>);
+pub struct Causes(Family<CauseLabels, Counter>);
 
 /// Bytes held of each budget, and its bound.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
-    used: Family<Budget, Gauge>,
-    limit: Family<Budget, Gauge>,
+    used: Family<BudgetLabels, Gauge>,
+    limit: Family<BudgetLabels, Gauge>,
 }
 
 /// Sessions that are alive, and sessions that ended by result, for each front end.
 #[derive(Debug, Clone, Default)]
 pub struct Sessions {
-    now: Family<Front, Gauge>,
-    total: Family<Ended, Counter>,
+    now: Family<FrontLabels, Gauge>,
+    total: Family<EndedLabels, Counter>,
 }
 
 /// Counts one session as alive until dropped.
@@ -108,9 +108,9 @@ impl Metrics {
     /// The metrics of a pod, whose namespace and name (empty when not known) become the labels of `tunnel_cloud_nodes`.
     pub fn cloud(namespace: &str, pod: &str) -> Self {
         let mut registry = Registry::default();
-        let nodes = Family::<Pod, Gauge>::default();
+        let nodes = Family::<PodLabels, Gauge>::default();
         registry.register("tunnel_cloud_nodes", "Number of edge nodes", nodes.clone());
-        let labels = Pod { kubernetes_namespace: namespace.into(), kubernetes_pod_name: pod.into() };
+        let labels = PodLabels { kubernetes_namespace: namespace.into(), kubernetes_pod_name: pod.into() };
         Self::with(registry, nodes.get_or_create_owned(&labels))
     }
 
@@ -167,12 +167,12 @@ impl Metrics {
 impl Causes {
     /// Counts one more for `cause`.
     pub fn count(&self, cause: &'static str) {
-        self.0.get_or_create(&Cause { cause }).inc();
+        self.0.get_or_create(&CauseLabels { cause }).inc();
     }
 
     /// The count of `cause`.
     pub fn counted(&self, cause: &'static str) -> u64 {
-        self.0.get_or_create(&Cause { cause }).get()
+        self.0.get_or_create(&CauseLabels { cause }).get()
     }
 }
 
@@ -180,7 +180,7 @@ impl Memory {
     /// Sets the bytes that are held of `budget` (a fixed word), and its bound.
     pub fn set(&self, budget: &'static str, used: usize, limit: usize) {
         for (family, bytes) in [(&self.used, used), (&self.limit, limit)] {
-            family.get_or_create(&Budget { budget }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+            family.get_or_create(&BudgetLabels { budget }).set(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
 }
@@ -188,23 +188,23 @@ impl Memory {
 impl Sessions {
     /// Counts a session of `front` as alive until the result is dropped.
     pub fn begin(&self, front: &'static str) -> Alive {
-        self.now.get_or_create(&Front { front }).inc();
+        self.now.get_or_create(&FrontLabels { front }).inc();
         Alive { sessions: self.clone(), front, result: "cut" }
     }
 
     /// Counts a session that was refused before it opened.
     pub fn refused(&self, front: &'static str, result: &'static str) {
-        self.total.get_or_create(&Ended { front, result }).inc();
+        self.total.get_or_create(&EndedLabels { front, result }).inc();
     }
 
     /// Sessions of `front` that are alive.
     pub fn now(&self, front: &'static str) -> i64 {
-        self.now.get_or_create(&Front { front }).get()
+        self.now.get_or_create(&FrontLabels { front }).get()
     }
 
     /// Sessions of `front` that ended with this result.
     pub fn ended(&self, front: &'static str, result: &'static str) -> u64 {
-        self.total.get_or_create(&Ended { front, result }).get()
+        self.total.get_or_create(&EndedLabels { front, result }).get()
     }
 }
 
@@ -217,7 +217,7 @@ impl Alive {
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        self.sessions.now.get_or_create(&Front { front: self.front }).dec();
+        self.sessions.now.get_or_create(&FrontLabels { front: self.front }).dec();
         self.sessions.refused(self.front, self.result);
     }
 }

@@ -5,14 +5,14 @@
 ///
 /// Each text of a peer passes through here where it is read, so that later code may use it freely.
 pub fn printable(text: &str) -> String {
-    let mut said = String::with_capacity(text.len().min(MOST));
+    let mut printed = String::with_capacity(text.len().min(MOST));
     for c in text.chars().map(|c| if is_printable(c) { c } else { ' ' }) {
-        if said.len() + c.len_utf8() > MOST {
+        if printed.len() + c.len_utf8() > MOST {
             break;
         }
-        said.push(c);
+        printed.push(c);
     }
-    said
+    printed
 }
 
 /// Whether a character has no effect but its own glyph.
@@ -40,9 +40,9 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_becomes_a_short_line(text in any::<String>()) {
-            let said = printable(&text);
-            prop_assert!(said.len() <= MOST && said.chars().all(is_printable));
-            prop_assert_eq!(super::printable(&said), said);
+            let printed = printable(&text);
+            prop_assert!(printed.len() <= MOST && printed.chars().all(is_printable));
+            prop_assert_eq!(super::printable(&printed), printed);
         }
     }
 }

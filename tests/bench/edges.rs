@@ -23,7 +23,7 @@ use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
 use tunnel::protocol::grpc::{self, LinkContext};
-use tunnel::protocol::{Limits, Link, SessionTable, Windows};
+use tunnel::protocol::{Link, SessionLimits, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
 
 use crate::role::say;
@@ -85,8 +85,11 @@ impl Edges {
     pub(crate) fn run(&self) -> Result<()> {
         let counts = Arc::new(Counts::default());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let tls =
-            tls::Client { trust: Trust::Ca(self.ca.clone()), identity: None, alpn: vec![b"h2".to_vec()] };
+        let tls = tls::ClientSettings {
+            trust: Trust::Ca(self.ca.clone()),
+            identity: None,
+            alpn: vec![b"h2".to_vec()],
+        };
         let tls = tls.load()?;
         let (drain, pool) = (Drain::new(), Pool::new());
         for number in self.first..self.first + self.count {
@@ -194,7 +197,7 @@ const BETWEEN: Duration = Duration::from_millis(1);
 /// For each step of connecting, as long as the real edge waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// No session comes: these bind nothing.
-const LIMITS: Limits = Limits {
+const LIMITS: SessionLimits = SessionLimits {
     windows: Windows { start: 32 * 1024, max: 1 << 20 },
     memory: 6 << 20,
     sessions: 100,

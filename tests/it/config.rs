@@ -4,7 +4,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tunnel::cloud::Pod;
 use tunnel::config::cloud::Cloud;
-use tunnel::config::edge::Edge as Settings;
+use tunnel::config::edge::EdgeSettings as Settings;
 use tunnel::config::{Environment, Secret};
 use tunnel::edge::Edge;
 
@@ -43,7 +43,9 @@ port = 0
 servercert = "{dir}/cloud.crt"
 serverkey = "{dir}/cloud.key"
 [mode.cloud.http_proxy]
-port = 8080
+proxyport = "0"
+proxyip = "127.0.0.1"
+[mode.cloud.https]
 "#
     );
     let (settings, warnings) = Cloud::read(&cloud, &Environment::default()).unwrap();

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tunnel::net::tls::{Client, Identity, Trust, server_name};
+use tunnel::net::tls::{ClientSettings, Identity, Trust, server_name};
 
 use crate::support::clients::{self, ESTABLISHED};
 use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_forgets_all};
@@ -44,7 +44,7 @@ async fn dial(
 ) -> io::Result<TlsStream<TcpStream>> {
     let identity = shows.cloned();
     let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-    let config = Client { trust: Trust::Ca(place.files.ca.clone()), identity, alpn }.load().unwrap();
+    let config = ClientSettings { trust: Trust::Ca(place.files.ca.clone()), identity, alpn }.load().unwrap();
     let socket = TcpStream::connect(at).await?;
     soon("a handshake", TlsConnector::from(config.load()).connect(server_name(NAME).unwrap(), socket)).await
 }

@@ -21,6 +21,8 @@ mod egress;
 mod finding;
 mod herd;
 mod hostile;
+mod http_proxy;
+mod https;
 mod inside;
 mod links;
 mod memory;

@@ -14,7 +14,7 @@ use tunnel::protocol::grpc::LinkContext;
 use tunnel::protocol::wire::codec::StreamMsg;
 use tunnel::protocol::wire::extension::{from_message, to_message};
 use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
-use tunnel::protocol::{Code, Found, Limits, Peer, Refusal, SessionTable, Windows};
+use tunnel::protocol::{Code, Found, Peer, Refusal, SessionLimits, SessionTable, Windows};
 use tunnel::registry::{Registry, Siblings};
 use tunnel::telemetry::Metrics;
 
@@ -426,7 +426,7 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let (at, port) = (pod.pod.bound.grpc.ip(), pod.pod.bound.grpc.port());
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
-    let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
+    let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };

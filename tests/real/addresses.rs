@@ -165,8 +165,12 @@ fn the_memory_of_a_pod_that_follows_ten_thousand_pods_is_within_its_bound() {
         wait_until("all is known", 10 * PATIENCE, || {
             cloud.process.lives();
             crate::process::ask(cloud.log_port, "GET", "/readyz", "")
-                .is_some_and(|said| said.contains("\r\n\r\nok\n"))
+                .is_some_and(|said| said.ends_with("\r\n\r\nok\n"))
         });
+        if !more.is_empty() {
+            let last = format!("10.128.{}.{}:80", (PODS - 1) / 256, (PODS - 1) % 256);
+            assert_eq!(connect(&cloud, &last), "502", "its node is known, and has no edge");
+        }
         let status = std::fs::read_to_string(format!("/proc/{}/status", cloud.process.id())).unwrap();
         ["VmRSS:", "VmHWM:"].map(|line| {
             let line = status.lines().find(|l| l.starts_with(line)).unwrap();

@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::certificates::Files;
 use crate::tunnel::TestDir;
 
-/// Puts kube-apiserver's flags behind a command, and makes a file for each user (`name,groups`) by which it is reached; a
-/// user's token is its name.
+/// Puts kube-apiserver's flags behind a command, and makes a file for each user (`name,groups`) by which it is reached;
+/// a user's token is its name.
 pub(crate) fn apiserver(
     mut command: Command,
     place: &TestDir,

@@ -1,5 +1,5 @@
-//! A whole Kubernetes on two machines: etcd and kube-apiserver in the cloud, containerd, kubelet and a running pod at the
-//! edge. Between them is what the test starts.
+//! A whole Kubernetes on two machines: etcd and kube-apiserver in the cloud, containerd, kubelet and a running pod at
+//! the edge. Between them is what the test starts.
 
 pub(crate) mod node;
 mod ways;
@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::apiserver;
+use crate::certificates::Files;
 use crate::network::{Network, POD};
 use crate::parts::{have, kept};
 use crate::process::{PATIENCE, Running};
 use crate::wait::wait_until;
 use node::Node;
-use ways::APISERVER;
 pub(crate) use ways::Way;
+use ways::{APISERVER, kubelet_client};
 
 /// All of it but the tunnel.
 #[derive(Debug)]
@@ -30,8 +31,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it with this way to the kubelet, up to a pod that runs. None if a program is missing, or who runs the test is
-    /// not root.
+    /// Starts it with this way to the kubelet, up to a pod that runs. None if a program is missing, or who runs the
+    /// test is not root.
     pub(crate) fn start(way: Way) -> Option<Self> {
         let etcd = kept("etcd-3.6.16/etcd")?;
         let (program, kubelet) =
@@ -81,12 +82,14 @@ impl Cluster {
     /// Starts a pod of the tunnel; kube-apiserver comes to the one at [`POD`].
     pub(crate) fn pod(&self, ip: &str) -> Running {
         let tables = if ip == POD { self.way.tables(&self.network.place) } else { String::new() };
-        self.network.pod(ip, &tables)
+        let kubeconfig = format!("--k={}", self.network.place.path().join("admin").display());
+        let args: &[&str] = if self.way.asks() { &[&kubeconfig] } else { &[] };
+        self.network.pod_with(ip, &tables, args)
     }
 
     /// Starts the edge of `node1` towards that pod, with these tables beside the usual.
     pub(crate) fn edge(&self, pod: &str, tables: &str) -> Running {
-        self.network.edge(1, pod, tables)
+        self.network.edge(1, pod, &(self.way.edge_tables(&self.network.place) + tables))
     }
 }
 
@@ -106,8 +109,7 @@ fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
     command.args(["--authorization-mode", "Node,RBAC"]);
     // Nobody here makes tokens for pods.
     command.args(["--disable-admission-plugins", "ServiceAccount"]);
-    let client = place.path().join("kubelet-client");
-    let (cert, key) = (client.with_extension("crt"), client.with_extension("key"));
+    let Files { cert, key, .. } = kubelet_client(place);
     place.authority.0.client(APISERVER).unwrap().write(&cert, &key).unwrap();
     command.arg("--kubelet-client-certificate").arg(cert).arg("--kubelet-client-key").arg(key);
     command.args(way.apiserver_flags(place));

@@ -23,6 +23,37 @@ fn all_of_kubectl_works_by_the_egress_selector_over_tls_and_over_a_unix_socket()
 }
 
 #[test]
+fn all_of_kubectl_works_by_the_nodes_name_in_dns_if_apiserver_says_whom_it_means() {
+    let Some(mut cluster) = Cluster::start(Way::Passthrough { verified: true }) else { return };
+    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    all_works(&cluster);
+    cluster.change(Way::Passthrough { verified: false });
+    assert!(cluster.sh("kubectl logs busy --tail=1").starts_with("line "));
+    let said = cluster.network.tries("kubectl exec busy -- true");
+    assert!(!said.status.success() && said.stderr.contains("unrecognized name"), "{said:?}");
+}
+
+#[test]
+fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_pod_speaks_tls() {
+    let Some(mut cluster) = Cluster::start(Way::Terminate { verified: true }) else { return };
+    let pod = cluster.pod(POD);
+    let _edge = cluster.edge(POD, "");
+    all_works(&cluster);
+    // Now kube-apiserver says of a log alone whose it is: of all else the pod has to know where it runs.
+    drop(pod);
+    cluster.change(Way::Terminate { verified: false });
+    let _pod = cluster.pod(POD);
+    wait_until("a command reaches its pod", PATIENCE, || {
+        cluster.network.tries("kubectl logs busy --tail=1 && kubectl exec busy -- true").status.success()
+    });
+    let kubectl = Kubectl { cluster: &cluster, web_sockets: true };
+    kubectl.exec();
+    kubectl.attach();
+    kubectl.cp();
+    kubectl.port_forward();
+}
+
+#[test]
 fn kubectl_reaches_a_node_at_another_pod_survives_a_cut_line_and_is_told_why_a_node_is_not_reached() {
     let Some(cluster) = Cluster::start(Way::Egress) else { return };
     let _pods = [cluster.pod(POD), cluster.pod(OTHER_POD)];
@@ -100,7 +131,7 @@ impl Kubectl<'_> {
     /// One connection stands still while another goes on. Each by a kubectl of its own: all connections of one share a
     /// stream without flow control, where the first that is not read holds up the others, tunnel or not.
     fn port_forward(&self) {
-        let said = self.sh("kubectl exec busy -- sh -c 'killall httpd 2>&-; httpd -p 127.0.0.1:8080 -h /tmp'
+        let said = self.sh("kubectl exec busy -- sh -c 'pidof httpd >&2 || httpd -p 127.0.0.1:8080 -h /tmp'
             for port in 8081 8082; do
               kubectl port-forward pod/busy $port:8080 >forwarding-$port & kubectls+=($!)
             done
@@ -145,8 +176,8 @@ fn same(said: &str, lines: usize) {
     assert!(hashes.len() == lines && hashes.iter().all(|hash| *hash == hashes[0]), "{said}");
 }
 
-/// A command that says what it is told goes on after 20 s in which nothing passes between edge and cloud, and nothing of it
-/// is lost.
+/// A command that says what it is told goes on after 20 s in which nothing passes between edge and cloud, and nothing
+/// of it is lost.
 fn a_command_survives_a_cut_line(cluster: &Cluster) {
     let (mut kubectl, mut input) = cluster.network.runs("exec", "kubectl exec -i busy -- cat");
     input.write_all(b"before\n").unwrap();

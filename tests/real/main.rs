@@ -17,6 +17,7 @@ mod command;
 #[cfg(feature = "kubernetes")]
 mod configmap;
 mod cut;
+mod direct;
 mod drain;
 mod fleet;
 mod halfclose;
@@ -30,6 +31,7 @@ mod plain;
 mod play;
 mod pods;
 mod process;
+mod prometheus;
 mod publish;
 mod refusals;
 mod ssh;

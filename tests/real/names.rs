@@ -24,8 +24,8 @@ fn reaches(fleet: &Fleet, pod: usize, sshd: &Sshd) -> Result<(), String> {
     if said.stdout.starts_with("SSH-2.0") { Ok(()) } else { Err(format!("{said:?}")) }
 }
 
-/// The node moves from pod to pod, and is reached through each of them: at once if they ask one another, else as soon as
-/// DNS tells where it is.
+/// The node moves from pod to pod, and is reached through each of them: at once if they ask one another, else as soon
+/// as DNS tells where it is.
 fn moves(mut fleet: Fleet, dns: &Dns, at_once: bool) {
     let (sshd, line) = (Sshd::start(), Line::to(fleet.at[1]));
     let _edge: Edge = fleet.node(&line, 1);
@@ -37,8 +37,8 @@ fn moves(mut fleet: Fleet, dns: &Dns, at_once: bool) {
             dns.answers("node1.nodes.test", &address(pod));
         }
         for through in 0..3 {
-            // A pod believes an answer of DNS for 2 s. One that asks others has 1 s for it, which on a busy machine may be
-            // too short once.
+            // A pod believes an answer of DNS for 2 s. One that asks others has 1 s for it, which on a busy machine may
+            // be too short once.
             let patience = if at_once { Duration::from_secs(2) } else { PATIENCE };
             let what = format!("through pod {through} it is found at pod {pod}");
             wait_until(&what, patience, || reaches(&fleet, through, &sshd).is_ok());

@@ -29,7 +29,8 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Makes a cloud, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not root.
+    /// Makes a cloud, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not
+    /// root.
     pub(crate) fn start(nodes: usize) -> Option<Self> {
         let coredns = kept("coredns-1.15.0/coredns")?;
         if !have(&["nft", "ip", "nsenter", "unshare", "curl"]) || !root() {
@@ -71,9 +72,14 @@ impl Network {
         command
     }
 
-    /// Starts `tunnel --m=cloud` at an address of the cloud's, with these tables beside the usual, and waits for it. All pods
-    /// know each other, and tell CoreDNS of their nodes.
+    /// Starts `tunnel --m=cloud` at an address of the cloud's, with these tables beside the usual, and waits for it.
+    /// All pods know each other, and tell CoreDNS of their nodes.
     pub(crate) fn pod(&self, ip: &str, tables: &str) -> Running {
+        self.pod_with(ip, tables, &[])
+    }
+
+    /// As [`Self::pod`], with more arguments.
+    pub(crate) fn pod_with(&self, ip: &str, tables: &str, args: &[&str]) -> Running {
         let config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
         let registry = format!(
             "[mode.cloud.registry]\npublish = \"hosts\"\nhosts = {:?}\nsiblings = {:?}\n",
@@ -81,19 +87,27 @@ impl Network {
             [POD, OTHER_POD].map(|pod| format!("{pod}:9000"))
         );
         let config = config.replace("127.0.0.1", ip) + &registry + tables;
-        self.tunnel(&self.cloud, ("cloud", &format!("pod-{ip}")), &config, ip)
+        self.tunnel(&self.cloud, ("cloud", &format!("pod-{ip}")), &config, ip, args)
     }
 
-    /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is linked.
+    /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is
+    /// linked.
     pub(crate) fn edge(&self, number: usize, pod: &str, tables: &str) -> Running {
         let node = format!("node{number}");
         let config = self.place.edge_config(&node, &format!("{pod}:9000"), ADMIN) + tables;
-        self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1")
+        self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[])
     }
 
-    fn tunnel(&self, machine: &Machine, names: (&str, &str), config: &str, ip: &str) -> Running {
+    fn tunnel(
+        &self,
+        machine: &Machine,
+        names: (&str, &str),
+        config: &str,
+        ip: &str,
+        args: &[&str],
+    ) -> Running {
         let command = machine.command(asked("TUNNEL").unwrap_or_else(|| PROGRAM.into()));
-        let mut running = self.place.tunnel_as(command, names, config, &[("POD_IP", ip)], &[]);
+        let mut running = self.place.tunnel_as(command, names, config, &[("POD_IP", ip)], args);
         wait_until(&format!("{} is ready", names.1), PATIENCE, || {
             running.lives();
             let mut curl = machine.command("curl");

@@ -1,7 +1,5 @@
 //! A whole Kubernetes to play with: what `scripts/kubernetes.sh` starts.
 
-use std::io::Write;
-
 use crate::cluster::{Cluster, Way};
 use crate::network::POD;
 use crate::parts::asked;
@@ -12,6 +10,7 @@ use crate::parts::asked;
 fn kubernetes() {
     let way = match asked("TUNNEL_PLAY_WAY").as_deref() {
         Some("unix") => Way::Unix,
+        Some("names") => Way::Passthrough { verified: true },
         _ => Way::Egress,
     };
     let cluster = Cluster::start(way).expect("all programs");
@@ -21,12 +20,12 @@ fn kubernetes() {
         for (line, wanted) in LINES {
             let said = cluster.sh(line);
             assert!(said.contains(wanted), "{line}: {said}");
-            say(&format!("{line}: ok"));
+            eprintln!("{line}: ok");
         }
         return;
     }
     let lines: String = LINES.iter().map(|(line, _)| format!("  {dir}/cloud {line}\n")).collect();
-    say(&format!(
+    eprintln!(
         "
 kube-apiserver, etcd and CoreDNS run in the cloud, kubelet and a pod at the edge; nobody but the tunnel reaches the edge.
 Logs and configs are in {dir}. Try:
@@ -36,13 +35,8 @@ Logs and configs are in {dir}. Try:
   {dir}/cloud bash                  # a shell in the cloud, where kubectl works and node1's network is out of reach
 
 Ctrl-C ends all of it."
-    ));
+    );
     std::io::stdin().read_line(&mut String::new()).unwrap();
-}
-
-/// Not by a macro: those are caught.
-fn say(text: &str) {
-    writeln!(std::io::stderr(), "{text}").unwrap();
 }
 
 /// What people may try, and a part of what it prints.

@@ -60,7 +60,8 @@ fn a_copy_of_300_megabytes_goes_on_through_twenty_cuts_from_pod_to_pod() {
     let cuts = std::thread::scope(|scope| {
         let cutting = scope.spawn(|| {
             let mut cuts = 0;
-            // 600 MB go over the line, and some of it twice or three times, so that there is something after the last cut.
+            // 600 MB go over the line, and some of it twice or three times, so that there is something after the last
+            // cut.
             while !done.load(SeqCst) && cuts < 20 {
                 let before = line.carried();
                 let enough = || line.carried() >= before + 20_000_000 || done.load(SeqCst);

@@ -54,7 +54,8 @@ thread_local! {
     static PROGRAM: RefCell<StdRng> = RefCell::new(StdRng::seed_from_u64(0));
 }
 
-/// `len` bytes, at most [`MOST`], of what `side` of a session says from `offset` on: never twice the same in two places.
+/// `len` bytes, at most [`MOST`], of what `side` of a session says from `offset` on: never twice the same in two
+/// places.
 pub(crate) fn content(session: usize, side: usize, offset: u64, len: usize) -> Bytes {
     let start = (session * 7919 + side * 104_729) % PERIOD;
     let at = (start + (offset % PERIOD as u64) as usize) % PERIOD;

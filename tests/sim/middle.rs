@@ -44,7 +44,7 @@ impl Place {
         let (dice, node) = (&self.dice, asked.node().clone());
         asked.try_path(first);
         loop {
-            let sought = match timeout(dice.time(Duration::from_secs(6)), asked.tried()).await {
+            let sought = match timeout(dice.time(Duration::from_secs(6)), asked.path_failed()).await {
                 Ok(false) => return,
                 Ok(true) if dice.one_in(4) => {
                     return asked.refuse(Refusal::new(Code::NotHere, "looked for long enough"));

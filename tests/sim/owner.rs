@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use tunnel::names::{Instance, NodeName, Target};
 use tunnel::protocol::{
-    Answer, Category, Code, Full, LinkSender, Offer, Parked, Refusal, Session, SessionTable,
+    Answer, Category, Code, LinkSender, Offer, Parked, Refusal, Session, SessionTable, TableFull,
 };
 use tunnel::route::{Request, Route, RouteError};
 
@@ -65,7 +65,7 @@ impl Place {
         target: Target,
     ) -> Result<(Session, Option<Who>), RouteError> {
         let opening = self.table.open(node.clone(), target, Category::Ssh, "client".into());
-        let opening = opening.map_err(|Full| RouteError::Busy("full"))?;
+        let opening = opening.map_err(|TableFull| RouteError::Busy("full"))?;
         let give_up = self.dice.one_in(self.plan.borrow().drops * 2);
         let mut attempts = 0;
         loop {
@@ -174,7 +174,8 @@ impl Place {
         } else {
             self.paths.next(self.at, node, instance, true, &self.dice)?
         };
-        // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its own.
+        // What is not a cloud's link, nor a pod's, is an edge's: of another name, it would take the session for its
+        // own.
         let wrong = path.node.as_ref().is_some_and(|there| there != node);
         let other = instance.is_some() && path.node.is_some() && path.sender.instance != instance;
         (!wrong && !other).then_some(path.sender)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tunnel::names::{Instance, NodeName};
-use tunnel::protocol::{Limits, Peer, SessionTable};
+use tunnel::protocol::{Peer, SessionLimits, SessionTable};
 use tunnel::registry::{Finder, Registry};
 use tunnel::route::Route;
 use tunnel::telemetry::Metrics;
@@ -48,7 +48,7 @@ impl World {
         let (plan, kind) = (&self.plan, usize::from(node.is_some()));
         let metrics = || if kind == 0 { Metrics::cloud("", "") } else { Metrics::edge() };
         let (windows, memory, grace) = (plan.windows[kind], plan.memory[kind], plan.grace);
-        let limits = Limits { windows, memory, sessions: 1000, grace };
+        let limits = SessionLimits { windows, memory, sessions: 1000, grace };
         let counted = metrics();
         let table = SessionTable::new(Instance::from_bits(at as u128 + 1), limits, counted.clone());
         let registry = Registry::new(metrics());

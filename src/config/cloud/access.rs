@@ -21,8 +21,8 @@ pub struct Access {
     pub auth: Auth,
     /// What they may reach; none: everything.
     pub rules: Rules,
-    /// What a client's certificate may be called (its CN, or one of its DNS names); `None`: anything. Only for ports that
-    /// ask for one.
+    /// What a client's certificate may be called (its CN, or one of its DNS names); `None`: anything. Only for ports
+    /// that ask for one.
     pub names: Option<Vec<CertificateGlob>>,
 }
 
@@ -89,7 +89,8 @@ impl Access {
         }
     }
 
-    /// Warns of a port at which nobody is asked who it is: `key` is where that is said, `reached` what lies behind it.
+    /// Warns of a port that lets every client in without proof: `key` is the key to change, `reached` what lies behind
+    /// the port.
     pub(super) fn warn_if_open(
         &self,
         key: String,
@@ -120,7 +121,7 @@ fn rules(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<R
     table.has("rules").then_some(rules)
 }
 
-/// `None`: what the table says is wrong, and noted.
+/// `None`: the table has a fault, which is noted.
 fn auth(table: &mut Table<'_>, proofs: Proofs, default: &Auth, report: &mut Report) -> Option<Auth> {
     let users = table.read("users", value::path, report);
     let basic = table.read(
@@ -176,7 +177,7 @@ fn names(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Option<V
 }
 
 fn rule(table: &mut Table<'_>, proofs: Proofs, report: &mut Report) -> Rule {
-    let user = |value: &_| match value::word(value)? {
+    let user = |value: &_| match value::nonempty(value)? {
         // A password's user has no ':' in his name; who is known by a certificate may.
         name if proofs.certified() && !name.contains('*') => Ok(name),
         name if name.contains([':', '*']) => Err(value::wrong(
@@ -243,8 +244,8 @@ mod tests {
 
     #[test]
     fn what_a_module_leaves_out_is_as_ssh_has_it() {
-        let (ssh, module, told) = read(SSH, PASSWORD);
-        assert_eq!((&module, told), (&ssh, vec![]));
+        let (ssh, module, reported) = read(SSH, PASSWORD);
+        assert_eq!((&module, reported), (&ssh, vec![]));
         let Auth::Basic { key, .. } = module.auth else { panic!("{module:?}") };
         assert_eq!(key, "ssh.users");
     }
@@ -252,25 +253,25 @@ mod tests {
     #[test]
     fn what_a_module_says_holds_for_it_alone() {
         let own = "allow_from = [\"192.0.2.0/24\"]\nproxy_protocol = []\nusers = \"/own\"\nrules = []\n";
-        let (ssh, module, told) = read(&format!("{SSH}{own}"), PASSWORD);
-        assert_eq!(told, [""; 0]);
+        let (ssh, module, reported) = read(&format!("{SSH}{own}"), PASSWORD);
+        assert_eq!(reported, [""; 0]);
         assert!(!ssh.rules.is_empty() && module.rules.is_empty());
         assert!(!ssh.proxy_protocol.is_empty() && module.proxy_protocol.is_empty());
         let from = module.allow_from.unwrap();
         assert!(from.contains("192.0.2.1".parse().unwrap()) && !from.contains("10.0.0.1".parse().unwrap()));
         assert_eq!(module.auth, Auth::Basic { users: "/own".into(), key: "module.users".into() });
-        let (_, module, told) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
-        assert_eq!((module.auth, told), (Auth::None, vec![]), "allow_from fences it");
+        let (_, module, reported) = read(&format!("{SSH}auth = \"none\""), PASSWORD);
+        assert_eq!((module.auth, reported), (Auth::None, vec![]), "allow_from fences it");
     }
 
     #[test]
     fn where_no_password_can_be_given_one_that_is_asked_for_is_a_fault() {
         for text in [SSH, "[module]\nauth = \"basic\"\nusers = \"/own\""] {
-            let (_, module, told) = read(text, NOTHING);
+            let (_, module, reported) = read(text, NOTHING);
             assert_eq!(module.auth, Auth::None);
             assert!(
-                told[0].contains("module.auth: \"basic\"") && told[0].contains("auth = \"none\""),
-                "{told:?}"
+                reported[0].contains("module.auth: \"basic\"") && reported[0].contains("auth = \"none\""),
+                "{reported:?}"
             );
         }
         assert_eq!(read(&format!("{SSH}auth = \"none\""), NOTHING).2, [""; 0]);
@@ -280,11 +281,11 @@ mod tests {
     #[test]
     fn names_are_of_a_certificate_that_is_asked_for() {
         let text = "[module]\nnames = [\"system:*\", \"*.example.org\"]";
-        let (_, module, told) = read(text, CERTIFICATE);
+        let (_, module, reported) = read(text, CERTIFICATE);
         let names = module.names.unwrap();
         let may = |name| names.iter().any(|glob| glob.matches(name));
         assert!(may("System:kube-apiserver") && may("a.example.org") && !may("example.org"));
-        assert_eq!(told, [""; 0]);
+        assert_eq!(reported, [""; 0]);
         assert!(read(text, UNASKED).2[0].contains("name with client_ca"));
         assert!(read(text, NOTHING).2[0].contains("module.names: not a key that is known"));
         let users = "[module]\nrules = [{ users = [\"kube-apiserver\"] }]";
@@ -299,9 +300,9 @@ mod tests {
             (UNASKED, "client_ca or allow_from closes it"),
             (NOTHING, "; allow_from closes it"),
         ] {
-            let told = read("[module]", proofs).2;
+            let reported = read("[module]", proofs).2;
             let begin = "module.listen: whoever reaches 0.0.0.0:1 reaches every node, unasked";
-            assert!(told[0].starts_with(begin) && told[0].ends_with(remedy), "{told:?}");
+            assert!(reported[0].starts_with(begin) && reported[0].ends_with(remedy), "{reported:?}");
         }
         for closed in ["allow_from = [\"10.0.0.0/8\"]", "auth = \"basic\"\nusers = \"/own\""] {
             assert_eq!(read(&format!("[module]\n{closed}"), PASSWORD).2, [""; 0], "{closed}");

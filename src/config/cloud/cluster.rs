@@ -1,4 +1,4 @@
-//! What a pod asks of Kubernetes, in our own words (`[mode.cloud.registry]`) and in SuperEdge's.
+//! The settings for Kubernetes: our own keys (`[mode.cloud.registry]`) and SuperEdge's.
 
 use std::path::PathBuf;
 
@@ -13,11 +13,11 @@ use crate::names::NodeName;
 /// The cluster of Kubernetes that this pod asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterSettings {
-    /// File that tells how to reach it (`--k`); `None`: the service account that Kubernetes gives to each pod.
+    /// The kubeconfig file to reach it by (`--k`); `None`: the service account that Kubernetes gives to each pod.
     pub kubeconfig: Option<PathBuf>,
-    /// `POD_NAMESPACE`; `None`: what the service account or the file says.
+    /// `POD_NAMESPACE`; `None`: the namespace of the service account or the file.
     pub namespace: Option<String>,
-    /// Service whose ready endpoints are the pods; `None`: nobody tells which there are.
+    /// Service whose ready endpoints are the pods; `None`: Kubernetes does not list the pods.
     pub service: Option<String>,
 }
 
@@ -48,8 +48,8 @@ pub(super) fn superedge(stream: &mut Table<'_>, report: &mut Report) -> SuperEdg
     SuperEdge { configmap, service }
 }
 
-/// The ConfigMap to publish in, if any, the cluster if it is asked for anything, and what names its Service. `publish` tells whether the file
-/// says to publish there; `None`: it says nothing, and SuperEdge's tables count.
+/// The ConfigMap to publish in, if any, the cluster if a setting needs it, and what names its Service. `publish`:
+/// whether the file asks to publish there; `None`: it has no such key, and SuperEdge's tables count.
 pub(super) fn read(
     table: &mut Table<'_>,
     superedge: SuperEdge,
@@ -98,7 +98,7 @@ pub(super) fn read(
     (map, cluster, named)
 }
 
-/// The cluster, for who asks it for nothing of its pods.
+/// The cluster, without the Service of the pods.
 ///
 /// # Errors
 ///
@@ -109,7 +109,7 @@ pub(super) fn reached(env: &Environment) -> Result<ClusterSettings, &'static str
     unreachable(env).map_or(Ok(cluster), Err)
 }
 
-/// Why there is no Kubernetes to ask, and what to do.
+/// Why Kubernetes cannot be used, and the remedy.
 fn unreachable(env: &Environment) -> Option<&'static str> {
     if !cfg!(feature = "kubernetes") {
         return Some(

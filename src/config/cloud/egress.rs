@@ -1,4 +1,4 @@
-//! The table `mode.cloud.egress`: where kube-apiserver asks with CONNECT, over mutual TLS or a unix socket.
+//! The table `mode.cloud.egress`: where kube-apiserver sends CONNECT, over mutual TLS or a unix socket.
 
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ impl Egress {
     }
 }
 
-/// Reads the table. `None`: it is absent, or does not say where to listen, which is noted.
+/// Reads the table. `None`: it is absent, or lacks an address to listen on, which is noted.
 pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Option<Egress> {
     let mut table = cloud.table("egress", report);
     // An older version's own; ours is that of the command line.
@@ -70,7 +70,7 @@ fn port(table: &mut Table<'_>, listen: Option<Listen>, ssh: &Access, report: &mu
     Some(Egress::Port { listen, certificates, access })
 }
 
-/// Whoever may open the file may come in: keys that say who else may have no use.
+/// Every process that may open the socket's file may come in: keys that let others in have no use.
 fn unix(table: &mut Table<'_>, path: PathBuf, ssh: &Access, report: &mut Report) -> Egress {
     let proofs = Proofs { password: false, certificate: Some(true) };
     let access = Access::read(table, proofs, ssh, report);
@@ -122,14 +122,17 @@ mod tests {
 
     #[test]
     fn a_unix_socket_is_fenced_by_its_file() {
-        let (egress, told) = faults("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
+        let (egress, reported) = faults("[egress]\nlisten = \"unix:/run/tunnel/egress.sock\"");
         let Some(Egress::Unix { path, access }) = egress else { panic!("{egress:?}") };
-        assert_eq!((path.to_str(), access.allow_from, told), (Some("/run/tunnel/egress.sock"), None, vec![]));
+        assert_eq!(
+            (path.to_str(), access.allow_from, reported),
+            (Some("/run/tunnel/egress.sock"), None, vec![])
+        );
         for key in
             ["client_ca = \"/ca\"", "port = 8000", "allow_from = [\"10.0.0.0/8\"]", "serverkey = \"/k\""]
         {
-            let told = faults(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;
-            assert_eq!(told.len(), 1, "{told:?}");
+            let reported = faults(&format!("[egress]\nlisten = \"unix:/a\"\n{key}")).1;
+            assert_eq!(reported.len(), 1, "{reported:?}");
         }
     }
 
@@ -142,8 +145,8 @@ mod tests {
             ("[egress]\nport = 1\negressport = 2", "keep port"),
             ("[egress]\nport = 1\ncert = \"/a\"\nservercert = \"/b\"", "keep cert"),
         ] {
-            let told = faults(text).1;
-            assert!(told.len() == 1 && told[0].contains(part), "{text}: {told:?}");
+            let reported = faults(text).1;
+            assert!(reported.len() == 1 && reported[0].contains(part), "{text}: {reported:?}");
         }
         assert_eq!(faults("").0, None);
     }

@@ -1,18 +1,18 @@
-//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that stand for one port of every node; which node is meant
-//! tells the client's TLS or its request.
+//! The tables `mode.cloud.https` and `mode.cloud.http`: ports that stand for one port of every node; the client's TLS
+//! or its request names the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use super::access::{Access, Proofs};
 use super::certificates::Certificates;
 use crate::config::fold::{Report, Table};
-use crate::config::{Concern, unserved, value};
+use crate::config::{Concern, value};
 use crate::names::Target;
 
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Https {
-    /// Who speaks TLS with the clients.
+    /// Whether the pod or the target ends the clients' TLS.
     pub mode: HttpsMode,
     /// Its ports.
     pub ports: Vec<NodePort>,
@@ -29,7 +29,7 @@ pub struct Http {
     pub access: Access,
 }
 
-/// Who speaks TLS with the clients of `[mode.cloud.https]`.
+/// Who ends the TLS of clients of `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
     /// This pod, with these files.
@@ -77,11 +77,7 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         table.complain("client_ca", found, wanted, report);
     }
     let access = Access::read(&mut table, proofs, ssh, report);
-    if mode == HttpsMode::Passthrough {
-        warn_if_open(&table, &ports, &access, proofs, report);
-    } else if !ports.is_empty() {
-        unserved::warn(cloud, "https", report);
-    }
+    warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Https { mode, ports, access }
 }
@@ -92,9 +88,7 @@ pub(super) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report
     let proofs = Proofs { password: false, certificate: None };
     let ports = ports(&mut table, report);
     let access = Access::read(&mut table, proofs, ssh, report);
-    if !ports.is_empty() {
-        unserved::warn(cloud, "http", report);
-    }
+    warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Http { ports, access }
 }

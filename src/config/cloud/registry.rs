@@ -45,7 +45,7 @@ pub struct EtcdSettings {
     pub endpoints: Vec<EtcdEndpoint>,
     /// Above all keys; begins with `/` and does not end with it.
     pub prefix: String,
-    /// PEM file of the authority that signs the members' certificates; there if a member speaks TLS.
+    /// PEM file of the authority that signs the members' certificates; present if a member takes TLS.
     pub ca: Option<PathBuf>,
     /// PEM files of the certificate to show, and of its key.
     pub identity: Option<(PathBuf, PathBuf)>,
@@ -56,15 +56,15 @@ pub struct EtcdSettings {
 /// One member of an etcd.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdEndpoint {
-    /// Whether it speaks TLS.
+    /// Whether it takes TLS.
     pub tls: bool,
     /// Where it listens.
     pub at: Target,
 }
 
-/// What `publish` says.
+/// The values of `publish`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum StoreKind {
     None,
     Hosts,
     Etcd,
@@ -80,16 +80,16 @@ pub(super) fn read(
     let mut table = cloud.table("registry", report);
     let zone = table.read("zone", zone, report).unwrap_or_default();
     let publish_names = table.list("publish_names", value::parsed::<Glob>, report).unwrap_or_default();
-    let said = table.read("publish", kind, report);
-    let kind = said.unwrap_or(Kind::None);
+    let publish_kind = table.read("publish", kind, report);
+    let kind = publish_kind.unwrap_or(StoreKind::None);
     let hosts = table.read("hosts", value::path, report);
-    let etcd = etcd(&mut table, kind == Kind::Etcd, report);
+    let etcd = etcd(&mut table, kind == StoreKind::Etcd, report);
     let mut siblings = siblings::read(&mut table, report);
-    let in_map = said.map(|kind| kind == Kind::ConfigMap);
+    let in_map = publish_kind.map(|kind| kind == StoreKind::ConfigMap);
     let (configmap, cluster, named) = cluster::read(&mut table, superedge, in_map, env, report);
     let publish = match kind {
-        Kind::None | Kind::ConfigMap => configmap.map_or(Publish::None, Publish::ConfigMap),
-        Kind::Hosts => hosts.map_or_else(
+        StoreKind::None | StoreKind::ConfigMap => configmap.map_or(Publish::None, Publish::ConfigMap),
+        StoreKind::Hosts => hosts.map_or_else(
             || {
                 if !table.has("hosts") {
                     table.complain("hosts", None, "name the hosts file that CoreDNS reads", report);
@@ -98,15 +98,15 @@ pub(super) fn read(
             },
             Publish::Hosts,
         ),
-        Kind::Etcd => Publish::Etcd(etcd),
+        StoreKind::Etcd => Publish::Etcd(etcd),
     };
-    let pod_ip_needed = publish != Publish::None || kind != Kind::None || cluster.is_some();
+    let pod_ip_needed = publish != Publish::None || kind != StoreKind::None || cluster.is_some();
     if pod_ip_needed && env.pod_ip.as_ref().is_none_or(String::is_empty) {
         let wanted = "it is the address that is published, and known to other pods: set it, in Kubernetes from status.podIP";
         report.fault("POD_IP", None, wanted);
     }
     table.finish(report);
-    // Whoever publishes, or shares a zone, does not do so for one pod alone.
+    // Publishing and a zone are for several pods.
     siblings.named = siblings.named.or(named);
     siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
     RegistrySettings { zone, publish_names, publish, siblings, cluster }
@@ -126,7 +126,7 @@ fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> EtcdSettings 
     }
     let cert = table.read("etcd_cert", value::path, report);
     let key = table.read("etcd_key", value::path, report);
-    let user = table.read("etcd_user", value::word, report);
+    let user = table.read("etcd_user", value::nonempty, report);
     let password_file = table.read("etcd_password_file", value::path, report);
     for (one, other) in [
         ("etcd_cert", "etcd_key"),
@@ -141,12 +141,12 @@ fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> EtcdSettings 
     EtcdSettings { endpoints, prefix, ca, identity: cert.zip(key), login: user.zip(password_file) }
 }
 
-fn kind(value: &toml::de::DeValue<'_>) -> Result<Kind, Wrong> {
+fn kind(value: &toml::de::DeValue<'_>) -> Result<StoreKind, Wrong> {
     match value::text(value)?.as_str() {
-        "none" => Ok(Kind::None),
-        "hosts" => Ok(Kind::Hosts),
-        "etcd" => Ok(Kind::Etcd),
-        "configmap" => Ok(Kind::ConfigMap),
+        "none" => Ok(StoreKind::None),
+        "hosts" => Ok(StoreKind::Hosts),
+        "etcd" => Ok(StoreKind::Etcd),
+        "configmap" => Ok(StoreKind::ConfigMap),
         _ => Err(value::wrong(value, "want \"none\", \"hosts\", \"etcd\" or \"configmap\"")),
     }
 }
@@ -163,7 +163,7 @@ fn zone(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
 }
 
 fn prefix(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
-    let text = value::word(value)?;
+    let text = value::nonempty(value)?;
     let bare = text.trim_end_matches('/');
     if bare.len() > 1 && bare.starts_with('/') && !bare.contains("//") {
         return Ok(bare.to_owned());

@@ -1,4 +1,4 @@
-//! What `[mode.cloud.registry]` says of the other pods: where they are, and how to find a node there.
+//! The keys of `[mode.cloud.registry]` about other pods: where they are, and how to find a node there.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::names::{Host, NodeName, Target};
 /// Where other pods are, and how a node at one of them is found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SiblingSettings {
-    /// Whether anything says that there are other pods. If not, neither DNS nor siblings are asked.
+    /// Whether any setting is for several pods. If not, neither DNS nor siblings are asked.
     pub several: bool,
     /// What names other pods, if anything does.
     pub named: Option<Named>,
@@ -64,7 +64,7 @@ fn service(value: &toml::de::DeValue<'_>) -> Result<Target, Wrong> {
 }
 
 fn name(value: &toml::de::DeValue<'_>) -> Result<String, Wrong> {
-    let text = value::word(value)?;
+    let text = value::nonempty(value)?;
     match text.parse::<Host>() {
         Ok(Host::Name(name)) if text.parse::<NodeName>().is_ok() => Ok(name.to_string()),
         _ => Err(value::wrong(value, "want a DNS name that the certificates of all pods carry")),

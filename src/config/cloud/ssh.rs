@@ -1,5 +1,5 @@
-//! The table `mode.cloud.ssh`: where clients ask with CONNECT. What it says of who may come in holds for all front ends
-//! whose own tables are silent on it.
+//! The table `mode.cloud.ssh`: where clients send CONNECT. Its keys for access are the defaults of all other front
+//! ends' tables.
 
 use std::net::Ipv4Addr;
 
@@ -34,5 +34,5 @@ pub(super) fn read(cloud: &mut Table<'_>, report: &mut Report) -> Ssh {
 
 const PROOFS: Proofs = Proofs { password: true, certificate: None };
 
-/// What SuperEdge opens for ssh, whether its file says so or not.
+/// The port that SuperEdge opens for ssh, even without a key in its file.
 const PORT: u16 = 22;

@@ -16,7 +16,7 @@ pub struct TcpPort {
     pub key: String,
     /// What clients reach.
     pub to: Forward,
-    /// Whether the target is told who the client is, by a PROXY header (v2).
+    /// Whether the target gets a PROXY header (v2) with the client's address.
     pub send_proxy: bool,
     /// Who may come in.
     pub access: Access,
@@ -87,7 +87,7 @@ impl std::fmt::Display for Forward {
     }
 }
 
-/// Who is behind a TCP port speaks another protocol, in which this program asks nothing.
+/// The protocol on a TCP port is the target's, so this program cannot ask for a password or a certificate there.
 const PROOFS: Proofs = Proofs { password: false, certificate: None };
 
 /// The key that an entry which is a text stands for.

@@ -1,4 +1,4 @@
-//! The table `mode.cloud.tls`: what TLS speaks at a pod's own ports.
+//! The table `mode.cloud.tls`: versions and cipher suites of TLS at a pod's own ports.
 
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, value};
@@ -6,13 +6,13 @@ use crate::config::{Concern, value};
 /// `[mode.cloud.tls]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// The oldest version spoken.
+    /// The oldest version that is accepted.
     pub min_version: TlsVersion,
     /// Go's names of cipher suites for TLS 1.2; empty: all that are sound.
     pub cipher_suites: Vec<String>,
 }
 
-/// A version of TLS that we speak.
+/// A version of TLS that we accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TlsVersion {
     /// TLS 1.2.

@@ -37,9 +37,9 @@ fn networks_are_read_with_their_nodes_and_targets_as_everywhere() {
 #[test]
 fn an_entry_that_cannot_be_meant_is_a_fault() {
     let faults = cloud_faults("[mode.cloud.addresses]\n\"10.0.0.7/8\" = \"a node\"\nnode1 = \"node1\"\n");
-    let told: Vec<_> = faults.iter().map(ToString::to_string).collect();
-    assert_eq!(told.len(), 3, "{told:?}");
-    assert!(told.iter().any(|fault| fault.contains("10.0.0.0/8")), "{told:?}");
+    let reported: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(reported.len(), 3, "{reported:?}");
+    assert!(reported.iter().any(|fault| fault.contains("10.0.0.0/8")), "{reported:?}");
 }
 
 #[cfg(feature = "kubernetes")]

@@ -44,7 +44,7 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
         "\"127.0.0.1:3\" = 7",
         "\"127.0.0.1:4\" = { node = \"n\" }",
     ];
-    let told = faults(&format!("{CLOSED}[mode.cloud.tcp]\n{}\n", lines.join("\n")));
+    let reported = faults(&format!("{CLOSED}[mode.cloud.tcp]\n{}\n", lines.join("\n")));
     let want = [
         "line 4: mode.cloud.tcp.\"6443\": \"6443\": want an address to listen on",
         "line 5: mode.cloud.tcp.\"127.0.0.1:1\".to: \"6443\": \"6443\" has no port",
@@ -53,9 +53,9 @@ fn whatever_is_wrong_with_a_tcp_port_is_told_with_its_key() {
         "line 8: mode.cloud.tcp.\"127.0.0.1:4\".to: missing: name the target",
         "line 8: mode.cloud.tcp.\"127.0.0.1:4\".node: not a key that is known: did you mean to?",
     ];
-    assert_eq!(told.len(), want.len(), "{told:#?}");
-    for (told, want) in told.iter().zip(want) {
-        assert!(told.starts_with(want), "{told}\n{want}");
+    assert_eq!(reported.len(), want.len(), "{reported:#?}");
+    for (reported, want) in reported.iter().zip(want) {
+        assert!(reported.starts_with(want), "{reported}\n{want}");
     }
 }
 
@@ -71,8 +71,11 @@ fn an_open_tcp_port_is_named_and_one_that_asks_for_a_password_is_a_fault() {
     let fenced = open.replace("[mode.cloud.tcp]", "allow_from = [\"10.0.0.0/8\"]\n[mode.cloud.tcp]");
     assert_eq!(cloud(&fenced).1, []);
     let basic = open.replace("[mode.cloud.tcp]", "auth = \"basic\"\nusers = \"/users\"\n[mode.cloud.tcp]");
-    let told = faults(&basic);
-    assert!(told[0].contains(&format!("{key}.auth: \"basic\", as [mode.cloud.ssh] has it")), "{told:?}");
+    let reported = faults(&basic);
+    assert!(
+        reported[0].contains(&format!("{key}.auth: \"basic\", as [mode.cloud.ssh] has it")),
+        "{reported:?}"
+    );
 }
 
 #[test]
@@ -115,14 +118,18 @@ fn whatever_is_wrong_with_https_is_told() {
             "mode.cloud.https.names: given, but client_ca is not",
         ),
     ] {
-        let told = faults(&format!(
+        let reported = faults(&format!(
             "{CLOSED}[mode.cloud.https]\n{lines}\n[mode.cloud.https.addr]\n\"10250\" = \"127.0.0.1:10250\"\n"
         ));
-        assert!(told[0].contains(part), "{lines}: {told:?}");
+        assert!(reported[0].contains(part), "{lines}: {reported:?}");
     }
-    let told = faults(&format!("{CLOSED}[mode.cloud.http.addr]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
-    assert!(told[0].contains("mode.cloud.http.addr.\"x\": \"x\": want a port as the key"), "{told:?}");
-    assert!(told[1].contains("mode.cloud.http.addr.\"1\".to: \"a\": \"a\" has no port"), "{told:?}");
+    let reported =
+        faults(&format!("{CLOSED}[mode.cloud.http.addr]\n\"x\" = \"127.0.0.1:1\"\n\"1\" = \"a\"\n"));
+    assert!(
+        reported[0].contains("mode.cloud.http.addr.\"x\": \"x\": want a port as the key"),
+        "{reported:?}"
+    );
+    assert!(reported[1].contains("mode.cloud.http.addr.\"1\".to: \"a\": \"a\" has no port"), "{reported:?}");
     let (_, warnings) =
         cloud(&format!("{CLOSED}[mode.cloud.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
     assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.https.mode"]);

@@ -130,7 +130,7 @@ fn inside(text: &str, kubeconfig: Option<&str>) -> Result<(Cloud, Vec<Warning>),
     Cloud::read(&format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n{text}"), &env)
 }
 
-/// What SuperEdge's manifests say.
+/// The values of SuperEdge's manifests.
 const NODES: &str =
     "[mode.cloud.stream.dns]\nconfigmap = \"nodes\"\nhosts = \"/etc/h\"\nservice = \"cloud\"\n";
 

@@ -150,10 +150,13 @@ fn the_oldest_cloud_file_loads() {
     assert_eq!(cloud.server.key.to_str(), Some("../../conf/certs/cloud.key"));
     assert_eq!(cloud.server.tokenfile.to_str(), Some("../../conf/token"));
     assert!(cloud.ssh.listen.implicit);
-    let unserved = ["https", "stream.server.channelz_addr"];
-    assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
-    let doors =
-        ["mode.cloud.ssh.auth", "mode.cloud.stream.server.log_port", "mode.cloud.tcp.\"0.0.0.0:6443\""];
+    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.cloud.stream.server.channelz_addr"]);
+    let doors = [
+        "mode.cloud.https.addr",
+        "mode.cloud.ssh.auth",
+        "mode.cloud.stream.server.log_port",
+        "mode.cloud.tcp.\"0.0.0.0:6443\"",
+    ];
     assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
 }
 
@@ -178,7 +181,7 @@ fn a_cloud_file_of_the_middle_years_loads() {
     assert!(
         certificates.cert.ends_with("tunnel-server.crt") && certificates.key.ends_with("tunnel-server.key")
     );
-    let unserved = ["http_proxy", "https", "stream.dns"];
+    let unserved = ["stream.dns"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved.map(|key| format!("mode.cloud.{key}")));
 }
 
@@ -192,7 +195,7 @@ fn the_newest_cloud_file_loads() {
     assert_eq!((listen.at.port(), certificates.client_ca.as_ref()), (8000, None));
     assert_eq!(certificates.cert.to_str(), Some("/etc/tunnel/certs/egress.crt"));
     assert_eq!(warned(&warnings, Concern::OpenDoor)[0], "mode.cloud.egress.port", "{warnings:?}");
-    let unserved = ["mode.cloud.http_proxy", "mode.cloud.stream.register"];
+    let unserved = ["mode.cloud.stream.register"];
     assert_eq!(warned(&warnings, Concern::NotServed), unserved);
     assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.tls.tls_min_version"]);
 }
@@ -232,7 +235,7 @@ fn a_template_that_was_not_filled_in_loads_and_is_named() {
 #[test]
 fn a_typo_in_a_table_that_is_not_served_is_a_fault_still() {
     for (text, key) in [
-        ("[mode.cloud.http_proxy]\nprot = 1", "mode.cloud.http_proxy.prot"),
+        ("[mode.cloud.https]\nkay = 1", "mode.cloud.https.kay"),
         ("[mode.cloud.stream.dns]\nconfig = \"\"", "mode.cloud.stream.dns.config"),
     ] {
         assert_eq!(cloud_faults(text).iter().map(|f| f.key.as_str()).collect::<Vec<_>>(), [key]);

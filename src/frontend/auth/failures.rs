@@ -46,7 +46,7 @@ impl Failures {
                 (count.failed, count.since) = (0, now);
             }
             count.failed += 1;
-            self.shares.heard(count.number, false, now);
+            self.shares.mark(count.number, false, now);
             return;
         }
         let Ok((number, effects)) = self.shares.enter(&who.0, now) else { return };

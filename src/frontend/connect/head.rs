@@ -23,7 +23,7 @@ use crate::net::socket::Connection;
 ///
 /// The answer is one write, which over TLS is one record: kube-apiserver treats a byte that it reads together with the
 /// 200 as an error. A client that finishes its direction early is still served, as `nc` and its like do so; `open` is
-/// dropped when the client goes away, as far as [`Connection::gone`] can tell. Not cancel safe.
+/// dropped when the client goes away, as far as [`Connection::gone`] sees that. Not cancel safe.
 pub(super) async fn handshake<C, T, F, O>(socket: C, open: F) -> Handshake<C, T>
 where
     C: Connection,
@@ -44,7 +44,7 @@ where
         Ok(_) => established(version),
         Err(denied) => written(version, denied),
     };
-    if say(&mut socket, &answer).await.is_err() {
+    if send(&mut socket, &answer).await.is_err() {
         return Handshake::Failed { cause: "reset", socket: Some(socket) };
     }
     match opened {
@@ -61,8 +61,8 @@ struct Asked<C> {
     early: Bytes,
 }
 
-/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. hyper itself answers what
-/// is no head, with 400 or 431.
+/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. hyper itself answers a
+/// malformed head, with 400 or 431.
 async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
@@ -89,8 +89,9 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     }
 }
 
-/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its own.
-async fn say<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
+/// Writes the answer and flushes it. It fits into the empty buffer of any socket, so this needs no time limit of its
+/// own.
+async fn send<C: Connection>(socket: &mut C, answer: &[u8]) -> std::io::Result<()> {
     socket.write_all(answer).await?;
     socket.flush().await
 }

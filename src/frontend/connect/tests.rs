@@ -1,4 +1,4 @@
-use super::*;
+use http::request::Parts;
 
 use http::{HeaderMap, Request};
 

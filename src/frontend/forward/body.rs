@@ -16,14 +16,21 @@ use super::clock::Clock;
 
 /// A request's body on its way to the target.
 ///
-/// hyper tells the client to go on (100) once the body is first asked for; a client that waits for that is not asked
-/// before the target has said so, or has said nothing for [`CONTINUE_TIME`].
+/// hyper sends the client 100 (go on) once the body is first polled. If the client waits for that, the body is not
+/// polled before the target has sent a 100, or nothing for [`CONTINUE_TIME`].
 pub(super) struct Upload {
     body: Incoming,
-    awaited: Option<(Arc<Wanted>, Option<Pin<Box<Sleep>>>)>,
+    awaited: Option<Awaited>,
 }
 
-/// Whether the target wants the body of a request whose client waits to hear that.
+/// The wait for the target's 100 before the body is polled.
+struct Awaited {
+    wanted: Arc<Wanted>,
+    /// Ends [`CONTINUE_TIME`] after hyper has first asked for the body.
+    silence: Option<Pin<Box<Sleep>>>,
+}
+
+/// Whether the target wants the body of a request whose client waits for a 100.
 #[derive(Debug, Default)]
 pub(super) struct Wanted(Mutex<(Verdict, Option<Waker>)>);
 
@@ -43,7 +50,7 @@ enum Verdict {
 pub(super) struct Unwanted;
 
 /// An answer's body on its way to the client: a target's, or one of ours.
-pub(super) struct Answer {
+pub(super) struct AnswerBody {
     body: Content,
     clock: Arc<Clock>,
     wanted: Option<Arc<Wanted>>,
@@ -55,13 +62,13 @@ pub(super) enum Content {
 }
 
 impl Upload {
-    /// `wanted` says when the body may be asked for, if its client waits for that.
+    /// `wanted` resolves when the body may be polled, if its client waits for a 100.
     pub(super) fn new(body: Incoming, wanted: Option<Arc<Wanted>>) -> Self {
-        Self { body, awaited: wanted.map(|wanted| (wanted, None)) }
+        Self { body, awaited: wanted.map(|wanted| Awaited { wanted, silence: None }) }
     }
 
     fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwanted>> {
-        let Some((wanted, silence)) = &mut self.awaited else { return Poll::Ready(Ok(())) };
+        let Some(Awaited { wanted, silence }) = &mut self.awaited else { return Poll::Ready(Ok(())) };
         let verdict = wanted.poll(cx);
         if verdict == Verdict::Unknown {
             let silence = silence.get_or_insert_with(|| Box::pin(sleep(CONTINUE_TIME)));
@@ -101,13 +108,13 @@ impl Body for Upload {
 }
 
 impl Wanted {
-    /// The target says: go on.
+    /// The target has sent a 100: go on.
     pub(super) fn go_on(&self) {
         self.become_so(Verdict::Yes);
     }
 
-    /// The target has answered. If it has not said before that it wants the body: is that the end of it? Then the answer
-    /// is the last on its connection.
+    /// The target has answered. Returns whether the body ends here, as the target had not asked for it before; the
+    /// answer is then the last on its connection.
     pub(super) fn answered(&self, success: bool) -> bool {
         self.become_so(if success { Verdict::Yes } else { Verdict::Held });
         self.lock().0 == Verdict::Held
@@ -140,14 +147,14 @@ impl Wanted {
     }
 }
 
-impl Answer {
+impl AnswerBody {
     /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
     pub(super) fn new(body: Content, clock: Arc<Clock>, wanted: Option<Arc<Wanted>>) -> Self {
         Self { body, clock, wanted }
     }
 }
 
-impl Body for Answer {
+impl Body for AnswerBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -176,7 +183,7 @@ impl Body for Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for AnswerBody {
     fn drop(&mut self) {
         self.clock.idle();
         if let Some(wanted) = &self.wanted {
@@ -185,5 +192,5 @@ impl Drop for Answer {
     }
 }
 
-/// How long a target may leave a client waiting that asks whether its body is wanted: many targets never say so.
+/// How long a client waits for the target's 100 before its body is sent: many targets never send one.
 const CONTINUE_TIME: Duration = Duration::from_secs(1);

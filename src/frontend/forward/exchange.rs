@@ -14,7 +14,7 @@ use hyper::client::conn::http1::SendRequest;
 use tracing::debug;
 
 use super::Router;
-use super::body::{Answer, Content, Upload, Wanted};
+use super::body::{AnswerBody, Content, Upload, Wanted};
 use super::clock::Clock;
 use super::head;
 use super::upstream::{Unanswered, Upstream};
@@ -37,7 +37,7 @@ impl<R: Router> Exchange<R> {
         Self { router: tokio::sync::Mutex::new(router), upstream, switched: Mutex::new(None), clock }
     }
 
-    /// Works at the session, and tells the router once an answer is complete. To be called after each poll of hyper's
+    /// Drives the session, and calls the router once an answer is complete. To be called after each poll of hyper's
     /// server.
     pub(super) fn poll(&self, cx: &mut Context<'_>) {
         self.upstream.poll(cx);
@@ -54,7 +54,10 @@ impl<R: Router> Exchange<R> {
         self.switched.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) async fn answer(&self, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
+    pub(super) async fn answer(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<Response<AnswerBody>, Infallible> {
         self.clock.busy();
         let (head, body) = request.into_parts();
         // Else hyper would have to read it to its end before the next request.
@@ -66,14 +69,14 @@ impl<R: Router> Exchange<R> {
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
                 }
-                answer.map(|body| Answer::new(Content::Own(body.into()), Arc::clone(&self.clock), None))
+                answer.map(|body| AnswerBody::new(Content::Own(body.into()), Arc::clone(&self.clock), None))
             }
         };
         debug!(status = answer.status().as_u16(), "answered");
         Ok(answer)
     }
 
-    async fn forward(&self, mut head: Parts, body: Incoming) -> Result<Response<Answer>, Denied> {
+    async fn forward(&self, mut head: Parts, body: Incoming) -> Result<Response<AnswerBody>, Denied> {
         let mut router = self.router.lock().await;
         let way = match head::check(&mut head) {
             Ok(()) => router.judge(Ok(&head)).await?,
@@ -85,8 +88,8 @@ impl<R: Router> Exchange<R> {
         let wanted = (waits && !body.is_end_stream()).then(Arc::<Wanted>::default);
         let mut request = Request::from_parts(head, Upload::new(body, wanted.clone()));
         if let Some(wanted) = wanted.clone() {
-            hyper::ext::on_informational(&mut request, move |told| {
-                if told.status() == StatusCode::CONTINUE {
+            hyper::ext::on_informational(&mut request, move |informational| {
+                if informational.status() == StatusCode::CONTINUE {
                     wanted.go_on();
                 }
             });
@@ -96,7 +99,7 @@ impl<R: Router> Exchange<R> {
             return self.switch(answer, upgrades).await.map_err(|denial| router.failed(denial));
         }
         let (mut head, body) = answer.into_parts();
-        // Of one that speaks 1.0 hyper would not know how the next request's body is to be sent.
+        // After an answer in HTTP/1.0, hyper would not know how to send the next request's body.
         let reusable = head.version == Version::HTTP_11;
         let last = wanted.as_ref().is_some_and(|wanted| wanted.answered(head.status.is_success()));
         self.upstream.keep((reusable && !last).then_some(way), sender);
@@ -107,7 +110,7 @@ impl<R: Router> Exchange<R> {
         if last {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let body = Answer::new(Content::Target(body), Arc::clone(&self.clock), wanted);
+        let body = AnswerBody::new(Content::Target(body), Arc::clone(&self.clock), wanted);
         Ok(Response::from_parts(head, body))
     }
 
@@ -146,11 +149,15 @@ impl<R: Router> Exchange<R> {
     }
 
     /// Takes the session from hyper: what passes from now on is not HTTP.
-    async fn switch(&self, answer: Response<Incoming>, asked: bool) -> Result<Response<Answer>, Denial> {
+    async fn switch(
+        &self,
+        answer: Response<Incoming>,
+        requested: bool,
+    ) -> Result<Response<AnswerBody>, Denial> {
         let (mut head, body) = answer.into_parts();
         let opened = self.upstream.switch().await;
         let Some(opened) = opened else { return Err(Denial::Unanswered("the session is over".to_owned())) };
-        if !asked {
+        if !requested {
             let why = "it changes to another protocol, which nobody asked for";
             opened.break_off("bad_answer", why);
             return Err(Denial::Unanswered(why.to_owned()));
@@ -158,7 +165,7 @@ impl<R: Router> Exchange<R> {
         head::pass_answer(&mut head, &body, &Method::GET)
             .map_err(|why| Denial::Unanswered(why.to_owned()))?;
         *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
-        let body = Answer::new(Content::Own(Full::default()), Arc::clone(&self.clock), None);
+        let body = AnswerBody::new(Content::Own(Full::default()), Arc::clone(&self.clock), None);
         Ok(Response::from_parts(head, body))
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn check(head: &mut request::Parts) -> Result<(), Denial> {
     Ok(())
 }
 
-/// Makes of a head that was checked the one for the target. Says whether it asks for another protocol.
+/// Makes of a head that was checked the one for the target. True if it asks for another protocol.
 pub(super) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool {
     let path = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
     head.uri = Uri::from(path);
@@ -91,7 +91,7 @@ pub(super) fn pass_answer(
     kept.leave(&mut head.headers);
     match body.size_hint().exact() {
         _ if chunked => drop(head.headers.remove(CONTENT_LENGTH)),
-        // It tells how long the body would be that is not sent.
+        // The length is that of the body that GET would get.
         _ if method == Method::HEAD => {}
         Some(length) if head.headers.contains_key(CONTENT_LENGTH) => {
             head.headers.insert(CONTENT_LENGTH, length.into());
@@ -101,7 +101,7 @@ pub(super) fn pass_answer(
     Ok(())
 }
 
-/// Whether a client waits to be told that its body is wanted.
+/// Whether a client waits for a 100 before it sends its body.
 pub(super) fn expects_continue(headers: &HeaderMap) -> bool {
     headers.get(EXPECT).is_some_and(|what| what.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
@@ -134,7 +134,7 @@ impl Kept {
     }
 }
 
-/// Whether a header says where a message ends, or for whom it is; no `Connection` takes that away.
+/// Whether a header decides where a message ends, or for which host it is; no `Connection` takes that away.
 fn is_framing(name: &HeaderName) -> bool {
     matches!(*name, CONTENT_LENGTH | HOST)
 }

@@ -15,7 +15,7 @@ use crate::net::counted::{Counted, Tally};
 use crate::net::splice::{Ended, How, Side};
 use crate::telemetry::Metrics;
 
-/// An open session that hyper speaks over; what passes is counted.
+/// An open session that hyper reads and writes; what passes is counted.
 #[derive(Debug)]
 pub(super) struct Pipe {
     opened: Granted,
@@ -106,7 +106,7 @@ impl Read for Pipe {
     }
 }
 
-/// What the target takes no more is thrown away: it may have answered before, and reading tells the rest.
+/// Bytes that the target takes no more are thrown away: it may have answered before, and a read shows what happened.
 impl Write for Pipe {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[IoSlice::new(bytes)])

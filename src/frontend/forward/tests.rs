@@ -99,7 +99,7 @@ async fn a_session_that_the_target_has_ended_is_let_go_of_at_once_and_not_used_a
     site.hears(EMPTY).await;
 }
 
-/// The target's end and the next request cross each other: nobody can tell whether the request was processed.
+/// The target's end and the next request cross each other: whether the request was processed cannot be known.
 #[tokio::test]
 async fn what_a_target_may_have_processed_is_not_sent_again() {
     let (mut site, mut target, _) = asked(GET).await;

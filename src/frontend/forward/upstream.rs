@@ -33,8 +33,8 @@ struct Inner<W> {
     state: State,
     /// Sends requests, unless one is being sent or waits for its answer.
     idle: Option<Idle<W>>,
-    /// A request waits for its answer; whoever has asked looks after a session that ends meanwhile.
-    asked: bool,
+    /// A request waits for its answer; its caller looks after a session that ends meanwhile.
+    in_flight: bool,
 }
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ enum State {
     Ended(Box<Over>),
 }
 
-/// A session that hyper speaks no more over.
+/// A session that hyper does not use any more.
 #[derive(Debug)]
 struct Over {
     pipe: Pipe,
@@ -59,7 +59,7 @@ struct Over {
     error: Option<hyper::Error>,
 }
 
-/// Why there is no answer.
+/// Why a request got no answer.
 pub(super) enum Unanswered {
     /// The session had ended before anything was sent: the request may be sent over another one.
     Unsent(Box<Request<Upload>>),
@@ -71,7 +71,7 @@ pub(super) enum Unanswered {
 
 impl<W: PartialEq> Upstream<W> {
     pub(super) fn new(metrics: &Metrics, drain: &Drain) -> Self {
-        let inner = Inner { state: State::None, idle: None, asked: false };
+        let inner = Inner { state: State::None, idle: None, in_flight: false };
         Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
     }
 
@@ -80,14 +80,15 @@ impl<W: PartialEq> Upstream<W> {
         let over = {
             let mut inner = self.lock();
             inner.poll(cx);
-            if inner.asked { None } else { inner.take_over() }
+            if inner.in_flight { None } else { inner.take_over() }
         };
         if let Some(over) = over {
             self.leave(over, false);
         }
     }
 
-    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is closed.
+    /// What sends a request that goes this way, if the session that there is will do. One that goes another way is
+    /// closed.
     pub(super) async fn reuse(&self, way: &W) -> Option<SendRequest<Upload>> {
         let idle = self.lock().idle.take_if(|idle| idle.way.as_ref() == Some(way));
         if let Some(Idle { mut sender, .. }) = idle
@@ -99,7 +100,7 @@ impl<W: PartialEq> Upstream<W> {
         None
     }
 
-    /// Begins to speak over a session that was just opened.
+    /// Begins HTTP over a session that was just opened.
     pub(super) async fn start(&self, opened: Granted) -> Result<SendRequest<Upload>, hyper::Error> {
         let pipe = Pipe::new(opened, &self.metrics);
         let (sender, connection) = client().handshake(pipe).await?;
@@ -113,9 +114,9 @@ impl<W: PartialEq> Upstream<W> {
         sender: &mut SendRequest<Upload>,
         request: Request<Upload>,
     ) -> Result<Response<Incoming>, Unanswered> {
-        self.lock().asked = true;
+        self.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
-        self.lock().asked = false;
+        self.lock().in_flight = false;
         let mut failed = match answer {
             Ok(answer) => return Ok(answer),
             Err(failed) => failed,
@@ -132,7 +133,7 @@ impl<W: PartialEq> Upstream<W> {
         })
     }
 
-    /// Keeps the session for what goes this way, once its answer is complete; for nothing, if that is not told.
+    /// Keeps the session for what goes this way, once its answer is complete; `None` keeps it for no further request.
     pub(super) fn keep(&self, way: Option<W>, sender: SendRequest<Upload>) {
         self.lock().idle = Some(Idle { way, sender });
     }
@@ -151,14 +152,14 @@ impl<W: PartialEq> Upstream<W> {
         Some(pipe.into_opened(unused))
     }
 
-    /// Ends the session, if there is one: in good order if no request is being answered. Says why the far end has ended
+    /// Ends the session, if there is one: in good order if no request is being answered. Logs why the far end has ended
     /// it, if it has.
     pub(super) fn close(&self) {
         self.end(None);
     }
 
-    /// Ends the session; `error` is what a request was told of it. Says why there is no answer, if the target's end did
-    /// something that is a reason.
+    /// Ends the session; `error` is what its request got. Returns why the request has no answer, if the target's end
+    /// gave a reason.
     fn end(&self, error: Option<hyper::Error>) -> Option<String> {
         let (over, cut) = {
             let mut inner = self.lock();

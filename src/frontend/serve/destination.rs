@@ -25,8 +25,8 @@ pub(super) struct Destination {
 }
 
 impl Gate {
-    /// Where the target is: the one place where that is told. `node` is the node where the front end knows it; `all`, that
-    /// the client may have everything dialled that is no edge's.
+    /// Where the target is; only this function decides it. `node` is the node if the front end knows it; `all`: whether
+    /// the client may have every target dialled that no edge reaches.
     pub(super) fn locate(
         &self,
         node: Option<NodeName>,
@@ -66,12 +66,13 @@ impl Gate {
 }
 
 impl Destination {
-    /// Forgets what this process would dial, unless `may` says that the client may have that port dialled.
+    /// Forgets what this process would dial, unless `may` returns that the client may have that port dialled.
     pub(super) fn narrow(&mut self, may: impl FnOnce(&NodeName, u16) -> bool) {
         self.direct = self.direct.take().filter(|direct| may(&NodeName::outside(), direct.port));
     }
 
-    /// Opens it. `as_whom` is the front end, and the client in words. What is known of the session is noted in `access`.
+    /// Opens it. `as_whom` is the front end, and the client in words. What is known of the session is noted in
+    /// `access`.
     pub(super) async fn open(
         self,
         context: &FrontContext,
@@ -139,7 +140,7 @@ async fn connect(
     Ok(FarEnd::direct(connection, context.pool.clone()))
 }
 
-/// An edge does not take its pods' addresses for its own: whoever may hear its reason is told what to allow there.
+/// An edge does not take its pods' addresses for its own: a client that may know the reason gets the key to set there.
 fn with_remedy(refusal: Refusal, node: &NodeName, target: &Target, context: &FrontContext) -> Refusal {
     let Host::Ip(ip) = target.host else { return refusal };
     let net = context.addresses.pod_network(node, ip);

@@ -21,7 +21,7 @@ use crate::telemetry::Access;
 /// A client's request, as its front end has read it.
 #[derive(Debug)]
 pub struct OpenRequest {
-    /// The node, where the front end knows it; else the target's host tells.
+    /// The node, where the front end knows it; else the target's host names it.
     pub node: Option<NodeName>,
     /// What is to be dialled there.
     pub target: Target,
@@ -37,11 +37,11 @@ pub enum Proof {
     None,
     /// A user of this machine.
     User(String),
-    /// Whoever the certificate stands for that it has shown: its CN and DNS names. The gate may know some of them only.
+    /// The CN and DNS names of the certificate that it has shown. The gate may know some of them only.
     Certificate(Vec<String>),
 }
 
-/// Why a client gets no session, and how much it may be told.
+/// Why a client gets no session, and how much of that it may know.
 #[derive(Debug)]
 pub struct Denied {
     /// Why.
@@ -55,9 +55,9 @@ pub struct Denied {
 /// One client from its connection to its session. Until it has gone it holds a slot: the one of the door, or after a
 /// denied request the one among the sessions.
 ///
-/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that serves
-/// many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`], and
-/// calls [`Self::waits`] after each answer: its clients keep their slots at the door.
+/// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that
+/// serves many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`],
+/// and calls [`Self::waits`] after each answer: its clients keep their slots at the door.
 #[derive(Debug)]
 pub struct Visit<'a> {
     context: &'a Arc<FrontContext>,
@@ -68,7 +68,7 @@ pub struct Visit<'a> {
     /// [`Self::judge`]; no password is asked for then.
     pub proof: Proof,
     /// Dropped once the head is read.
-    asked: Option<oneshot::Sender<()>>,
+    head_done: Option<oneshot::Sender<()>>,
     door: Option<Slot>,
     session: Option<Slot<ClientKey>>,
 }
@@ -89,7 +89,7 @@ impl<'a> Visit<'a> {
         context: &'a Arc<FrontContext>,
         from: SocketAddr,
         door: Slot,
-        asked: oneshot::Sender<()>,
+        head_done: oneshot::Sender<()>,
     ) -> Self {
         let (front, category) = (F::NAME, F::CATEGORY);
         Self {
@@ -98,7 +98,7 @@ impl<'a> Visit<'a> {
             category,
             from,
             proof: Proof::None,
-            asked: Some(asked),
+            head_done: Some(head_done),
             door: Some(door),
             session: None,
         }
@@ -115,7 +115,7 @@ impl<'a> Visit<'a> {
     }
 
     /// What the front end serves with.
-    pub fn context(&self) -> &FrontContext {
+    pub fn context(&self) -> &'a FrontContext {
         self.context
     }
 
@@ -131,7 +131,7 @@ impl<'a> Visit<'a> {
         trace: String,
     ) -> Result<Granted, Denied> {
         let permitted = self.judge(request, trace).await?;
-        let (permitted, slot) = permitted.enter()?;
+        let (permitted, slot) = permitted.enter().map_err(|denied| *denied)?;
         // Opening may take long; a client that has passed the checks must not keep others from the door meanwhile.
         self.door = None;
         permitted.open_in(slot).await.map_err(|(denied, slot)| {
@@ -140,8 +140,8 @@ impl<'a> Visit<'a> {
         })
     }
 
-    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client waits
-    /// for this end. Cancel safe.
+    /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client
+    /// waits for this end. Cancel safe.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl<'a> Visit<'a> {
         request: Result<OpenRequest, Denial>,
         trace: String,
     ) -> Result<Permitted, Denied> {
-        self.asked = None;
+        self.head_done = None;
         if let Some(slot) = &self.door {
             slot.busy();
         }
@@ -193,7 +193,7 @@ impl<'a> Visit<'a> {
             Proof::Certificate(names) => Some(gate.recognise(names)?),
             Proof::None => gate.identify(&credentials, from).await?,
         };
-        // kube-apiserver's egress selector sends everything here, what is no edge's as well.
+        // kube-apiserver's egress selector sends every target here, also those that no edge reaches.
         let trusted = self.category == Category::Egress && matches!(self.proof, Proof::Certificate(_));
         let mut destination = gate.locate(node, target, self.context, trusted)?;
         access.node = Some(destination.node.clone());
@@ -215,27 +215,37 @@ impl Permitted {
         &self.destination.target
     }
 
-    /// Takes the request's line of the access log, for who needs no new session to serve it.
-    pub fn into_access(self) -> Access {
-        self.access
+    /// Who the client has proved to be.
+    pub fn user(&self) -> Option<&str> {
+        self.access.user.as_deref()
+    }
+
+    /// Whether the client may be shown addresses and times.
+    pub fn is_trusted(&self) -> bool {
+        self.from.ip().is_loopback() || self.access.user.is_some()
+    }
+
+    /// Needs no session of its own: the one that serves it has a line in the access log.
+    pub fn forget(self) {
+        self.access.forget();
     }
 
     /// Opens it; counts and logs that. Cancel safe: a dropped call leaves nothing behind.
     ///
     /// # Errors
     ///
-    /// Why it cannot be had: to be told to the client.
+    /// The denial for the client.
     pub async fn open(self) -> Result<Granted, Denied> {
-        let (permitted, slot) = self.enter()?;
+        let (permitted, slot) = self.enter().map_err(|denied| *denied)?;
         permitted.open_in(slot).await.map_err(|(denied, _slot)| denied)
     }
 
     /// Takes a slot among the sessions.
-    fn enter(self) -> Result<(Self, Slot<ClientKey>), Denied> {
+    fn enter(self) -> Result<(Self, Slot<ClientKey>), Box<Denied>> {
         let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
         match self.context.sessions.try_enter(&key) {
             Ok(slot) => Ok((self, slot)),
-            Err(full) => Err(Denied::new(full.into(), self.access, &self.context, self.from)),
+            Err(full) => Err(Box::new(Denied::new(full.into(), self.access, &self.context, self.from))),
         }
     }
 

@@ -20,9 +20,9 @@ pub struct Limits {
     pub patience: Option<Duration>,
 }
 
-/// Why there is no slot.
+/// Why an entrant gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Full {
+pub enum NoSlot {
     /// This source holds [`Limits::for_one`] slots.
     #[error("one client has all it may have")]
     ForOne,
@@ -107,12 +107,12 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     /// # Errors
     ///
     /// Its source may have no more.
-    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), Full> {
+    pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), NoSlot> {
         let Limits { slots, for_one, .. } = self.limits;
         if for_one < slots
             && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
         {
-            return Err(Full::ForOne);
+            return Err(NoSlot::ForOne);
         }
         self.next += 1;
         let id = self.next;
@@ -127,7 +127,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     }
 
     /// Marks an entrant as active (`busy`) or as silent from now on. False if it holds no slot.
-    pub fn heard(&mut self, id: u64, busy: bool, now: Instant) -> bool {
+    pub fn mark(&mut self, id: u64, busy: bool, now: Instant) -> bool {
         let Some((who, state @ State::Holds { .. })) = self.entrants.get_mut(&id) else { return false };
         let State::Holds { busy: was, since } = *state else { return false };
         *state = State::Holds { busy, since: now };
@@ -169,7 +169,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         effects
     }
 
-    /// Whether there are no entrants.
+    /// True without any entrant.
     pub fn is_empty(&self) -> bool {
         self.entrants.is_empty()
     }

@@ -17,11 +17,11 @@ fn a_source_is_an_ipv4_address_or_an_ipv6_network() {
 async fn a_place_comes_back_when_it_is_dropped() {
     let door = Door::new(Limits { patience: None, ..Limits::slots(1) });
     let slot = door.try_enter(&"a").unwrap();
-    assert_eq!(door.try_enter(&"a").unwrap_err(), Full::ForAll);
-    assert_eq!(door.try_enter(&"b").unwrap_err(), Full::ForAll);
+    assert_eq!(door.try_enter(&"a").unwrap_err(), NoSlot::ForAll);
+    assert_eq!(door.try_enter(&"b").unwrap_err(), NoSlot::ForAll);
     drop(slot);
     drop(door.try_enter(&"b").unwrap());
-    assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
+    assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn who_loses_its_place_is_told() {
     let three = door.try_enter(&"b").unwrap();
     assert!(two.lost().is_cancelled() && !one.lost().is_cancelled() && !three.lost().is_cancelled());
     drop((one, two, three));
-    assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
+    assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -48,7 +48,7 @@ async fn who_waits_gets_the_place_of_one_that_is_silent_for_too_long() {
     let four = door.enter(&"b").await.unwrap();
     assert!(begun.elapsed() < patience + 2 * SETTLE_EVERY, "{:?}", begun.elapsed());
     drop((one, two, three, four));
-    assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
+    assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -58,10 +58,11 @@ async fn who_no_longer_waits_takes_no_turn() {
     assert!(timeout(Duration::from_secs(1), door.enter(&"a")).await.is_err());
     let (_, entered) = tokio::join!(async { drop(slot) }, door.enter(&"b"));
     drop(entered.unwrap());
-    assert!(door.inside().shares.is_empty() && door.inside().told.is_empty());
+    assert!(door.inside().shares.is_empty() && door.inside().holders.is_empty());
 }
 
-/// An edge whose handshake we are slow to do must not lose its turn to the next one, which we would be as slow to serve.
+/// An edge whose handshake we are slow to do must not lose its turn to the next one, which we would be as slow to
+/// serve.
 #[tokio::test(start_paused = true)]
 async fn who_has_spoken_is_not_silent_until_there_is_nothing_left_to_read() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};

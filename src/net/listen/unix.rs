@@ -35,7 +35,7 @@ pub enum LocalBindError {
     System {
         /// The path asked for.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
 }
@@ -45,7 +45,7 @@ impl LocalListener {
     ///
     /// # Errors
     ///
-    /// Another process listens there, the path is no socket's, or the system refuses.
+    /// Another process listens there, another kind of file has the path, or the system refuses.
     pub fn bind(path: &Path) -> Result<Self, LocalBindError> {
         let failed = |cause| LocalBindError::System { path: path.into(), cause };
         match fs::symlink_metadata(path) {

@@ -68,7 +68,7 @@ async fn half_close_is_kept_on_real_sockets() {
     assert_eq!(outcome.ended, Ended { by: Side::A, how: How::Finished });
 }
 
-/// Says how much was taken from the stream inside.
+/// Counts the bytes that were taken from the stream inside.
 struct Counted(Socket<TcpStream>, watch::Sender<usize>);
 
 impl ByteStream for Counted {
@@ -109,7 +109,7 @@ async fn a_target_that_closes_while_the_client_still_sends_has_its_whole_answer_
         let server = async move {
             target.read_exact(&mut [0; 100]).await.unwrap();
             target.write_all(&vec![7; FILE]).await.unwrap();
-            // What waits in the target's own kernel is lost with its RST whoever reads it: so only from here on.
+            // What waits in the target's own kernel is lost with its RST, even for a reader: so only from here on.
             taken.wait_for(|all| *all == FILE).await.unwrap();
         };
         let (mut reads, mut writes) = client.into_split();

@@ -1,4 +1,4 @@
-//! TLS handshakes with whoever connects: not too many at once, and none that takes too long.
+//! TLS handshakes with clients: a bounded number at once, each for a bounded time.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub struct Acceptor {
     pool: Pool,
 }
 
-/// A connection that TLS is spoken over.
+/// A connection under TLS.
 pub type TlsSocket = TlsStream<Encrypted>;
 
 /// What TLS sits on.
@@ -44,7 +44,7 @@ pub struct Shaken {
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Unshaken {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     pub cause: &'static str,
     /// The sentence.
     pub why: String,
@@ -126,7 +126,7 @@ const TURN: Duration = Duration::from_secs(10);
 mod tests {
     use super::*;
     use crate::net::tls::tests::{Authority, client, server};
-    use crate::net::tls::{Clients, Trust, server_name};
+    use crate::net::tls::{ClientCertificates, Trust, server_name};
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
     use tokio_rustls::TlsConnector;
@@ -146,7 +146,7 @@ mod tests {
         let ca = Authority::new("ca");
         let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: Some(PATIENCE) };
         let acceptor = Acceptor {
-            tls: server(ca.issue("s", "a.b"), Clients::Anonymous),
+            tls: server(ca.issue("s", "a.b"), ClientCertificates::Anonymous),
             turns: Door::new(limits),
             pool: Pool::new(),
         };

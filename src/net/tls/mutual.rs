@@ -7,7 +7,7 @@ use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::verify::SiblingVerifier;
-use super::{Client, Identity, TlsParams, Trust, pem, roots, text};
+use super::{ClientSettings, Identity, TlsParams, Trust, pem, roots, text};
 use crate::net::reload::{Reload, ReloadError};
 
 /// The files of a pod that dials other pods.
@@ -36,10 +36,10 @@ impl Mutual {
     /// # Errors
     ///
     /// A file that cannot be read, or our own certificate would be refused by other pods: why, with the remedy. Dates
-    /// are no error here; the server's side warns of them.
+    /// are not checked here; the server's side warns of them.
     pub fn load(self) -> Result<Reload<Dialer>, ReloadError> {
         let paths = vec![self.identity.cert.clone(), self.identity.key.clone(), self.ca.clone()];
-        let client = Client {
+        let client = ClientSettings {
             trust: Trust::Ca(self.ca.clone()),
             identity: Some(self.identity),
             alpn: vec![b"h2".to_vec()],

@@ -77,7 +77,7 @@ fn chosen<'a>(provider: &CryptoProvider, list: &'a str) -> (Vec<SupportedCipherS
     (known, unknown)
 }
 
-/// Go says `TLS_` where the library says `TLS13_`, and has two old names without their `_SHA256`.
+/// Go writes `TLS_` where the library writes `TLS13_`, and has two old names without their `_SHA256`.
 fn is_called(suite: &SupportedCipherSuite, name: &str) -> bool {
     let Some(ours) = suite.suite().as_str() else { return false };
     let ours = ours.strip_prefix("TLS13_").or_else(|| ours.strip_prefix("TLS_")).unwrap_or(ours);

@@ -51,18 +51,20 @@ where
 {
     let ca = Authority::new("ca");
     let (serves, dials) =
-        (server(ca.issue("s", "a.b"), Clients::Anonymous), client(Trust::Ca(ca.ca()), None));
+        (server(ca.issue("s", "a.b"), ClientCertificates::Anonymous), client(Trust::Ca(ca.ca()), None));
     let (connect, accept) = (TlsConnector::from(dials.load()), TlsAcceptor::from(serves.load()));
     let (near, far) = tokio::join!(connect.connect(server_name("a.b").unwrap(), near), accept.accept(far));
     (near.unwrap(), far.unwrap())
 }
 
-pub(crate) fn server(identity: Identity, clients: Clients) -> Reload<ServerConfig> {
-    Server { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }.load().unwrap()
+pub(crate) fn server(identity: Identity, clients: ClientCertificates) -> Reload<ServerConfig> {
+    ServerSettings { identity, clients, offer: TlsParams::default(), alpn: vec![b"h2".to_vec()] }
+        .load()
+        .unwrap()
 }
 
 pub(crate) fn client(trust: Trust, identity: Option<Identity>) -> Reload<ClientConfig> {
-    Client { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
+    ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] }.load().unwrap()
 }
 
 /// Handshakes and sends a byte each way, since a refused client certificate shows only when the client reads.
@@ -86,8 +88,8 @@ async fn meet(server: &Reload<ServerConfig>, client: &Reload<ClientConfig>, name
 async fn names_and_addresses_are_checked_against_the_certificate() {
     let ca = Authority::new("one");
     let trust = client(Trust::Ca(ca.ca()), None);
-    let by_name = server(ca.issue("name", "tunnel.cloud.io"), Clients::Anonymous);
-    let by_address = server(ca.issue("address", "127.0.0.1"), Clients::Anonymous);
+    let by_name = server(ca.issue("name", "tunnel.cloud.io"), ClientCertificates::Anonymous);
+    let by_address = server(ca.issue("address", "127.0.0.1"), ClientCertificates::Anonymous);
     meet(&by_name, &trust, "tunnel.cloud.io").await.unwrap();
     meet(&by_address, &trust, "127.0.0.1").await.unwrap();
     assert!(meet(&by_name, &trust, "127.0.0.1").await.is_err());
@@ -100,7 +102,7 @@ async fn names_and_addresses_are_checked_against_the_certificate() {
 #[tokio::test]
 async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
-    let served = server(two.issue("s", "a.b"), Clients::Anonymous);
+    let served = server(two.issue("s", "a.b"), ClientCertificates::Anonymous);
     assert!(meet(&served, &client(Trust::Ca(one.ca()), None), "a.b").await.is_err());
     let both = [std::fs::read(one.ca()).unwrap(), std::fs::read(two.ca()).unwrap()].concat();
     std::fs::write(one.ca(), both).unwrap();
@@ -110,8 +112,8 @@ async fn a_ca_file_may_hold_several_and_others_are_not_believed() {
 #[tokio::test]
 async fn client_certificates_are_optional_or_required_as_said() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let optional = server(ours.issue("s", "a.b"), Clients::Optional(ours.ca()));
-    let required = server(ours.issue("s", "a.b"), Clients::Required(ours.ca()));
+    let optional = server(ours.issue("s", "a.b"), ClientCertificates::Optional(ours.ca()));
+    let required = server(ours.issue("s", "a.b"), ClientCertificates::Required(ours.ca()));
     let nobody = client(Trust::Ca(ours.ca()), None);
     let known = client(Trust::Ca(ours.ca()), Some(ours.issue("c", "pod")));
     let stranger = client(Trust::Ca(ours.ca()), Some(theirs.issue("c", "pod")));
@@ -126,7 +128,7 @@ async fn client_certificates_are_optional_or_required_as_said() {
 async fn changed_files_are_used_for_the_next_handshake() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let identity = old.issue("s", "a.b");
-    let served = server(identity.clone(), Clients::Anonymous);
+    let served = server(identity.clone(), ClientCertificates::Anonymous);
     let trust = client(Trust::Ca(old.ca()), None);
     meet(&served, &trust, "a.b").await.unwrap();
 
@@ -149,7 +151,7 @@ async fn changed_files_are_used_for_the_next_handshake() {
 #[tokio::test]
 async fn what_tls_holds_back_arrives_without_waiting_for_the_end() {
     let ca = Authority::new("one");
-    let served = server(ca.issue("s", "a.b"), Clients::Anonymous);
+    let served = server(ca.issue("s", "a.b"), ClientCertificates::Anonymous);
     let trust = client(Trust::Ca(ca.ca()), None);
     let (near, far) = duplex(1000);
     let (accepted, connected) = tokio::join!(
@@ -177,17 +179,21 @@ fn a_key_of_another_certificate_is_said_so() {
     let ca = Authority::new("one");
     let (one, two) = (ca.issue("1", "a.b"), ca.issue("2", "a.b"));
     let mixed = Identity { cert: one.cert, key: two.key };
-    let failed =
-        Server { identity: mixed, clients: Clients::Anonymous, offer: TlsParams::default(), alpn: vec![] }
-            .load()
-            .unwrap_err();
+    let failed = ServerSettings {
+        identity: mixed,
+        clients: ClientCertificates::Anonymous,
+        offer: TlsParams::default(),
+        alpn: vec![],
+    }
+    .load()
+    .unwrap_err();
     assert!(failed.to_string().contains("does not belong to"), "{failed}");
 }
 
 /// What a pod serves with, and what it dials with.
 fn pod(ca: &Authority, identity: Identity, name: Option<&str>) -> (Reload<ServerConfig>, Mutual) {
     let name = name.map(|name| server_name(name).unwrap());
-    let served = server(identity.clone(), Clients::Siblings(ca.ca(), name.clone()));
+    let served = server(identity.clone(), ClientCertificates::Siblings(ca.ca(), name.clone()));
     (served, Mutual { identity, ca: ca.ca(), name })
 }
 
@@ -196,7 +202,7 @@ fn dialer(mutual: Mutual) -> (Reload<ClientConfig>, String) {
     (Reload::fixed((*dialer.config).clone()), dialer.name.to_str().into_owned())
 }
 
-/// Meets, and tells whether the server has seen a certificate.
+/// Does a handshake; returns whether the server has seen a certificate.
 async fn meet_as(
     server: &Reload<ServerConfig>,
     client: &Reload<ClientConfig>,

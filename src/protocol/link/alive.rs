@@ -8,7 +8,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(super) struct Alive {
     pub(super) heard: Instant,
-    pub(super) asked: Instant,
+    pub(super) last_ping: Instant,
     pub(super) looked: Instant,
     /// Silence after which the link is given up.
     pub(super) silence: Duration,
@@ -17,7 +17,7 @@ pub(super) struct Alive {
 impl Alive {
     /// When to look for signs of life next.
     pub(super) fn next(&self) -> Instant {
-        (self.heard.max(self.asked) + PING_AFTER)
+        (self.heard.max(self.last_ping) + PING_AFTER)
             .min(self.looked + PING_AFTER * 2)
             .max(self.looked + CHECK_INTERVAL)
     }

@@ -28,7 +28,7 @@ pub enum LinkEnded {
 }
 
 impl LinkEnded {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Closed(_) => "closed",

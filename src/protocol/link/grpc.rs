@@ -16,7 +16,7 @@ use futures_util::FutureExt as _;
 use http::HeaderValue;
 use tracing::Span;
 
-pub use crate::protocol::link::grpc::accept::{Call, Dismissal, Waiting, serve};
+pub use crate::protocol::link::grpc::accept::{Call, Dismissal, Unaccepted, serve};
 pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
 pub(in crate::protocol) use crate::protocol::link::grpc::read_ahead::ReadAhead;
 

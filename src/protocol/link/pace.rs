@@ -1,9 +1,9 @@
 //! How much may be under way on a link, from pings and their answers.
 //!
 //! What lies below the link, in kernels and in the line's own queue, waits in an order that no scheduler can mend. So
-//! the bytes under way are capped. A ping goes out behind every few bytes; its answer says that all before it arrived,
-//! and how long that took. When the round trip grows, a queue is standing somewhere, and the cap is set to what the
-//! line carries in its least round trip plus a little. Reads no clock: time comes in.
+//! the bytes under way are capped. A ping goes out behind every few bytes; its answer proves that all before it
+//! arrived, and shows how long that took. When the round trip grows, a queue is standing somewhere, and the cap is set
+//! to what the line carries in its least round trip plus a little. Reads no clock: time comes in.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl Pace {
         self.pings.len() < MOST_PINGS && self.sent - marked >= (self.cap() / 8).clamp(LEAST_MARK, MOST_MARK)
     }
 
-    /// Whether bulk has to wait. The caller sends a ping if [`Self::waits_for_ping`] says so.
+    /// Whether bulk has to wait. The caller sends a ping if [`Self::waits_for_ping`] is true.
     pub(crate) fn is_capped(&mut self) -> bool {
         let capped = self.sent - self.arrived >= self.cap();
         self.round.hit |= capped;
@@ -229,7 +229,8 @@ const MOST_MARK: u64 = 1 << 20;
 const MOST_PINGS: usize = 64;
 /// Assumed before the first answer.
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
-/// Frame length before the rate is known: short enough for a slow line, long enough for the first moments of a fast one.
+/// Frame length before the rate is known: short enough for a slow line, long enough for the first moments of a fast
+/// one.
 const FIRST_FRAME: usize = 16 * 1024;
 /// Below this headers weigh too much.
 const SMALLEST_FRAME: usize = 4 * 1024;

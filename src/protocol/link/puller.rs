@@ -49,7 +49,7 @@ impl Puller {
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending => Poll::Pending,
             };
-            // Looked at last: by now whoever adds to it wakes us.
+            // Looked at last: from here on, every message that is added wakes us.
             if let Some(message) = lock(plain).next_message() {
                 return Poll::Ready(Some(encode(message)));
             }
@@ -61,7 +61,7 @@ impl Puller {
         let decoded = lock(plain).send_frame(frame, now);
         let Some((decoded, node)) = decoded.zip(self.sender.peer.node()) else { return };
         for word in decoded.frames {
-            // What a session hears of its own words never asks the wiring for anything.
+            // What comes back to a session from its own frames never concerns the wiring.
             let key = SessionKey { id: decoded.id, category: decoded.category, node: node.clone() };
             let _ = self.table.on_frame(&self.sender, key, word, now);
         }

@@ -135,7 +135,7 @@ mod tests {
 
     const LONGEST: usize = 16 * 1024;
 
-    /// Says everything that `backlogs` hold, frame by frame; returns (who, bytes) in order.
+    /// Sends everything that `backlogs` hold, frame by frame; returns (session, bytes) in order.
     fn send_all(mut backlogs: HashMap<u32, usize>) -> Vec<(u32, usize)> {
         let mut schedule = Schedule::new();
         let mut order: Vec<u32> = backlogs.keys().copied().collect();

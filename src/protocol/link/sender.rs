@@ -1,14 +1,14 @@
 //! What waits to be sent on one link, and in which order it is sent.
 //!
-//! Sessions keep what they have to send; the link sender holds only who wants a turn. A frame is made when the link can
-//! take it, under the session's lock, so order and fairness are decided at the last moment.
+//! Sessions keep what they have to send; the link sender holds only which of them want a turn. A frame is made when the
+//! link can take it, under the session's lock, so order and fairness are decided at the last moment.
 //!
-//! Two locks are involved, never both at once: the link sender's says who is next, the session's says what it sends. The
-//! puller takes the next entry under the first lock, releases it, and asks the session for a frame under the second.
-//! Between the two the session may move to another link, or end. So the session compares its path with the puller's link
-//! and gives no frame if it has left; the puller then goes on to the next entry. The other way round, a session asks for a
-//! turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry, of the same kind.
-//! The members have a third lock, which is not held with either.
+//! Two locks are involved, never both at once: the link sender's guards the order of turns, the session's guards what
+//! it sends. The puller takes the next entry under the first lock, releases it, and asks the session for a frame under
+//! the second. Between the two the session may move to another link, or end. So the session compares its path with the
+//! puller's link and gives no frame if it has left; the puller then goes on to the next entry. The other way round, a
+//! session asks for a turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry,
+//! of the same kind. The members have a third lock, which is not held with either.
 
 mod members;
 mod signals;
@@ -94,7 +94,8 @@ impl LinkSender {
         })
     }
 
-    /// The next frame to send; none once the link is closed. Cancel safe: a frame is handed out once, and only if ready.
+    /// The next frame to send; none once the link is closed. Cancel safe: a frame is handed out once, and only if
+    /// ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
             let frame = match std::task::ready!(self.poll_next(cx, now)) {

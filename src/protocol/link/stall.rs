@@ -53,7 +53,7 @@ impl Link {
                 continue;
             }
             self.metrics.stalls.inc();
-            // Ready or late: both are seen by looking again. Readers of other links do not tell this one.
+            // Ready or late: the next look sees both. Readers of other links do not wake this one.
             let patience = if matches!(over, Over::Process) { left.min(LOOK_EVERY) } else { left };
             let stalled = self.ahead.stall();
             let _ = timeout(patience, self.sender.read.notified()).await;
@@ -63,7 +63,7 @@ impl Link {
         }
     }
 
-    /// Says the ends of targets that have taken all that came for them.
+    /// Sends `closed` for targets that have taken all that came for them.
     pub(super) fn close_ended(&mut self, plain: &Mutex<Plain>, now: Instant) {
         let ended = lock(plain).ended(now);
         for id in ended {

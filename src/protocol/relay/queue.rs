@@ -1,8 +1,8 @@
 //! What waits on one link for a session that only passes through.
 //!
-//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late thread
-//! still puts into an old one is never sent. Data, Finish, Broken, Reset and Lost stay in order; the other frames
-//! overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
+//! A queue belongs to one binding and one direction: a session that is bound anew gets new queues, so what a late
+//! thread still puts into an old one is never sent. Data, Finish, Broken, Reset and Lost stay in order; the other
+//! frames overtake them. Open, Opened, Resume and Resumed empty what waits, credits too (docs/protocol.md#relaying;
 //! docs/protocol.md#traps, 1 to 3).
 
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ pub(crate) struct RelayQueue {
 
 /// As much waits as may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct QueueFull;
 
 #[derive(Debug)]
 struct Queue {
@@ -71,7 +71,7 @@ impl RelayQueue {
     }
 
     /// Adds a frame. What comes after the last frame is dropped.
-    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendIntent, Full> {
+    pub(crate) fn push(&self, frame: SessionFrame) -> Result<SendIntent, QueueFull> {
         let mut queue = lock(&self.queue);
         if queue.sealed {
             return Ok(SendIntent::default());
@@ -124,8 +124,8 @@ impl RelaySource for RelayQueue {
         queue.sealed = true;
     }
 
-    /// A Lost of a newer attempt is still sent: an old Open or Resume that comes late ends nothing at the far end of that
-    /// one, which would stay bound for ever.
+    /// A Lost of a newer attempt is still sent: an old Open or Resume that comes late ends nothing at the far end of
+    /// that one, which would stay bound for ever.
     fn retire(&self, epoch: u64) {
         let mut queue = lock(&self.queue);
         let lost = match queue.ordered.pop_back() {
@@ -191,19 +191,19 @@ impl Queue {
         self.give_back(usize::MAX);
     }
 
-    fn finish(&mut self, frame: SessionFrame) -> Result<(), Full> {
+    fn finish(&mut self, frame: SessionFrame) -> Result<(), QueueFull> {
         self.grow(OVERHEAD)?;
         self.ordered.push_back(frame);
         Ok(())
     }
 
-    fn grow(&mut self, cost: usize) -> Result<(), Full> {
+    fn grow(&mut self, cost: usize) -> Result<(), QueueFull> {
         if self.taken.0.held() + cost > self.most || !self.taken.0.grow(cost) {
-            return Err(Full);
+            return Err(QueueFull);
         }
         if !self.taken.1.grow(cost) {
             self.taken.0.set(self.taken.0.held() - cost);
-            return Err(Full);
+            return Err(QueueFull);
         }
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Queue {
         of_link.set(left);
     }
 
-    fn data(&mut self, bytes: Bytes) -> Result<(), Full> {
+    fn data(&mut self, bytes: Bytes) -> Result<(), QueueFull> {
         let merged = matches!(self.ordered.back(), Some(SessionFrame::Data(last)) if last.len() + bytes.len() <= MERGE_BELOW);
         self.grow(bytes.len() + if merged { 0 } else { OVERHEAD })?;
         self.bytes += bytes.len();

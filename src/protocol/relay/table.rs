@@ -1,12 +1,12 @@
 //! Sessions that only pass through this pod: which two links each of them is bound to.
 //!
 //! An Open or a Resume binds a session; frames from one of its two links then go to the other, unread. A binding is
-//! removed only together with a frame that tells both ends, or by an attempt of higher epoch (docs/protocol.md#relaying).
+//! removed only together with a frame to both ends, or by an attempt of higher epoch (docs/protocol.md#relaying).
 //!
 //! One lock holds all bindings. Under it a frame only finds its binding, changes it, and takes out the legs it goes to;
-//! queues and links, which have locks of their own, are touched after its release. The read loops of the two links run on
-//! different threads, so a frame may reach a queue after its binding was replaced. That does no harm: each binding has
-//! queues of its own, and a closed queue drops what comes late.
+//! queues and links, which have locks of their own, are touched after its release. The read loops of the two links run
+//! on different threads, so a frame may reach a queue after its binding was replaced. That does no harm: each binding
+//! has queues of its own, and a closed queue drops what comes late.
 
 mod attempt;
 mod binding;
@@ -43,8 +43,8 @@ pub(crate) struct RelayTable {
 }
 
 impl RelayTable {
-    /// A table without bindings. At most `most` bytes of each session may wait in each direction, and `all` bytes together.
-    /// One link takes at most a quarter of `all`, so that a link that reads nothing leaves room for others.
+    /// A table without bindings. At most `most` bytes of each session may wait in each direction, and `all` bytes
+    /// together. One link takes at most a quarter of `all`, so that a link that reads nothing leaves room for others.
     pub(crate) fn new(most: usize, all: usize) -> Self {
         Self { bindings: Mutex::default(), most, queued: Budget::new(all), most_on_link: most.max(all / 4) }
     }
@@ -69,8 +69,9 @@ impl RelayTable {
         &self.queued
     }
 
-    /// Takes in an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's opener.
-    pub(crate) fn asked(&self, attempt: &Attempt) -> Claim {
+    /// Takes in an Open or Resume: it gets the binding if its epoch is the newest and it comes from the session's
+    /// opener.
+    pub(crate) fn on_request(&self, attempt: &Attempt) -> Claim {
         let opener = self.hop(attempt, &attempt.from);
         let mut bindings = lock(&self.bindings);
         let known = bindings.get(&attempt.key.id);
@@ -89,7 +90,8 @@ impl RelayTable {
         trace::log(bound, "a path is sought for a session that is to be relayed", None);
         if let Some(before) = before {
             before.opener.close();
-            // The new attempt may lead elsewhere. The acceptor that the attempt before had reached would then wait for ever.
+            // The new attempt may lead elsewhere. The acceptor that the attempt before had reached would then wait for
+            // ever.
             if let Some(acceptor) = before.acceptor {
                 acceptor.cut(SessionFrame::Lost { epoch: before.epoch });
             }
@@ -98,8 +100,8 @@ impl RelayTable {
         Claim::Newest
     }
 
-    /// Binds the session to the link that leads to its acceptor, and sends the frame there. If `sought`, the answer *not
-    /// here* makes the seeker look for another path; if not, it goes to the opener.
+    /// Binds the session to the link that leads to its acceptor, and sends the frame there. If `sought`, the answer
+    /// *not here* makes the seeker look for another path; if not, it goes to the opener.
     pub(crate) fn pass(&self, attempt: &Attempt, to: &Arc<LinkSender>, frame: SessionFrame, sought: bool) {
         let acceptor = self.hop(attempt, to);
         let bind = |binding: &mut Binding| {
@@ -115,8 +117,8 @@ impl RelayTable {
         }
     }
 
-    /// Ends the search for a path. If the session has found none, its binding is removed, and `frame`, if any, goes to its
-    /// opener.
+    /// Ends the search for a path. If the session has found none, its binding is removed, and `frame`, if any, goes to
+    /// its opener.
     pub(crate) fn end(&self, attempt: &Attempt, frame: Option<SessionFrame>) {
         let mut bindings = lock(&self.bindings);
         let Some(known) = bindings.get_mut(&attempt.key.id).filter(|binding| binding.is_of(attempt)) else {
@@ -157,12 +159,13 @@ impl RelayTable {
             return false;
         }
         let epoch = binding.epoch;
-        // A peer of version 1 does not know Broken: it gets Reset, which it does not answer, so this pod answers for it.
+        // A peer of version 1 does not know Broken: it gets Reset, which it does not answer, so this pod answers for
+        // it.
         let unheard = matches!(frame, SessionFrame::Broken { .. })
             && to.as_ref().is_some_and(|to| !to.link.dialect.has(Dialect::BREAKS));
         let last = unheard || is_last(&frame);
-        // The answer to an older attempt, or its end, does not concern this one. A newer epoch than the binding's does: the
-        // opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
+        // The answer to an older attempt, or its end, does not concern this one. A newer epoch than the binding's does:
+        // the opener gave up a newer attempt before its Open or Resume was sent, and has left this one too.
         if last && frame.epoch().is_some_and(|of| of < epoch) {
             return false;
         }
@@ -205,10 +208,10 @@ impl RelayTable {
         true
     }
 
-    /// A link has ended: the bindings that used it are removed, and their other sides are told by Lost.
+    /// A link has ended: the bindings that used it are removed, and their other sides get Lost.
     ///
-    /// The link's list of sessions was taken before, under the link's lock. A session may have been bound anew since, so
-    /// each binding is looked at again: only one that still uses this link is removed.
+    /// The link's list of sessions was taken before, under the link's lock. A session may have been bound anew since,
+    /// so each binding is looked at again: only one that still uses this link is removed.
     pub(crate) fn link_ended(&self, link: LinkId, passing: impl IntoIterator<Item = SessionId>) {
         for id in passing {
             let mut bindings = lock(&self.bindings);
@@ -230,8 +233,8 @@ impl RelayTable {
         }
     }
 
-    /// Removes a binding and sends Lost to both ends: they look for another path, or wait for one. With `epoch`, only if
-    /// the binding still belongs to that attempt.
+    /// Removes a binding and sends Lost to both ends: they look for another path, or wait for one. With `epoch`, only
+    /// if the binding still belongs to that attempt.
     pub(crate) fn lose(&self, id: SessionId, epoch: Option<u64>) {
         self.cut(id, epoch, |epoch| SessionFrame::Lost { epoch });
     }
@@ -260,8 +263,8 @@ impl RelayTable {
         RelayLeg { link: link.clone(), queue }
     }
 
-    /// Enters the session in the link's list. False if the link has ended meanwhile; the other side is then told, as the
-    /// link's end did not find the session in the list.
+    /// Enters the session in the link's list. False if the link has ended meanwhile; the other side then gets Lost from
+    /// here, as the link's end did not find the session in the list.
     fn admit(&self, attempt: &Attempt, hop: &RelayLeg) -> bool {
         let alive = hop.link.pass(&hop.queue, attempt.epoch);
         if !alive {

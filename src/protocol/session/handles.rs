@@ -16,7 +16,7 @@ use crate::protocol::wire::frame::{Category, Refusal};
 
 /// A session that is asked for and not open yet. Dropping it takes the request back, on the path that it has, and again on
 /// the next one if there is none just then ([`SessionTable::given_up`](crate::protocol::SessionTable::given_up)) or it is
-/// lost before that was answered.
+/// lost before the far end has answered.
 #[derive(Debug)]
 #[must_use = "dropping an opening takes the request back"]
 pub struct Opening(ResetOnDrop);
@@ -74,7 +74,8 @@ impl Opening {
             self.0.watch(cx, |end| match end.phase() {
                 Phase::Asking if end.path().is_some() => None,
                 Phase::Asking => Some(Answer::NoPath),
-                // The answer may have come, and all of the session behind it, before its owner looked: then it was open.
+                // The answer may have come, and all of the session behind it, before its owner looked: then it was
+                // open.
                 Phase::Leaving | Phase::Gone
                     if end.ended().is_some() && end.recv.is_untouched() && !end.recv.is_ended() =>
                 {
@@ -86,7 +87,7 @@ impl Opening {
         .await
     }
 
-    /// The open session, once [`Self::answer`] said [`Answer::Open`].
+    /// The open session, once [`Self::answer`] has returned [`Answer::Open`].
     pub fn into_session(mut self) -> Session {
         Session(ResetOnDrop { shared: self.0.shared.take() })
     }

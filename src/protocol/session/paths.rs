@@ -18,8 +18,8 @@ impl SessionCore {
     ///
     /// The task that opens a session and the task that finds it a new path are different ones. If the session has
     /// become open and lost its path before the first task asks, an Open would be wrong; so nothing is sent unless
-    /// `again` fits the state. The session joins the link's members first: if the link has ended already, the state is
-    /// told at once, and if it ends later, its list has the session.
+    /// `again` fits the state. The session joins the link's members first: if the link has ended already, the state
+    /// learns that at once, and if it ends later, its list has the session.
     pub(super) fn ask(self: &Arc<Self>, sender: &Arc<LinkSender>, process: Option<Instance>, again: bool) {
         let alive = sender.join(self.key.id);
         let room = self.host.upgrade().filter(|_| !sender.resumes).map(|host| host.room_unread(sender));
@@ -93,9 +93,9 @@ impl SessionCore {
         Some(Parked::new(self.clone(), seeker, times))
     }
 
-    /// Whether its last word waits for its turn on the path that it has.
-    pub(crate) fn tells(&self) -> bool {
-        self.lock().state.tells()
+    /// Whether its last frame waits for its turn on the path that it has.
+    pub(crate) fn owes_last_frame(&self) -> bool {
+        self.lock().state.owes_last_frame()
     }
 
     /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,

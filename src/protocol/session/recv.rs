@@ -39,7 +39,7 @@ pub(crate) struct RecvHalf {
     taken: u64,
     limit: u64,
     /// The last `received` that was sent to the peer.
-    told: u64,
+    reported: u64,
     total: Option<u64>,
     window: u64,
     windows: Windows,
@@ -75,7 +75,7 @@ impl RecvHalf {
             received: 0,
             taken: 0,
             limit: windows.start,
-            told: 0,
+            reported: 0,
             total: None,
             window: windows.start,
             windows,
@@ -165,19 +165,19 @@ impl RecvHalf {
 
     /// Whether a Credit is due.
     pub(crate) fn credit_due(&self) -> bool {
-        let unheard = self.received - self.told;
+        let unreported = self.received - self.reported;
         if self.total.is_some() {
-            return unheard > 0;
+            return unreported > 0;
         }
         let rise = self.next_limit().saturating_sub(self.limit);
-        rise >= (self.window / 2).max(1) || unheard >= MOST_UNHEARD
+        rise >= (self.window / 2).max(1) || unreported >= MOST_UNHEARD
     }
 
     /// The fields of a Credit: `received` and `limit`.
     pub(crate) fn credit(&mut self) -> (u64, u64) {
         self.old_limit = self.limit;
         self.limit = self.next_limit();
-        self.told = self.received;
+        self.reported = self.received;
         if !self.queue.is_unpromised() {
             let promised = usize::try_from((self.limit - self.taken).max(self.window)).unwrap_or(usize::MAX);
             if self.total.is_some() {
@@ -201,7 +201,7 @@ impl RecvHalf {
         self.trips.forget();
     }
 
-    /// The limit the peer knows, or will be told with the next answer; for
+    /// The limit that the peer knows, or gets with the next answer; for
     /// [`crate::protocol::wire::frame::SessionFrame::Open`] and its kin.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
@@ -248,7 +248,7 @@ impl RecvHalf {
 
     /// Whether the end of stream has arrived and was acknowledged.
     pub(crate) fn is_done(&self) -> bool {
-        self.total.is_some_and(|total| self.told == total)
+        self.total.is_some_and(|total| self.reported == total)
     }
 
     fn next_limit(&self) -> u64 {

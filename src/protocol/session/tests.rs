@@ -14,13 +14,14 @@ use crate::protocol::session::handles::{Answer, Opening};
 use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
 use crate::protocol::session::state::SessionState;
-use crate::protocol::table::{Event, Limits, SessionTable};
+use crate::protocol::table::{Event, SessionLimits, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame, SessionKey};
 use crate::protocol::{Dialect, Peer};
 use crate::telemetry::Metrics;
 
 fn table() -> Arc<SessionTable> {
-    let limits = Limits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
+    let limits =
+        SessionLimits { windows: WINDOWS, memory: 1 << 20, sessions: 10, grace: Duration::from_secs(60) };
     SessionTable::new(Instance::from_bits(1), limits, Metrics::edge())
 }
 
@@ -162,7 +163,7 @@ async fn an_opening_that_was_asked_on_a_plain_link_before_has_a_limit_on_the_nex
 #[tokio::test]
 async fn credits_that_wait_are_no_reason_to_refuse_a_session() {
     let windows = Windows { start: 16, max: 16 };
-    let limits = Limits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
+    let limits = SessionLimits { windows, memory: 1 << 20, sessions: 2000, grace: Duration::from_secs(60) };
     let (table, now) =
         (SessionTable::new(Instance::from_bits(1), limits, Metrics::edge()), tokio::time::Instant::now());
     let link = LinkSender::new(LinkId(1), Peer::Cloud("node1".parse().unwrap()), None, Dialect::NEWEST);

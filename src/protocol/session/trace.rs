@@ -75,7 +75,7 @@ impl Inner {
 }
 
 impl Change {
-    /// Logs it. Another thread's line about a later step may come first; the epoch and the link tell them apart.
+    /// Logs it. Another thread's line about a later step may come first; they differ in epoch or link.
     pub(super) fn log(self, core: &SessionCore) {
         let Self { before, now, why } = self;
         // The last line names the link that was left.

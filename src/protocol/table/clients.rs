@@ -54,7 +54,8 @@ impl SessionTable {
     pub(super) fn give_way(&self, newcomer: &str) -> bool {
         let theirs = lock(&self.clients).of_fullest(newcomer);
         let sessions = theirs.into_iter().filter_map(|id| self.session(id));
-        let Some(session): Option<Arc<SessionCore>> = sessions.min_by_key(|session| session.heard()) else {
+        let Some(session): Option<Arc<SessionCore>> = sessions.min_by_key(|session| session.last_frame())
+        else {
             return false;
         };
         lock(&self.clients).remove(session.key.id);

@@ -13,7 +13,7 @@ use crate::protocol::table::SessionTable;
 
 impl SessionTable {
     /// Waits until every session that is open here has been delivered: one whose owner is done may still have bytes to
-    /// say, or to say again on another path. Cancel safe.
+    /// send, or to send again on another path. Cancel safe.
     pub async fn delivered(&self) {
         let owes = |shard: &Mutex<HashMap<SessionId, Arc<SessionCore>>>| {
             let sessions: Vec<_> = lock(shard).values().cloned().collect();
@@ -24,16 +24,16 @@ impl SessionTable {
         }
     }
 
-    /// Waits until the last word of each session that is reset has left on its path; 2 s at most. Cancel safe.
-    pub async fn told(&self) {
-        let until = Instant::now() + MOST_TOLD;
-        while Instant::now() < until && self.all().iter().any(|session| session.tells()) {
-            sleep(TOLD_EVERY).await;
+    /// Waits until the last frame of each session that is reset has left on its path; 2 s at most. Cancel safe.
+    pub async fn last_frames_sent(&self) {
+        let until = Instant::now() + LAST_FRAMES_TIMEOUT;
+        while Instant::now() < until && self.all().iter().any(|session| session.owes_last_frame()) {
+            sleep(LAST_FRAMES_POLL).await;
         }
     }
 
-    /// Waits for an opening that was given up while it had no path, and whose acceptor is still to be told. For one task,
-    /// which has a path sought for each. Cancel safe.
+    /// Waits for an opening that was given up while it had no path, and whose acceptor still has to get the reset. For
+    /// one task, which has a path sought for each. Cancel safe.
     pub async fn given_up(&self) -> Parked {
         loop {
             let came = self.came.notified();
@@ -62,15 +62,15 @@ impl SessionTable {
         while self.kept.is_spent() && self.oldest_gives_way("memory") {}
     }
 
-    /// Whether there may be one more session. The oldest that is only to be delivered gives way to it; but its last word
-    /// may have to wait on a slow link, and there is an end to that.
+    /// Whether there may be one more session. The oldest that is only to be delivered gives way to it; but its last
+    /// word may have to wait on a slow link, and there is an end to that.
     pub(super) fn has_place(&self) -> bool {
         let (len, most) = (self.len(), self.limits.sessions);
         len < most || len < most + most / LAST_WORDS && self.oldest_gives_way("sessions")
     }
 
-    /// The session that is to be delivered since longest is forgotten, for want of what `cause` says. False if there is
-    /// none.
+    /// Forgets the session that has waited longest to be delivered, for want of what `cause` names. False if none
+    /// waits.
     pub(super) fn oldest_gives_way(&self, cause: &'static str) -> bool {
         loop {
             let Some(id) = lock(&self.departed).pop_front() else { return false };
@@ -96,8 +96,8 @@ const LAST_WORDS: usize = 8;
 /// Ids of sessions that may still be delivered, at the most: 16 bytes each.
 const MOST_DEPARTED: usize = 20_000;
 /// How long last words are waited for, and between two looks.
-const MOST_TOLD: Duration = Duration::from_secs(2);
-const TOLD_EVERY: Duration = Duration::from_millis(10);
+const LAST_FRAMES_TIMEOUT: Duration = Duration::from_secs(2);
+const LAST_FRAMES_POLL: Duration = Duration::from_millis(10);
 /// Between two looks whether all is delivered.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -111,7 +111,7 @@ mod tests {
     use crate::protocol::link::sender::LinkSender;
     use crate::protocol::link::source::LinkId;
     use crate::protocol::session::recv::Windows;
-    use crate::protocol::table::Limits;
+    use crate::protocol::table::SessionLimits;
     use crate::protocol::wire::frame::{Category, Code, Refusal, SessionFrame, SessionKey};
     use crate::protocol::wire::hello::Dialect;
     use crate::protocol::wire::peer::Peer;
@@ -122,7 +122,7 @@ mod tests {
 
     fn table(memory: usize) -> (Arc<SessionTable>, Arc<LinkSender>) {
         let windows = Windows { start: 1000, max: 1000 };
-        let limits = Limits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
+        let limits = SessionLimits { windows, memory, sessions: SESSIONS, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(1), limits, Metrics::edge());
         (table, LinkSender::new(LinkId(1), Peer::Edge("node1".parse().unwrap()), None, Dialect::NEWEST))
     }

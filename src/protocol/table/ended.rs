@@ -22,7 +22,7 @@ impl EndedSessions {
 
     /// One that has ended, for the given reason if it did not end by itself.
     pub(super) fn add(&mut self, id: SessionId, why: Option<Code>, now: Instant) {
-        // These two would send the opener on, or tell it that all is well.
+        // These two would send the opener on, or look to it like success.
         let code = why.filter(|code| !matches!(code, Code::NotHere | Code::Over)).unwrap_or(Code::Unknown);
         if self.order.len() >= MOST_ENDED
             && let Some((_, oldest)) = self.order.pop_front()

@@ -11,8 +11,8 @@ use crate::protocol::table::SessionTable;
 use crate::protocol::wire::frame::Refusal;
 
 impl SessionTable {
-    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and tells the other side
-    /// of what passed through. Returns the sessions for which a new path is to be sought.
+    /// A link has ended: parks what ran on it, or ends it with `why` if the peer cannot resume, and sends Lost to the
+    /// other side of what passed through. Returns the sessions for which a new path is to be sought.
     pub fn link_ended(&self, sender: &LinkSender, why: &Refusal, now: Instant) -> Vec<Parked> {
         let why = (!sender.resumes).then(|| why.clone());
         let mut parked = Vec::new();
@@ -43,7 +43,8 @@ impl SessionTable {
         parked
     }
 
-    /// What passes through that link to a node that is `meant` is to take another path: both ends of each session are told.
+    /// What passes through that link to a node that is `meant` is to take another path: both ends of each session get
+    /// Lost.
     pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {
         for session in sender.relayed().into_iter().filter(|session| meant(&session.node)) {
             self.relays.lose(session.id, None);

@@ -76,12 +76,13 @@ impl SessionTable {
 
     /// Room for one session more of a client. If there is none, the client that has more than it gives some of its own.
     fn halves_for(&self, source: &str) -> Option<(SendHalf, RecvHalf)> {
-        // Who gives way is gone from memory at once, and from the table once its far end was told.
+        // A session that gives way leaves memory at once, and the table once its far end has got the reset.
         let given = || (0..MOST_GIVEN).take_while(|_| self.give_way(source)).find_map(|_| self.halves());
         self.has_place().then(|| self.halves()).flatten().or_else(given)
     }
 
-    /// Why there is no room, and which key of which program makes more: a cloud asks an edge, any other asks a pod.
+    /// A refusal for want of room, and which key of which program makes more: a cloud asks an edge, any other asks a
+    /// pod.
     fn spent(&self, peer: &Peer) -> Refusal {
         let (program, file) = match peer {
             Peer::Cloud(_) => ("edge", "the node's edge.toml"),

@@ -14,7 +14,8 @@ use crate::protocol::wire::opener::Opener;
 use crate::protocol::wire::peer::Peer;
 
 impl SessionTable {
-    /// One frame about a session, from the link of `sender`. The key's node is where its acceptor is, if the frame asks.
+    /// One frame about a session, from the link of `sender`. The key's node is where its acceptor is, if the frame
+    /// asks.
     pub fn on_frame(
         self: &Arc<Self>,
         sender: &Arc<LinkSender>,
@@ -73,14 +74,14 @@ impl SessionTable {
                     (key.category, *client) = (Category::HttpProxy, format!("node {edge}"));
                 }
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
-                self.asked(attempt, frame)
+                self.on_request(attempt, frame)
             }
             // Only an edge that gives up an opening does not know the process.
             SessionFrame::Resume { epoch, instance, opener, .. }
                 if elsewhere && *instance != Some(self.instance) =>
             {
                 let attempt = Attempt::new(sender, key, *epoch, opener.clone());
-                self.asked(attempt, frame)
+                self.on_request(attempt, frame)
             }
             SessionFrame::Open { .. } => {
                 let SessionFrame::Open { target, limit, epoch, client, opener } = frame else { return None };
@@ -100,7 +101,7 @@ impl SessionTable {
         }
     }
 
-    fn asked(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
+    fn on_request(self: &Arc<Self>, attempt: Attempt, frame: SessionFrame) -> Option<Event> {
         let from = &attempt.from;
         let most = self.limits.sessions;
         let too_many = if from.is_behind() || from.sessions() >= most {
@@ -115,7 +116,7 @@ impl SessionTable {
             from.reply(&attempt.key, refused(&frame, refusal));
             return None;
         }
-        match self.relays.asked(&attempt) {
+        match self.relays.on_request(&attempt) {
             Claim::Newest => {
                 return Some(Event::RelayRequest(RelayRequest::new(self.clone(), attempt, frame)));
             }

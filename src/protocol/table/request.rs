@@ -60,8 +60,7 @@ impl RelayRequest {
     }
 
     /// Tries a path: passes it on, and takes it back if the acceptor is not there. Tried while another path has not
-    /// answered, this one is only for the next attempt: as nobody but its opener moves a session, both ends are told that
-    /// the path is lost.
+    /// answered, this one is only for the next attempt: as only its opener moves a session, both ends get Lost.
     pub fn try_path(&self, to: &Arc<LinkSender>) {
         match (self.table.relays.stand(&self.attempt), &self.frame) {
             (Stand::Sought, Some(frame)) if self.leads(to) => {
@@ -74,7 +73,7 @@ impl RelayRequest {
 
     /// Waits until what was tried last is answered. Whether another path is to be tried: the acceptor is not there.
     /// Cancel safe.
-    pub async fn tried(&self) -> bool {
+    pub async fn path_failed(&self) -> bool {
         self.stands(|stand| stand != Stand::Tried).await == Stand::Sought
     }
 
@@ -107,7 +106,7 @@ impl RelayRequest {
         }
     }
 
-    /// Tells the opener that it goes no further: [`Code::NotHere`] lets it look elsewhere.
+    /// Answers the opener that it goes no further: [`Code::NotHere`] lets it look elsewhere.
     pub fn refuse(mut self, why: Refusal) {
         self.answer(why);
     }

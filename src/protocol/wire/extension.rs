@@ -33,7 +33,7 @@ pub enum NotAFrame {
 }
 
 impl NotAFrame {
-    /// A fixed word for metrics.
+    /// A fixed label for metrics.
     pub fn cause(self) -> &'static str {
         match self {
             Self::UnknownType => "unknown_type",

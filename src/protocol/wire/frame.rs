@@ -119,7 +119,7 @@ pub enum Category {
     HttpProxy,
     /// A mapped TCP port.
     Tcp,
-    /// An HTTPS listener; the acceptor speaks TLS to the target.
+    /// An HTTPS listener; the acceptor uses TLS to the target.
     Https,
 }
 

@@ -48,7 +48,7 @@ pub enum Caller {
 /// Why a call's metadata cannot be used. The texts and codes are SuperEdge's (docs/superedge.md#authentication).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// There is no `authorization`.
+    /// The call has no `authorization`.
     #[error("failed to obtain token")]
     NoToken,
     /// `authorization` is not the JSON object that is expected.
@@ -143,7 +143,7 @@ impl Hello {
         let text = headers.get(http::header::AUTHORIZATION).ok_or(HelloError::NoToken)?;
         let text = String::from_utf8_lossy(text.as_bytes());
         let json = text.strip_prefix("Bearer ").unwrap_or(&text);
-        let claim = Claim::read(json)?;
+        let claim = Credentials::read(json)?;
         let node = claim.nodename.parse().map_err(|e| HelloError::BadName(format!("{e}")))?;
         if let Some(role) = headers.get(&ROLE).filter(|role| role.as_bytes() != b"edge") {
             return Err(HelloError::BadRole(
@@ -158,7 +158,7 @@ impl Hello {
 
     /// The metadata of an edge's request.
     pub fn edge_request(node: &NodeName, token: &str, instance: Instance) -> HeaderMap {
-        let claim = Claim { nodename: node.as_str().into(), token: token.into() };
+        let claim = Credentials { nodename: node.as_str().into(), token: token.into() };
         let json = serde_json::to_string(&claim).unwrap_or_default();
         let mut headers = ours(instance);
         if let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {json}")) {
@@ -196,12 +196,12 @@ impl fmt::Debug for Hello {
 
 /// The JSON in `authorization`. As in Go, the case of member names does not matter.
 #[derive(Serialize, Deserialize)]
-struct Claim {
+struct Credentials {
     nodename: String,
     token: String,
 }
 
-impl Claim {
+impl Credentials {
     fn read(json: &str) -> Result<Self, HelloError> {
         let members: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(json).map_err(|e| HelloError::NotJson(e.to_string()))?;

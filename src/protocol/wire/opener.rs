@@ -21,14 +21,14 @@ pub enum Opener {
 pub struct NotAnOpener;
 
 impl Opener {
-    /// The opener of a request that came over a link to process `instance` of `peer` with the opener `said`. An edge
-    /// is the node that it has proved to be, whatever its frame says. A pod vouches for its edges, and opens for its
-    /// clients as itself. An edge trusts its pod. `None`: a pod on the path is too old to send it.
-    pub(crate) fn vouched(said: Option<Self>, peer: &Peer, instance: Option<Instance>) -> Option<Self> {
-        match (peer, said) {
+    /// The opener of a request that came over a link to process `instance` of `peer` whose frame has the opener `sent`.
+    /// An edge is the node that it has proved to be, whatever its frame has. A pod vouches for its edges, and opens for
+    /// its clients as itself. An edge trusts its pod. `None`: a pod on the path is too old to send it.
+    pub(crate) fn vouched(sent: Option<Self>, peer: &Peer, instance: Option<Instance>) -> Option<Self> {
+        match (peer, sent) {
             (Peer::Edge(node), _) => Some(Self::Node(node.clone())),
             (Peer::Pod, Some(Self::Pod(_))) => instance.map(Self::Pod),
-            (Peer::Pod | Peer::Cloud(_), said) => said,
+            (Peer::Pod | Peer::Cloud(_), sent) => sent,
         }
     }
 

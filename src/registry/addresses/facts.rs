@@ -1,4 +1,4 @@
-//! What Kubernetes says of nodes, pods and Services, as far as it tells where a target is.
+//! The objects of Kubernetes that show where a target is: nodes, pods and Services.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ pub struct Facts {
     /// Slices of Services' endpoints.
     pub slices: FactTable<SliceFacts>,
     /// What somebody has written of Services by hand, in `user_services`.
-    pub sides: HashMap<String, Side>,
+    pub sides: HashMap<String, ServiceSide>,
 }
 
 /// A node.
@@ -85,7 +85,7 @@ pub struct ReadyEndpoint {
 
 /// Where a Service is, as somebody has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum ServiceSide {
     /// At edges: endpoints at no node do not count.
     Edge,
     /// In the cloud: dialled as it stands.
@@ -102,8 +102,8 @@ pub(super) enum Backing {
 }
 
 impl Facts {
-    /// What stands behind the Service that a target means; `None`: it means none. `is_fixed` says which addresses are
-    /// behind a node although Kubernetes does not know it.
+    /// What stands behind the Service that a target means; `None`: it means none. `is_fixed` is true of addresses that
+    /// the fixed table puts behind a node.
     pub(super) fn backing(
         &self,
         target: &Target,
@@ -121,7 +121,7 @@ impl Facts {
             return Ok(Some(Backing::Outside(Target { host: external.clone(), port: target.port })));
         }
         let side = self.sides.get(&name).copied();
-        if side == Some(Side::Cloud) {
+        if side == Some(ServiceSide::Cloud) {
             return Ok(Some(Backing::Outside(target.clone())));
         }
         let family = asked.as_ref().or(service.ips.first()).map(IpAddr::is_ipv4);

@@ -64,10 +64,10 @@ macro_rules! part_of {
 
 mod services;
 
-pub(super) use services::{Cache, Service, Slice};
+pub(super) use services::{Cache, ServicePart, SlicePart};
 
-part_of!(Node, whole::Node);
-part_of!(Pod, whole::Pod);
+part_of!(NodePart, whole::Node);
+part_of!(PodPart, whole::Pod);
 
 /// Of all that it may be labelled with, only whose slice it is.
 #[derive(Deserialize)]
@@ -93,7 +93,7 @@ fn meta<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Node {
+pub(super) struct NodePart {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -122,7 +122,7 @@ struct NodeAddress {
     address: String,
 }
 
-impl Partial for Node {
+impl Partial for NodePart {
     type Facts = NodeFacts;
 
     fn table(facts: &mut Facts) -> &mut FactTable<NodeFacts> {
@@ -137,7 +137,7 @@ impl Partial for Node {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Pod {
+pub(super) struct PodPart {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -166,7 +166,7 @@ struct PodIp {
     ip: String,
 }
 
-impl Partial for Pod {
+impl Partial for PodPart {
     type Facts = PodFacts;
 
     fn table(facts: &mut Facts) -> &mut FactTable<PodFacts> {

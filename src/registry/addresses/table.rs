@@ -1,5 +1,5 @@
-//! Objects of one kind, by name, and by what each of them claims. A list that begins anew takes nothing away until it is
-//! whole.
+//! Objects of one kind, by name, and by what each of them claims. A list that begins anew takes nothing away until it
+//! is whole.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
@@ -27,7 +27,7 @@ pub struct FactTable<V: Claims> {
 #[derive(Debug)]
 struct Entry<V> {
     object: V,
-    /// The list that was under way, or the last one, when it was heard of.
+    /// The number of the list that was under way, or of the last one, when the object was last seen.
     list: u32,
 }
 

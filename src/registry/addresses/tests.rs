@@ -200,7 +200,7 @@ fn every_ready_endpoint_of_every_slice_has_its_turn() {
 #[test]
 fn what_is_written_by_hand_of_a_service_counts() {
     let book = with_service();
-    book.change(|facts| facts.sides.insert("shop/web".to_owned(), Side::Edge));
+    book.change(|facts| facts.sides.insert("shop/web".to_owned(), ServiceSide::Edge));
     let found: BTreeSet<_> = (0..40).map(|n| locate(&book, "web.shop:80", f64::from(n) / 40.0)).collect();
     assert_eq!(found.len(), 4);
     assert!(!found.contains("192.0.2.1:8081 directly"), "{found:?}");
@@ -209,7 +209,7 @@ fn what_is_written_by_hand_of_a_service_counts() {
         facts.slices.put("shop/web-b", slice("shop/web", &[port("web", 80)], &[("192.0.2.1", None)]));
     });
     expect(&book, &[("web.shop:80", "Service shop/web has no ready endpoint at an edge")]);
-    book.change(|facts| facts.sides.insert("shop/web".to_owned(), Side::Cloud));
+    book.change(|facts| facts.sides.insert("shop/web".to_owned(), ServiceSide::Cloud));
     expect(
         &book,
         &[
@@ -264,7 +264,7 @@ fn a_list_that_begins_anew_takes_nothing_away_until_it_is_whole() {
     assert!(!there("10.244.2.2:80") && there("10.244.2.3:80"));
 }
 
-/// One thing that is heard of pods.
+/// One event about pods.
 #[derive(Debug, Clone)]
 enum Heard {
     Begin,

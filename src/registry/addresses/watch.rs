@@ -1,4 +1,4 @@
-//! Keeps an address book as Kubernetes says.
+//! Keeps an address book up to date with Kubernetes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,29 +9,32 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Client, Resource, ResourceExt as _};
 
 use super::AddressBook;
-use super::objects::{Cache, Node, Partial, Pod, Service, Slice};
+use super::objects::{Cache, NodePart, Partial, PodPart, ServicePart, SlicePart};
 use crate::drain::Drain;
 use crate::registry::cluster::{Cluster, ClusterError};
 use crate::registry::follow::{Followed, Take};
 
-/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does not
-/// answer, what was known stands.
+/// Follows nodes, pods, Services, their endpoints, and what is written of Services by hand. While kube-apiserver does
+/// not answer, what was known stands.
 pub struct AddressWatch {
     cluster: Cluster,
     book: Arc<AddressBook>,
     tell: Tell,
 }
 
-/// Is told how each kind stands: whole, or why not.
+/// Takes the state of each kind of object: complete, or why not.
 type Tell = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
 
 impl AddressWatch {
-    /// Nothing is asked yet. `tell` hears of each kind whether it is known; it must be quick.
+    /// Sends no request yet. `tell` gets the state of each kind now, and whenever it changes; it must be quick.
     pub fn new(
         cluster: Cluster,
         book: Arc<AddressBook>,
         tell: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
     ) -> Self {
+        for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
+            tell(what, Err("not known yet".to_owned()));
+        }
         Self { cluster, book, tell: Arc::new(tell) }
     }
 
@@ -39,10 +42,10 @@ impl AddressWatch {
     pub async fn follow(self, drain: Drain) {
         let all = async {
             tokio::join!(
-                self.kind::<Node>("nodes", Api::all),
-                self.kind::<Pod>("pods", Api::all),
-                self.kind::<Service>("Services", Api::all),
-                self.kind::<Slice>("endpoints of Services", Api::all),
+                self.kind::<NodePart>(NODES, Api::all),
+                self.kind::<PodPart>(PODS, Api::all),
+                self.kind::<ServicePart>(SERVICES, Api::all),
+                self.kind::<SlicePart>(ENDPOINTS, Api::all),
                 self.by_hand(),
             );
         };
@@ -52,12 +55,11 @@ impl AddressWatch {
         }
     }
 
-    async fn kind<K: Partial>(&self, what: &'static str, api: fn(Client) -> Api<K>)
+    async fn kind<K>(&self, what: &'static str, api: fn(Client) -> Api<K>)
     where
-        K: Resource<DynamicType = ()>,
+        K: Partial + Resource<DynamicType = ()>,
     {
-        let taker = Kind::<K> { watch: self, what, listed: false, kind: PhantomData };
-        taker.tell(Err("not known yet".to_owned()));
+        let taker = KindTaker::<K> { watch: self, what, listed: false, kind: PhantomData };
         let followed = Followed { cluster: &self.cluster, what, which: watcher::Config::default() };
         match followed.follow(|client, _| api(client), taker).await {}
     }
@@ -70,20 +72,20 @@ impl AddressWatch {
 }
 
 /// Objects of one kind.
-struct Kind<'a, K> {
+struct KindTaker<'a, K> {
     watch: &'a AddressWatch,
     what: &'static str,
     listed: bool,
     kind: PhantomData<fn(K)>,
 }
 
-impl<K: Partial> Kind<'_, K> {
+impl<K: Partial> KindTaker<'_, K> {
     fn tell(&self, state: Result<(), String>) {
         (self.watch.tell)(self.what, state);
     }
 }
 
-impl<K: Partial + Resource<DynamicType = ()>> Take<K> for Kind<'_, K> {
+impl<K: Partial + Resource<DynamicType = ()>> Take<K> for KindTaker<'_, K> {
     fn take(&mut self, event: Event<K>) -> bool {
         match event {
             Event::Init => {
@@ -166,4 +168,9 @@ fn name<K: Partial + Resource<DynamicType = ()>>(object: &K) -> String {
 /// The ConfigMap of our own namespace in which SuperEdge keeps its routes.
 const CACHE: &str = "tunnel-cache";
 
+// What each kind is called in the log and in `/readyz`.
+const NODES: &str = "nodes";
+const PODS: &str = "pods";
+const SERVICES: &str = "Services";
+const ENDPOINTS: &str = "endpoints of Services";
 const CACHE_WORDS: &str = "Services in ConfigMap tunnel-cache";

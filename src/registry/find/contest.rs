@@ -8,9 +8,9 @@ use crate::protocol::{Conflict, Found, LinkSender};
 use crate::registry;
 
 impl Finder {
-    /// Another pod has announced that the node is there. If it is linked here too, the link here is pinged, and closed if
-    /// no answer comes within 1 s, or 2 s if the two links belong to different processes. If the process here answers and
-    /// its link is the older one, it keeps the name, and the other pod is told.
+    /// Another pod has announced that the node is there. If it is linked here too, the link here is pinged, and closed
+    /// if no answer comes within 1 s, or 2 s if the two links belong to different processes. If the process here
+    /// answers and its link is the older one, it keeps the name, and the other pod gets a Conflict.
     pub async fn contest(&self, other: &Arc<LinkSender>, node: &NodeName, found: Found) {
         let Some(linked) = self.registry.here(node) else { return };
         // A plain link cannot be pinged.
@@ -35,17 +35,19 @@ impl Finder {
         other.conflict(node, linked.instance, taken);
     }
 
-    /// Another pod tells that a process there keeps the node's name, because it is alive and its link is older.
+    /// Another pod has sent a Conflict: a process there keeps the node's name, because it is alive and its link is
+    /// older.
     ///
-    /// Both pods may tell this to each other at the same time: if the links' ages differ by less than a frame takes from
-    /// pod to pod, each finds its own link the older one. Then the process with the larger number gives way, at both.
-    pub fn gives_way(&self, node: &NodeName, said: Conflict) {
+    /// Both pods may send this to each other at the same time: if the links' ages differ by less than a frame takes
+    /// from pod to pod, each finds its own link the older one. Then the process with the larger number gives way, at
+    /// both.
+    pub fn gives_way(&self, node: &NodeName, conflict: Conflict) {
         let Some(linked) = self.registry.here(node) else { return };
-        let Some(keeper) = said.instance.filter(|_| said.instance != linked.instance) else { return };
+        let Some(keeper) = conflict.instance.filter(|_| conflict.instance != linked.instance) else { return };
         let smaller = linked.instance.is_some_and(|own| own.to_bytes() < keeper.to_bytes());
         if smaller && self.registry.conflicts.was_kept(node, keeper) {
             return;
         }
-        self.registry.loses(node, &linked, said.reason);
+        self.registry.loses(node, &linked, conflict.reason);
     }
 }

@@ -29,7 +29,7 @@ struct At {
 }
 
 impl LocationCache {
-    /// The pod that was last said to have the node, and the node's process.
+    /// The last known pod of the node, and the node's process.
     pub(super) fn of(&self, node: &NodeName) -> Option<(SiblingPod, Option<Instance>)> {
         self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
     }

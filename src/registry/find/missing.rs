@@ -53,7 +53,7 @@ impl fmt::Display for NotFound {
     }
 }
 
-/// A duration as a person says it: `45s`, `3m`, `2h`.
+/// A duration in its largest whole unit: `45s`, `3m`, `2h`.
 fn short(d: Duration) -> String {
     match d.as_secs() {
         s @ 0..120 => format!("{s}s"),

@@ -29,13 +29,13 @@ pub(super) struct NodeQuery {
     not_pod: Option<Instance>,
 }
 
-/// The searches under way. Whoever looks for the same node joins the search that runs, so that a thousand sessions of one
+/// The searches under way. A request for the same node joins the search that runs, so that a thousand sessions of one
 /// node ask the other pods once.
 ///
 /// A search runs as long as somebody waits for it: the table holds weak handles, the waiters strong ones, and the last
-/// waiter to leave removes the entry. A newcomer may come between the drop of the last strong handle and that removal. It
-/// then finds a dead handle, begins a search of its own and puts that in its place; so the leaver looks again, under the
-/// lock, whether the entry is still the dead one.
+/// waiter to leave removes the entry. A newcomer may come between the drop of the last strong handle and that removal.
+/// It then finds a dead handle, begins a search of its own and puts that in its place; so the leaver looks again, under
+/// the lock, whether the entry is still the dead one.
 #[derive(Debug)]
 pub(super) struct Searches {
     means: SearchContext,
@@ -132,8 +132,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
         Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
     let (mut said, mut best, mut all, mut without) =
         (NotFound::default(), None::<NodeFound>, false, Vec::new());
-    // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped for
-    // want of use, or has just ended.
+    // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped
+    // for want of use, or has just ended.
     asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
     loop {
         let dns_is_over = lookup.is_terminated();
@@ -262,7 +262,7 @@ mod tests {
             while asked.len() < links.len() {
                 for link in &links {
                     if let Some(question) = question(link) {
-                        siblings.heard(link, Found::away(question));
+                        siblings.on_found(link, Found::away(question));
                         asked.push(link.id);
                     }
                 }

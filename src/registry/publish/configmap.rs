@@ -140,8 +140,8 @@ impl ConfigMap {
             let text =
                 old.as_ref().and_then(|old| old.data.as_ref()?.get(HOSTS_KEY)).map_or("", String::as_str);
             self.pods = lines::pods(text.as_bytes());
-            // Whoever was quicker than we may have been one who is judged: its turn comes again at once. And who leaves
-            // has no time to ask.
+            // The pod that wrote before us may be one of those to judge, so a second try judges nobody: its turn comes
+            // again at once. A pod that leaves has no time to ask either.
             let judges = create && tries == 1;
             let gone = if judges { self.dead(text, Instant::now()).await } else { BTreeSet::new() };
             let new = renewed(text, self.settings.pod, records, &gone);

@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use tracing::debug;
 
 pub use call::EtcdError;
-use call::{Connection, Kind};
+use call::{Connection, ErrorKind};
 
 use crate::names::Target;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{Client, Identity, Trust};
+use crate::net::tls::{ClientSettings, Identity, Trust};
 
 /// Our records in an etcd.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Etcd {
 /// An etcd, and what to write there.
 #[derive(Debug, Clone)]
 pub struct EtcdParams {
-    /// Its members, tried in turn: whether they speak TLS, and where; at least one.
+    /// Its members, tried in turn: whether each takes TLS, and its address; at least one.
     pub members: Vec<(bool, Target)>,
     /// Above all keys; without `/` at its end.
     pub prefix: String,
@@ -56,7 +56,7 @@ struct Lease {
     kept: Instant,
     /// What stands under it for certain.
     written: BTreeSet<String>,
-    /// What may stand under it: an answer was not heard.
+    /// Keys that may stand under the lease: the answer to their write did not arrive.
     unsure: BTreeSet<String>,
 }
 
@@ -89,7 +89,7 @@ impl Etcd {
         let mut last = EtcdError::NoMember;
         for _ in 0..self.settings.members.len() {
             let mut revoked = self.revoke(id).await;
-            if revoked.as_ref().is_err_and(|cause| cause.kind() == Kind::LoggedOut) {
+            if revoked.as_ref().is_err_and(|cause| cause.kind() == ErrorKind::LoggedOut) {
                 self.connection = None;
                 revoked = self.revoke(id).await;
             }
@@ -117,11 +117,11 @@ impl Etcd {
     /// A login or a lease that is over is made anew once; whatever else fails is this member's failure.
     async fn try_member(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
         match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
-            Err((Kind::LoggedOut, cause)) => {
+            Err((ErrorKind::LoggedOut, cause)) => {
                 debug!(%cause, "logging in again");
                 self.connection = None;
             }
-            Err((Kind::LeaseLost, cause)) => {
+            Err((ErrorKind::LeaseLost, cause)) => {
                 debug!(%cause, "asking for another lease");
                 self.lease = None;
             }
@@ -211,7 +211,7 @@ impl Etcd {
                 (false, _) => None,
                 (true, None) => return Err(EtcdError::Tls("no authority is named".into())),
                 (true, Some(ca)) => {
-                    let client = Client {
+                    let client = ClientSettings {
                         trust: Trust::Ca(ca.clone()),
                         identity: identity.clone(),
                         alpn: vec![b"h2".to_vec()],

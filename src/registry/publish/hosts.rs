@@ -27,7 +27,7 @@ pub enum HostsError {
     Io {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// The writing task broke, which is a fault of ours.

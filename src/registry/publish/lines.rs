@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// The text with these as the only lines of a pod. They stand at the top, so that nothing of others need be touched, not
-/// even an end without a line break; where nothing is to be changed, nothing is.
+/// The text with these as the only lines of a pod. They stand at the top, so that nothing of others need be touched,
+/// not even an end without a line break; where nothing is to be changed, nothing is.
 pub(super) fn merged(text: &[u8], pod: IpAddr, records: &BTreeSet<String>) -> Vec<u8> {
     let wanted: BTreeSet<String> = records.iter().map(|name| format!("{pod}    {name}\n")).collect();
     let (mut foreign, mut ours) = (Vec::with_capacity(text.len()), Vec::new());

@@ -31,13 +31,14 @@ type Nodes = dyn Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + 
 
 #[derive(Debug)]
 struct Verdict {
-    /// An address that the name has, and that is no pod's.
+    /// An address of the name that belongs to none of the pods.
     taken: Option<IpAddr>,
     at: Instant,
 }
 
 impl Vet {
-    /// Asks `resolver` what names stand for, and `is_pod` whether one of the addresses takes links; within a few seconds.
+    /// Asks `resolver` what names stand for, and `is_pod` whether one of the addresses takes links; within a few
+    /// seconds.
     pub fn new(
         resolver: Resolver,
         is_pod: impl Fn(IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
@@ -52,7 +53,8 @@ impl Vet {
         }
     }
 
-    /// Who lists the names of a cluster's Nodes, all of which may be published: lower case, or why they cannot be listed.
+    /// Who lists the names of a cluster's Nodes, all of which may be published: lower case, or why they cannot be
+    /// listed.
     pub fn set_nodes(
         &mut self,
         nodes: impl Fn() -> BoxFuture<'static, Result<BTreeSet<String>, String>> + Send + Sync + 'static,
@@ -60,8 +62,8 @@ impl Vet {
         self.nodes = Some(Box::new(nodes));
     }
 
-    /// The records of those nodes that may have one. Of each of the others it is said why, once, as long as there are not
-    /// too many. `ours` are addresses of pods that stand in the store.
+    /// The records of those nodes that may have one. For each of the others the cause is logged once, up to a bound.
+    /// `ours` are addresses of pods that stand in the store.
     pub(super) async fn records(
         &mut self,
         nodes: Vec<NodeName>,
@@ -112,7 +114,8 @@ impl Vet {
         self.listed.as_ref().is_some_and(|(_, names)| names.contains(&name))
     }
 
-    /// Asks for those of which nothing is known, some at a time. DNS that does not answer is no reason to publish nobody.
+    /// Looks up the names that were not looked up before, some at a time. Names are published even if DNS does not
+    /// answer.
     async fn look(&mut self, named: &[(NodeName, String)], ours: &BTreeSet<IpAddr>) {
         let here: HashSet<&NodeName> = named.iter().map(|(node, _)| node).collect();
         self.verdicts.retain(|node, verdict| {
@@ -133,7 +136,7 @@ impl Vet {
         }
     }
 
-    /// An address of a name that is no pod's, if it has one. An error if DNS does not answer.
+    /// An address of the name that belongs to none of the pods, if it has one. An error if DNS does not answer.
     async fn stranger(&self, name: &str, ours: &BTreeSet<IpAddr>) -> Result<Option<IpAddr>, ()> {
         let found = match timeout(PATIENCE, self.resolver.lookup(name)).await {
             Ok(Ok(found)) => found,

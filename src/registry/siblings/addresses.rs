@@ -1,4 +1,5 @@
-//! Where the other pods are: a fixed list, the addresses of a name, looked up again and again, and what a cluster says.
+//! Where the other pods are: a fixed list, the addresses of a name, looked up again and again, and those that a cluster
+//! lists.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -17,18 +18,18 @@ pub struct PodAddresses {
     pub list: Vec<SocketAddr>,
     /// By a name whose addresses they are, and their port.
     pub service: Option<(String, u16)>,
-    /// By somebody who tells of every change.
+    /// The ready pods of the cluster, which Kubernetes keeps up to date.
     pub cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 }
 
 impl PodAddresses {
     /// All of them, followed until draining begins. A name that DNS does not answer for keeps its addresses.
     pub fn follow(self, resolver: Resolver, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
-        let (tell, told) = watch::channel(self.all(&[]));
+        let (sender, receiver) = watch::channel(self.all(&[]));
         if self.service.is_some() || self.cluster.is_some() {
-            drain.spawn(info_span!("addresses"), look(self, resolver, tell, drain.clone()));
+            drain.spawn(info_span!("addresses"), look(self, resolver, sender, drain.clone()));
         }
-        told
+        receiver
     }
 
     /// All of them, each once, with the addresses that the name has now.
@@ -45,13 +46,13 @@ impl PodAddresses {
         all
     }
 
-    /// Waits until the cluster has told of a change. Cancel safe.
+    /// Waits for a change in the cluster. Cancel safe.
     async fn changed(&mut self) {
         if let Some(cluster) = &mut self.cluster {
             if cluster.changed().await.is_ok() {
                 return;
             }
-            // What was told last stays true.
+            // The watcher is gone: its last list stays.
             let last = cluster.borrow().clone();
             self.list.extend(last);
             self.cluster = None;
@@ -63,31 +64,31 @@ impl PodAddresses {
 async fn look(
     mut named: PodAddresses,
     resolver: Resolver,
-    tell: watch::Sender<Vec<SocketAddr>>,
+    sender: watch::Sender<Vec<SocketAddr>>,
     drain: Drain,
 ) {
     let mut ticks = interval(CHECK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut found, mut said) = (Vec::new(), None);
+    let (mut found, mut warned) = (Vec::new(), None);
     loop {
         tokio::select! {
             () = drain.draining() => return,
             () = named.changed() => {}
             _ = ticks.tick() => if let Some((name, _)) = &named.service {
                 match resolver.lookup(name).await {
-                    Ok(addresses) => (found, said) = (addresses, None),
+                    Ok(addresses) => (found, warned) = (addresses, None),
                     Err(cause) => {
                         let cause = cause.to_string();
-                        if said.as_ref() != Some(&cause) {
+                        if warned.as_ref() != Some(&cause) {
                             warn!(%cause, "mode.cloud.registry.siblings_service: what was known stays in use");
-                            said = Some(cause);
+                            warned = Some(cause);
                         }
                     }
                 }
             },
         }
         let all = named.all(&found);
-        tell.send_if_modified(|known| {
+        sender.send_if_modified(|known| {
             let changed = *known != all;
             *known = all;
             changed
@@ -95,7 +96,7 @@ async fn look(
     }
 }
 
-/// Between two look-ups: a pod that comes is asked within so long, and until then tells of itself.
+/// Between two look-ups: a new pod is found within this time, and announces its nodes by itself until then.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
@@ -106,18 +107,18 @@ mod tests {
     async fn a_list_a_name_and_a_cluster_are_followed_together() {
         let drain = Drain::new();
         let resolver = Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap();
-        let (tell, cluster) = watch::channel(Vec::new());
+        let (sender, cluster) = watch::channel(Vec::new());
         let named = PodAddresses {
             list: vec!["192.0.2.1:9000".parse().unwrap()],
             service: Some(("localhost".into(), 9001)),
             cluster: Some(cluster),
         };
-        let mut told = named.follow(resolver, &drain);
-        let all = told.wait_for(|all| all.len() > 1).await.unwrap().clone();
+        let mut receiver = named.follow(resolver, &drain);
+        let all = receiver.wait_for(|all| all.len() > 1).await.unwrap().clone();
         let expected = ["127.0.0.1:9001", "192.0.2.1:9000", "[::1]:9001"].map(|at| at.parse().unwrap());
         assert_eq!(all, expected);
-        tell.send_replace(vec!["192.0.2.7:9000".parse().unwrap()]);
-        let all = told.wait_for(|all| all.len() > 3).await.unwrap().clone();
+        sender.send_replace(vec!["192.0.2.7:9000".parse().unwrap()]);
+        let all = receiver.wait_for(|all| all.len() > 3).await.unwrap().clone();
         assert!(all.contains(&"192.0.2.7:9000".parse().unwrap()), "{all:?}");
     }
 }

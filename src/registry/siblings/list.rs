@@ -38,7 +38,7 @@ impl Siblings {
         if troubles.is_empty() { Ok(()) } else { Err(troubles.join("; ")) }
     }
 
-    /// Tells when [`Self::check`] may have another result.
+    /// Changes when [`Self::check`] may have another result.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.means.changed.subscribe()
     }

@@ -1,4 +1,4 @@
-//! Announcements to one other pod: nodes that were linked here, gathered while there is no link to it or that is full.
+//! Announcements to one other pod: nodes that were linked here, gathered while it has no link or a full one.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,7 +34,7 @@ impl Announcements {
         self.lock().is_empty()
     }
 
-    /// Forgets all of them, as there is no link.
+    /// Forgets all of them, as the link has ended.
     pub(super) fn clear(&self) {
         *self.lock() = HashSet::new();
     }

@@ -1,4 +1,4 @@
-//! Another pod as whoever asks it sees it.
+//! Another pod, as a search sees it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub struct NodeFound {
     pub pod: SiblingPod,
     /// The link to it.
     pub sender: Arc<LinkSender>,
-    /// The process that is a session's other end: the node's, or that pod's own if the node speaks plain.
+    /// The process that is a session's other end: the node's, or that pod's own if the node's link is plain.
     pub instance: Option<Instance>,
-    /// How long ago the node was heard there.
+    /// How long ago the pod last read something from the node.
     pub heard: Duration,
 }
 

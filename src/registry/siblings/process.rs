@@ -34,8 +34,8 @@ impl Siblings {
         Err(trouble)
     }
 
-    /// Whether the pod at an address, its gRPC port being `port`, answers over a link, made if need be. That something
-    /// takes connections there is no proof: it may be a proxy on our way. Takes 2 s at most. Cancel safe.
+    /// Whether the pod at an address, its gRPC port being `port`, answers over a link, made if need be. An accepted
+    /// connection proves nothing: it may be a proxy's on the way. Takes 2 s at most. Cancel safe.
     pub async fn answers(&self, ip: IpAddr, port: u16) -> bool {
         for pod in self.at(ip, port) {
             if let Ok(link) = pod.link().await

@@ -24,7 +24,7 @@ use crate::registry::Registry;
 /// Why another pod could not be asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreachable {
-    /// No link could be made. The cause says what to do.
+    /// No link could be made. The cause has the remedy.
     #[error("pod {at} cannot be reached: {cause}")]
     NoLink {
         /// Where.
@@ -32,7 +32,7 @@ pub enum Unreachable {
         /// Why.
         cause: String,
     },
-    /// Its certificate is not one of our pods'. The cause says what is wrong with it.
+    /// Its certificate is not one of our pods'. The cause has what is wrong with it.
     #[error("pod {at} cannot be reached: {cause}")]
     Stranger {
         /// Where.
@@ -62,7 +62,7 @@ impl Unreachable {
                 let again = REDIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(3));
                 again.mul_f64(0.75 + rand::random::<f64>() / 2.0)
             }
-            // Whoever asks for a name chooses what DNS names: not a dial for each of them.
+            // A client that asks for a name chooses what DNS answers, and must not cause a dial for each answer.
             (false, false) => NAMED_AGAIN,
         }
     }
@@ -77,12 +77,12 @@ pub(super) struct DialContext {
     pub(super) pool: Pool,
     /// Where new links go, to be driven.
     pub(super) links: mpsc::Sender<Link>,
-    /// Told when it may have changed which pods cannot be reached.
+    /// Notified when the set of pods that cannot be reached may have changed.
     pub(super) changed: watch::Sender<()>,
 }
 
 impl DialContext {
-    /// A link to the pod at an address. Nothing is said there before TLS has proved that it is one of ours.
+    /// A link to the pod at an address. Nothing is sent there before TLS has proved that it is one of ours.
     pub(super) async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
         let made = timeout(CONNECT, self.try_connect(at)).await;
         made.unwrap_or_else(|_| Err(Unreachable::NoLink { at, cause: format!("no link within {CONNECT:?}") }))
@@ -120,7 +120,7 @@ fn is_of_a_stranger(error: &io::Error) -> bool {
 /// finds it.
 const CONNECT: Duration = Duration::from_secs(4);
 /// The first pause after a failure, doubled up to eight times: a dead pod costs nobody a timeout, one that is back is
-/// soon asked again (and, once it has a node, tells so itself).
+/// soon dialled again (and, once it has a node, dials by itself).
 pub(super) const REDIAL_DELAY: Duration = Duration::from_millis(250);
 /// After a failure of one that DNS named.
 const NAMED_AGAIN: Duration = Duration::from_secs(1);

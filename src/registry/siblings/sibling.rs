@@ -16,9 +16,9 @@ use crate::protocol::{Link, LinkSender};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
-/// Only the keeper changes the state, and only it dials; others read the state and ask for a link by `wanted`. A wish that
-/// comes while the keeper dials is kept by the `Notify` and taken back after the dial, as the link that it wished for is
-/// there. Whoever waits for a link subscribes to the state before it looks, so no change between the two is missed.
+/// Only the keeper changes the state and dials; others read the state and ask for a link by `wanted`. A request that
+/// comes during a dial is kept by the `Notify` and taken back after it, as its link is there. A waiter for a link
+/// subscribes to the state before it looks, so no change between the two is missed.
 #[derive(Debug)]
 pub(super) struct Sibling {
     /// Where its gRPC port is.
@@ -42,7 +42,7 @@ enum State {
     Away,
     /// A link is being made since then.
     Dialling(Instant),
-    /// The last try failed; there is no other one before that time.
+    /// The last try failed; the next one begins no earlier than that time.
     Failed(Instant, Unreachable),
     Up(Arc<LinkSender>),
     /// Its keeper has ended, or the address is this pod's own.
@@ -132,8 +132,8 @@ impl Sibling {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Notes that the list has it no more: it stays one of the pods as long as its link lives, and that is not made again.
-    /// Returns whether it has no link, so that it is over.
+    /// Notes that the list has it no more: it stays one of the pods as long as its link lives, and that is not made
+    /// again. Returns whether it has no link, so that it is over.
     pub(super) fn unlist(&self) -> bool {
         self.listed.store(false, Relaxed);
         let over = self.up().is_none();
@@ -154,8 +154,8 @@ impl Sibling {
             let why = "it is not one of our pods any more".into();
             self.state.send_replace(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
-            // The look comes after the state was set: the list may have named it again on another thread meanwhile. If it
-            // did so before this look, the keeper goes on here; if after, the list finds the state over, and replaces it.
+            // This look comes after the state was set, as another thread may have put it back into the list: before the
+            // look, the keeper goes on; after it, the list finds the state over, and replaces it.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
                 return;
             }
@@ -221,7 +221,7 @@ impl Sibling {
         if !self.news.is_empty() {
             self.news.tell(&sender, &means.registry, own).await;
         }
-        // Whoever wanted it while it was made has it now.
+        // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.touch();
         while !sender.is_closed() {
@@ -244,7 +244,7 @@ impl Sibling {
         self.state.send_replace(State::Away);
     }
 
-    /// Says so, and returns for how long nobody tries again.
+    /// Logs the failure, and returns the time until the next try.
     fn failed(&self, failures: u32, why: Unreachable, means: &DialContext) -> Duration {
         let listed = self.listed.load(Relaxed);
         // Pods that start together find each other not there yet.

@@ -6,7 +6,7 @@ use super::*;
 use crate::drain::Drain;
 use crate::names::Instance;
 use crate::net::tls::{self, Trust};
-use crate::protocol::{Dialect, Limits, Peer, SessionTable, Windows};
+use crate::protocol::{Dialect, Peer, SessionLimits, SessionTable, Windows};
 use crate::telemetry::Metrics;
 
 /// A pod that has made a link to us.
@@ -19,12 +19,12 @@ pub(in crate::registry) fn pod(number: u64) -> SiblingPod {
 pub(in crate::registry) fn siblings(
     list: &[&str],
 ) -> (Arc<Siblings>, watch::Sender<Vec<SocketAddr>>, mpsc::Receiver<Link>) {
-    let client = tls::Client { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
+    let client = tls::ClientSettings { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
     let name = tls::server_name("cloud.test").unwrap();
     let tls = Reload::fixed(Dialer { config: client.load().unwrap().load(), name });
     let metrics = Metrics::cloud("", "");
     let windows = Windows { start: 1000, max: 1000 };
-    let limits = Limits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
+    let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
     let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
@@ -111,7 +111,7 @@ async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
     listener.set_nonblocking(true).unwrap();
     let (siblings, _tell, _made) = siblings(&[&at.to_string()]);
     let dead = &siblings.all()[0];
-    // It takes connections and says nothing: the first who asks waits for a second, who comes next for what is left.
+    // It takes connections and sends nothing: the first search waits for a second, the next one for what is left of it.
     let begun = tokio::time::Instant::now();
     assert!(dead.link().await.is_err());
     assert_eq!(begun.elapsed().as_secs(), 1);
@@ -163,13 +163,13 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
         while siblings.questions().is_empty() {
             tokio::task::yield_now().await;
         }
-        assert!(!siblings.heard(&other, found(1)), "not asked over that link");
+        assert!(!siblings.on_found(&other, found(1)), "not asked over that link");
         assert_eq!(siblings.questions().len(), 1);
-        assert!(!siblings.heard(&link, found(1)));
+        assert!(!siblings.on_found(&link, found(1)));
     };
     let (asked, ()) = tokio::join!(siblings.ask(&pod, &node), answers);
     assert_eq!(asked.unwrap().yes.unwrap().sender.id, link.id);
-    assert!(siblings.heard(&link, found(UNASKED)));
+    assert!(siblings.on_found(&link, found(UNASKED)));
     siblings.left(&link);
     assert!(siblings.all().is_empty() && siblings.questions().is_empty());
 }

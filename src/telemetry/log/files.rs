@@ -19,7 +19,7 @@ pub(super) struct Kept {
 
 /// Writes `name.<date>.log`; within a day, a file that grows too long is set aside as `name.<date>.log.1` and so on.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct LogFiles {
     dir: PathBuf,
     name: &'static str,
     kept: Kept,
@@ -30,7 +30,7 @@ pub(super) struct Files {
     day: u64,
 }
 
-impl Files {
+impl LogFiles {
     /// Opens today's file to append to it.
     pub(super) fn open(dir: &Path, name: &'static str, kept: Kept) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
@@ -107,7 +107,7 @@ impl Files {
     }
 }
 
-impl Write for Files {
+impl Write for LogFiles {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         // A file that cannot be removed must not cost log lines, so the error is ignored.
         let tidied = self.turn();
@@ -172,7 +172,7 @@ mod tests {
     fn files_never_pass_their_share_and_the_newest_lines_stay() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept { days: 7, bytes: 8000 };
-        let mut files = Files::open(dir.path(), "t", kept).unwrap();
+        let mut files = LogFiles::open(dir.path(), "t", kept).unwrap();
         for n in 0..1000 {
             files.write_all(format!("{n:099}\n").as_bytes()).unwrap();
         }
@@ -194,7 +194,7 @@ mod tests {
         for stranger in ["t.2020-01-01.txt", "other.2020-01-01.log", "t.today.log"] {
             fs::write(dir.path().join(stranger), "x").unwrap();
         }
-        let _files = Files::open(dir.path(), "t", Kept { days: 3, bytes: 8000 }).unwrap();
+        let _files = LogFiles::open(dir.path(), "t", Kept { days: 3, bytes: 8000 }).unwrap();
         let left = names(dir.path());
         assert_eq!(left.len(), 6, "{left:?}");
         for name in ["t.2020-01-08.log", "t.2020-01-09.log", "t.2020-01-01.txt", "other.2020-01-01.log"] {
@@ -206,7 +206,7 @@ mod tests {
     fn a_restart_goes_on_in_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["one\n", "two\n"] {
-            Files::open(dir.path(), "t", RETENTION).unwrap().write_all(line.as_bytes()).unwrap();
+            LogFiles::open(dir.path(), "t", RETENTION).unwrap().write_all(line.as_bytes()).unwrap();
         }
         let [name] = names(dir.path()).try_into().unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), "one\ntwo\n");

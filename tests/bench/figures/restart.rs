@@ -18,7 +18,8 @@ impl Bench {
         };
         let starts: [(&str, usize); 2] = [("edge", 1), ("pod", 0)];
         for (what, which) in starts {
-            // After an absence it is the backoff that decides, which is the price of not being a storm: told, not judged.
+            // After an absence it is the backoff that decides, which is the price of not being a storm: told, not
+            // judged.
             for (absence, bound) in [(Duration::ZERO, Some(Bound::Most(0.5, 0.3))), (ABSENCE, None)] {
                 let mut took = Vec::new();
                 for _ in 0..self.rounds {

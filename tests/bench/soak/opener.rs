@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tunnel::config::Environment;
-use tunnel::config::edge::Edge as Settings;
+use tunnel::config::edge::EdgeSettings as Settings;
 use tunnel::edge::Edge;
 use tunnel::names::{Host, Target};
 use tunnel::net::pool::Pool;

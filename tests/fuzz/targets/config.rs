@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tunnel::config::{Environment, Faults, cloud::Cloud, edge::Edge};
+use tunnel::config::{Environment, Faults, cloud::Cloud, edge::EdgeSettings};
 
 fuzz_target!(|text: &str| {
     let env = Environment::default();
     check(Cloud::read(text, &env).err());
-    check(Edge::read(text, &env).err());
+    check(EdgeSettings::read(text, &env).err());
 });
 
 fn check(faults: Option<Faults>) {

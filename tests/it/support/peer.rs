@@ -14,7 +14,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::Status;
 use tunnel::names::Instance;
-use tunnel::net::tls::{self, Clients, Identity, TlsParams, Trust};
+use tunnel::net::tls::{self, ClientCertificates, Identity, TlsParams, Trust};
 use tunnel::protocol::wire::hello::Hello;
 
 use super::call::{Call, said};
@@ -80,7 +80,7 @@ async fn connect(
     identity: Option<Identity>,
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let trust = Trust::Ca(place.files.ca.clone());
-    let client = tls::Client { trust, identity, alpn: vec![b"h2".to_vec()] };
+    let client = tls::ClientSettings { trust, identity, alpn: vec![b"h2".to_vec()] };
     let socket = TcpStream::connect(pod).await.unwrap();
     let name = ServerName::try_from(NAME).unwrap();
     Box::pin(TlsConnector::from(client.load().unwrap().load()).connect(name, socket)).await
@@ -128,7 +128,12 @@ impl ScriptedPod {
     pub(crate) async fn start(place: &TestDir) -> Self {
         let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
         let (offer, _) = TlsParams::parse("", "").unwrap();
-        let server = tls::Server { identity, clients: Clients::Anonymous, offer, alpn: vec![b"h2".to_vec()] };
+        let server = tls::ServerSettings {
+            identity,
+            clients: ClientCertificates::Anonymous,
+            offer,
+            alpn: vec![b"h2".to_vec()],
+        };
         let acceptor = TlsAcceptor::from(server.load().unwrap().load());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();

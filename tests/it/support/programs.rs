@@ -188,7 +188,7 @@ pub(crate) async fn edge_with(place: &TestDir, pod: &TestPod, node: &str, more: 
 
 /// An edge from its config's text.
 pub(crate) fn start_edge(text: &str) -> Edge {
-    let (settings, _) = tunnel::config::edge::Edge::read(text, &Environment::default()).unwrap();
+    let (settings, _) = tunnel::config::edge::EdgeSettings::read(text, &Environment::default()).unwrap();
     Edge::start(settings, None).unwrap()
 }
 

@@ -15,6 +15,17 @@ pub(crate) enum Way {
     Egress,
     /// The egress selector, over a unix socket.
     Unix,
+    /// Nothing: the node's name leads to the pod, which passes TLS on to the kubelet. What is said to kube-apiserver is
+    /// only whether to look at the kubelet's certificate.
+    Passthrough {
+        /// Whether it does, and so tells whom it means.
+        verified: bool,
+    },
+    /// As [`Self::Passthrough`], but the pod speaks TLS with kube-apiserver, and the edge with the kubelet.
+    Terminate {
+        /// Whether kube-apiserver looks at the pod's certificate. Else the pod has to ask it where a pod is.
+        verified: bool,
+    },
 }
 
 impl Way {
@@ -28,6 +39,10 @@ impl Way {
                 json!({"tcp": {"url": format!("https://{POD}:8000"), "tlsConfig": tls}})
             }
             Self::Unix => json!({"uds": {"udsName": socket(place)}}),
+            Self::Passthrough { verified } | Self::Terminate { verified } => {
+                let flag = format!("--kubelet-certificate-authority={}", place.files.ca.display());
+                return if verified { vec![flag] } else { vec![] };
+            }
         };
         let file = dir.join("egress.json");
         std::fs::write(&file, selector(&transport).to_string()).unwrap();
@@ -42,8 +57,36 @@ impl Way {
                 "[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
             ),
             Self::Unix => format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
+            Self::Passthrough { .. } => format!(
+                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\nauth = \"none\"\n"
+            ),
+            Self::Terminate { .. } => {
+                let (cert, key) = (place.path().join("https.crt"), place.path().join("https.key"));
+                place.authority.0.server(&["node1"]).unwrap().write(&cert, &key).unwrap();
+                format!(
+                    "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+                )
+            }
         }
     }
+
+    /// What an edge's config has for it.
+    pub(super) fn edge_tables(self, place: &TestDir) -> String {
+        let Self::Terminate { .. } = self else { return String::new() };
+        let Files { cert, key, .. } = kubelet_client(place);
+        format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
+    }
+
+    /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
+    pub(super) fn asks(self) -> bool {
+        self == Self::Terminate { verified: false }
+    }
+}
+
+/// What a kubelet's clients show it.
+pub(super) fn kubelet_client(place: &TestDir) -> Files {
+    let at = |end: &str| place.path().join(format!("kubelet-client.{end}"));
+    Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") }
 }
 
 fn socket(place: &TestDir) -> PathBuf {

@@ -134,7 +134,7 @@ where
     client.write_all(b"CONNECT node1:22 HTTP/1.0\r\n\r\nearly").await.unwrap();
     client.shutdown().await.unwrap();
     let open = async |_: Parts| {
-        // Its end has been seen by now by whoever looks for it.
+        // A reader that looks for its end has seen it by now.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

@@ -25,7 +25,7 @@ pub(super) struct Site {
     client: DuplexStream,
     offered: mpsc::Receiver<Offer>,
     pub(super) context: FrontContext,
-    /// How often the router was told that a client had its answer.
+    /// How often the router was called because a client had its answer.
     pub(super) answered: Arc<AtomicUsize>,
     over: oneshot::Receiver<&'static str>,
 }

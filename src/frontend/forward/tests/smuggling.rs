@@ -1,8 +1,9 @@
-//! Requests that two readers could take for two different ones: each ends in 400, or in exactly one well-formed request.
+//! Requests that two readers could take for two different ones: each ends in 400, or in exactly one well-formed
+//! request.
 
 use super::*;
 
-/// The one request that the target gets of it, or what the client is told.
+/// The one request that the target gets of it, or the client's answer.
 async fn sent(text: &str) -> Result<String, String> {
     let mut site = Site::new();
     site.say(text).await;

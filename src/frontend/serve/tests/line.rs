@@ -41,7 +41,7 @@ impl FrontEnd<UnixStream> for Line {
     }
 }
 
-/// Any number of lines over one connection: each is opened, and answered with what its session says first.
+/// Any number of lines over one connection: each is opened, and answered with the first bytes of its session.
 pub(super) struct Lines;
 
 impl FrontEnd<UnixStream> for Lines {

@@ -25,7 +25,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The same told simply: every entrant with its source and state, in the order in which they came.
+/// A simple model of it: every entrant with its source and state, in the order in which they came.
 #[derive(Debug, Default)]
 struct Model(Vec<(u64, u8, State)>);
 
@@ -97,7 +97,7 @@ fn live(limits: Limits, steps: &[Step]) {
                 let neediest = model.0.iter().all(|g| g.2 != State::Waits || model.held(g.1) > held);
                 match shares.enter(&who, now) {
                     Err(why) => {
-                        assert_eq!((why, held + model.waiting(who)), (Full::ForOne, limits.for_one));
+                        assert_eq!((why, held + model.waiting(who)), (NoSlot::ForOne, limits.for_one));
                         assert!(limits.for_one < limits.slots);
                         continue;
                     }
@@ -123,7 +123,7 @@ fn live(limits: Limits, steps: &[Step]) {
             Step::Busy(n) | Step::Waits(n) => {
                 let Some(id) = nth(n) else { continue };
                 let busy = matches!(step, Step::Busy(_));
-                shares.heard(id, busy, now);
+                shares.mark(id, busy, now);
                 if model.state(id) != Some(State::Waits) {
                     model.set(id, State::Holds { busy, since: now });
                 }
@@ -183,9 +183,9 @@ fn one_source_has_everything_until_another_comes() {
 fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     let (mut shares, now) = (Shares::new(Limits::slots(2)), Instant::now());
     let ids: Vec<u64> = (0..2).map(|_| shares.enter(&"one", now).unwrap().0).collect();
-    shares.heard(ids[0], true, now);
+    shares.mark(ids[0], true, now);
     assert_eq!(shares.enter(&"one", now).unwrap().1.lost, Some(ids[1]));
-    shares.heard(3, true, now);
+    shares.mark(3, true, now);
     let (newcomer, effects) = shares.enter(&"one", now).unwrap();
     assert_eq!(effects, Effects { granted: None, lost: Some(newcomer) }, "all of its own are at work");
     let (newcomer, effects) = shares.enter(&"other", now).unwrap();

@@ -44,7 +44,7 @@ pub struct Call {
 
 /// A connection that was not let in yet.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct Unaccepted {
     /// Whether it has shown a pod's certificate.
     pub certified: bool,
     /// When it is closed if it still has no accepted call.
@@ -77,7 +77,7 @@ pub fn serve<IO>(
     from: SocketAddr,
     calls: mpsc::Sender<Call>,
     ground: LinkContext,
-    waiting: Waiting,
+    waiting: Unaccepted,
 ) -> impl Future<Output = ()> + Send
 where
     IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -160,7 +160,7 @@ impl Call {
         *response.headers_mut() = Hello::response(self.ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
         self.accepted.cancel();
-        // Fails only if the connection is gone; then the link's first read says so.
+        // Fails only if the connection is gone; then the link's first read fails too.
         let _ = self.answer.send(response);
         let far =
             Far { answers: true, incoming: self.incoming, ahead: self.ahead, connection: self.connection };

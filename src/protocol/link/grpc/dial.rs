@@ -123,7 +123,7 @@ impl Answered {
 
     fn link(self, peer: Peer, ground: &LinkContext) -> Link {
         let puller = puller(peer, self.instance, self.dialect, &ground.table);
-        // Fails only if the body is gone with its connection; then the link's first read says so.
+        // Fails only if the body is gone with its connection; then the link's first read fails too.
         let _ = self.agree.send(puller.clone());
         let connection = self.connection.disarm();
         let far = Far { answers: false, incoming: self.incoming, ahead: self.ahead, connection };

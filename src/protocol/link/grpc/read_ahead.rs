@@ -1,5 +1,5 @@
-//! How far a connection is read ahead of its link: HTTP/2's windows hold a fast line's bytes, and would keep as much of a
-//! link that is left unread, and many times that in frames of one byte.
+//! How far a connection is read ahead of its link: HTTP/2's windows hold a fast line's bytes, and would keep as much of
+//! a link that is left unread, and many times that in frames of one byte.
 
 use std::future::poll_fn;
 use std::io;
@@ -24,8 +24,8 @@ pub(in crate::protocol) struct ReadAhead(Arc<Shared>);
 struct Shared {
     /// Bytes below HTTP/2, its frames' heads included.
     unread: AtomicUsize,
-    /// How many links of the connection are left unread: then what waits is theirs, even if another has taken all of its
-    /// own.
+    /// How many links of the connection are left unread: then what waits is theirs, even if another has taken all of
+    /// its own.
     stalled: AtomicUsize,
     connection: AtomicWaker,
     link: AtomicWaker,
@@ -73,8 +73,8 @@ impl ReadAhead {
         }
     }
 
-    /// The link has taken all there was: what else was read was HTTP/2's own. It is woken to say so once more if the
-    /// connection comes to its bound.
+    /// The link has taken all its data: the rest of what was read was HTTP/2's own. The link is woken to call this
+    /// again if the connection reaches its bound.
     fn caught_up(&self, cx: &Context<'_>) {
         self.0.link.register(cx.waker());
         if self.0.stalled.load(SeqCst) == 0 {

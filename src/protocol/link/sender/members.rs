@@ -11,12 +11,12 @@ use crate::protocol::link::source::{FrameSource, RelaySource};
 use crate::protocol::lock;
 use crate::protocol::wire::frame::SessionKey;
 
-/// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the order
-/// in which it came. In that order they are told when the link ends.
+/// The sessions that run on a link: those with an end here, and those that are relayed, each with a number for the
+/// order in which it came. In that order they learn of the link's end.
 ///
-/// The list is what the link's end goes by. [`LinkSender::disband`] takes it out whole, and from then on joining fails: a
-/// session that comes too late sees so and treats the link as ended itself. So every session is told once, by the one or
-/// by the other.
+/// The list is what the link's end goes by. [`LinkSender::disband`] takes it out whole, and from then on joining fails:
+/// a session that comes too late sees so and treats the link as ended itself. So every session learns of the end once,
+/// in one way or the other.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
     own: HashMap<SessionId, u64>,
@@ -64,8 +64,8 @@ impl LinkSender {
         }
     }
 
-    /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the Lost
-    /// of an attempt that is newer still. False if the link has ended.
+    /// Adds a relay's source for attempt `epoch`. An older source of the same session sends nothing more, except the
+    /// Lost of an attempt that is newer still. False if the link has ended.
     ///
     /// Attempts may be added out of order, because the relay table releases its lock before it calls this.
     pub(crate) fn pass<S: RelaySource + 'static>(&self, source: &Arc<S>, epoch: u64) -> bool {
@@ -85,8 +85,8 @@ impl LinkSender {
         if let Some(older) = older {
             older.source.retire(epoch);
         }
-        // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody else
-        // would remove it then, so this looks again.
+        // Another thread may have closed the source, or it may have sent its last frame, before it was added: nobody
+        // else would remove it then, so this looks again.
         if source.is_over() {
             self.leave_relay(&**source);
         }
@@ -109,7 +109,7 @@ impl LinkSender {
         self.unread.get().is_some_and(|share| share.is_spent()) && all.used() >= all.limit() / 2
     }
 
-    /// Removes a relay's source. A newer source of the same session stays: the two are told apart by their addresses.
+    /// Removes a relay's source. A newer source of the same session stays: the two differ in their addresses.
     pub(crate) fn leave_relay<S: FrameSource + ?Sized>(&self, source: &S) {
         let id = &source.key().id;
         if let Some(members) = lock(&self.members).as_mut()

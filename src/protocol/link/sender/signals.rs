@@ -19,8 +19,8 @@ impl LinkSender {
         }
     }
 
-    /// The opener of a session that ran here leaves: behind all that it has sent here. There are no more of these than
-    /// sessions, and one that is not sent would leave the far end waiting.
+    /// Sends Lost for a session whose opener leaves this path, behind all that the session has sent here. Never
+    /// refused: the far end would wait otherwise, and there is at most one for each session.
     pub(crate) fn lost(&self, session: &SessionKey, epoch: u64) {
         let mut waiting = self.lock();
         if !waiting.closed {
@@ -34,7 +34,7 @@ impl LinkSender {
         self.signal(node, FrameKind::Find(question))
     }
 
-    /// Tells a pod about `node`. False if too much waits to be sent.
+    /// Sends a pod a Found about `node`. False if too much waits to be sent.
     pub fn found(&self, node: &NodeName, found: Found) -> bool {
         self.signal(node, FrameKind::Found(found))
     }
@@ -46,8 +46,8 @@ impl LinkSender {
         }
     }
 
-    /// Tells an edge, or another pod, that of two processes of that name `keeps` keeps it. One of version 1 would not
-    /// understand.
+    /// Sends an edge, or another pod, a Conflict: of two processes of that name, `keeps` keeps it. Sends nothing to a
+    /// peer of version 1, which does not know the frame.
     pub fn conflict(&self, node: &NodeName, keeps: Option<Instance>, why: impl fmt::Display) {
         if self.dialect.has(Dialect::CONFLICTS) {
             let reason = Refusal::new(Code::Busy, why).reason;
@@ -55,7 +55,7 @@ impl LinkSender {
         }
     }
 
-    /// Closes the link of an edge whose name is another's, and tells it why.
+    /// Closes the link of an edge whose name another process keeps, and sends it the cause.
     pub fn dismiss(&self, why: String) {
         // The first reason is as good.
         let _ = self.dismissed.set(why);

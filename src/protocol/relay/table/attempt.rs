@@ -16,7 +16,7 @@ pub(crate) struct Attempt {
     pub(crate) from: Arc<LinkSender>,
     /// Who opened the session, where that is known.
     pub(crate) opener: Option<Opener>,
-    /// Notified whenever its binding has changed, for whoever seeks a path for it.
+    /// Notified whenever its binding has changed, for the search for its path.
     pub(crate) changed: Arc<Notify>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Stand {
     Over,
 }
 
-/// Tells the seeker, when dropped, that there is nothing more to seek.
+/// Ends the search for a path when dropped.
 #[derive(Debug)]
 pub(super) struct Seeker(pub(super) Arc<Notify>);
 

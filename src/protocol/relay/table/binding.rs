@@ -34,8 +34,8 @@ impl Binding {
         Some((acceptor, Some(self.opener.clone())))
     }
 
-    /// Whether somebody else opened the session; if an older pod has not said who did, that is at least not the edge
-    /// that accepted it.
+    /// Whether another process opened the session. An older pod does not send the opener; then the edge that accepted
+    /// the session is foreign.
     pub(super) fn is_foreign(&self, attempt: &Attempt) -> bool {
         let accepted = |hop: &RelayLeg| hop.link.peer == attempt.from.peer && hop.link.peer != Peer::Pod;
         let unknown = self.by.is_none();

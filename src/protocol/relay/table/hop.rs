@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::RelaySource as _;
-use crate::protocol::relay::queue::{Full, RelayQueue};
+use crate::protocol::relay::queue::{QueueFull, RelayQueue};
 use crate::protocol::wire::frame::SessionFrame;
 
 /// One side of a session: its link, and what waits there.
@@ -15,7 +15,7 @@ pub(super) struct RelayLeg {
 }
 
 impl RelayLeg {
-    pub(super) fn push(&self, frame: SessionFrame) -> Result<(), Full> {
+    pub(super) fn push(&self, frame: SessionFrame) -> Result<(), QueueFull> {
         let intent = self.queue.push(frame)?;
         self.link.enter(&self.queue, &intent);
         Ok(())

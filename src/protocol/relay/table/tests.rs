@@ -12,7 +12,7 @@ use super::*;
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::source::{FrameSource as _, RelaySource as _};
 use crate::protocol::session::recv::Windows;
-use crate::protocol::table::{Event, Limits, SessionTable};
+use crate::protocol::table::{Event, SessionLimits, SessionTable};
 use crate::protocol::wire::frame::{Category, Code, FrameKind, Refusal, SessionKey};
 use crate::protocol::wire::hello::Dialect;
 use crate::protocol::wire::peer::Peer;
@@ -49,7 +49,7 @@ impl Relay {
 
     fn with(memory: usize) -> Self {
         let windows = Windows { start: 1000, max: 1000 };
-        let limits = Limits { windows, memory, sessions: 2000, grace: Duration::from_secs(60) };
+        let limits = SessionLimits { windows, memory, sessions: 2000, grace: Duration::from_secs(60) };
         let table = SessionTable::new(Instance::from_bits(99), limits, Metrics::cloud("", ""));
         Self { table, client: link(1, Peer::Pod), edge: link(2, Peer::Edge(node())) }
     }
@@ -57,7 +57,7 @@ impl Relay {
     fn bound() -> Self {
         let relay = Self::new();
         relay.ask(&relay.client, open(1)).unwrap().pass(&relay.edge);
-        assert_eq!(said(&relay.edge), [open(1)]);
+        assert_eq!(frames(&relay.edge), [open(1)]);
         relay
     }
 
@@ -67,7 +67,7 @@ impl Relay {
 
     fn ask(&self, from: &Arc<LinkSender>, frame: SessionFrame) -> Option<crate::protocol::RelayRequest> {
         match self.on_frame(from, frame)? {
-            Event::RelayRequest(asked) => Some(asked),
+            Event::RelayRequest(request) => Some(request),
             other => panic!("{other:?}"),
         }
     }
@@ -81,7 +81,7 @@ impl Relay {
     }
 }
 
-/// What is said on a link next, its pings answered at once.
+/// The next frame on a link, its pings answered at once.
 fn next(link: &LinkSender) -> Option<SessionFrame> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
@@ -94,8 +94,8 @@ fn next(link: &LinkSender) -> Option<SessionFrame> {
     None
 }
 
-/// All that is said on a link now.
-fn said(link: &LinkSender) -> Vec<SessionFrame> {
+/// All frames that wait on a link now.
+fn frames(link: &LinkSender) -> Vec<SessionFrame> {
     std::iter::from_fn(|| next(link)).collect()
 }
 
@@ -135,9 +135,9 @@ fn lost(epoch: u64) -> SessionFrame {
     SessionFrame::Lost { epoch }
 }
 
-/// Whether the pod that said it does not know the session of that attempt.
-fn is_unknown(said: &[SessionFrame], epoch: u64) -> bool {
-    match said {
+/// Whether this is one refusal of that attempt, whose session the pod does not know.
+fn is_unknown(frames: &[SessionFrame], epoch: u64) -> bool {
+    match frames {
         [SessionFrame::Reset { epoch: of, refusal } | SessionFrame::Refused { epoch: of, refusal }] => {
             (*of, refusal.code) == (epoch, Code::Unknown)
         }
@@ -156,13 +156,13 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
     let mut opener = link(5, Peer::Edge("opener".parse().unwrap()));
     let relay = Relay::new();
     relay.ask(&opener, open(1)).unwrap().pass(&relay.edge);
-    // Whatever an edge says, its pod says who it is.
-    let mut passed = said(&relay.edge);
+    // The pod replaces the opener in an edge's frame with the edge that it is.
+    let mut passed = frames(&relay.edge);
     assert_eq!(passed.pop().and_then(|mut frame| frame.opener()?.take()), "node/opener".parse().ok());
     let goes_on = |opener: &Arc<LinkSender>| {
         relay.on_frame(opener, data("up"));
         relay.on_frame(&relay.edge, data("down"));
-        assert_eq!((said(&relay.edge), said(opener)), (vec![data("up")], vec![data("down")]));
+        assert_eq!((frames(&relay.edge), frames(opener)), (vec![data("up")], vec![data("down")]));
     };
     for (from, frame) in [
         (&stranger, resume(7)),
@@ -173,7 +173,7 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         (&pod, opened_by(resume(7), "pod/00000000000000000000000000000003")),
     ] {
         assert!(relay.ask(from, frame.clone()).is_none());
-        let answer = said(from);
+        let answer = frames(from);
         assert!(is_unknown(&answer, 7), "{frame:?} from {:?}: {answer:?}", from.peer);
         goes_on(&opener);
     }
@@ -184,23 +184,23 @@ async fn a_session_is_taken_over_by_nobody_but_who_opened_it() {
         (pod, resume(10)),
     ] {
         relay.ask(&from, frame).unwrap().pass(&relay.edge);
-        assert!(matches!(&said(&relay.edge)[..], [SessionFrame::Resume { .. }]));
+        assert!(matches!(&frames(&relay.edge)[..], [SessionFrame::Resume { .. }]));
         opener = from;
         goes_on(&opener);
     }
     // It is not forgotten for that.
     assert!(relay.ask(&stranger, resume(11)).is_none());
-    assert!(is_unknown(&said(&stranger), 11));
+    assert!(is_unknown(&frames(&stranger), 11));
 }
 
 #[tokio::test]
 async fn an_acceptor_does_not_take_over_the_binding_of_its_own_session() {
-    // Opened through a pod that is too old to say by whom.
+    // Opened through a pod that is too old to send the opener.
     let relay = Relay::bound();
     assert!(relay.ask(&relay.edge, resume(2)).is_none());
-    assert!(is_unknown(&said(&relay.edge), 2));
+    assert!(is_unknown(&frames(&relay.edge), 2));
     relay.on_frame(&relay.client, data("up"));
-    assert_eq!((said(&relay.edge), said(&relay.client)), (vec![data("up")], vec![]));
+    assert_eq!((frames(&relay.edge), frames(&relay.client)), (vec![data("up")], vec![]));
 }
 
 #[tokio::test]
@@ -211,9 +211,9 @@ async fn frames_pass_between_the_two_links_and_from_no_third() {
     relay.on_frame(&relay.client, data("from the client"));
     relay.on_frame(&link(3, Peer::Pod), data("from a stranger"));
     relay.on_frame(&relay.client, SessionFrame::Opened { limit: 9, epoch: 1, instance: None });
-    assert_eq!(said(&relay.edge), [data("from the client")]);
+    assert_eq!(frames(&relay.edge), [data("from the client")]);
     let opened = SessionFrame::Opened { limit: 5, epoch: 1, instance: None };
-    assert_eq!(said(&relay.client), [opened, data("from the edge")]);
+    assert_eq!(frames(&relay.client), [opened, data("from the edge")]);
 }
 
 #[tokio::test]
@@ -227,7 +227,7 @@ async fn the_words_that_open_and_resume_empty_what_waits_credits_too() {
         relay.on_frame(&relay.edge, SessionFrame::Credit { received: 2, limit: 3 });
         relay.on_frame(&relay.edge, answer.clone());
         relay.on_frame(&relay.edge, data("new"));
-        assert_eq!(said(&relay.client), [answer, data("new")]);
+        assert_eq!(frames(&relay.client), [answer, data("new")]);
     }
 }
 
@@ -237,13 +237,13 @@ async fn lost_stays_behind_the_data_and_the_reset_before_it() {
     relay.on_frame(&relay.edge, data("tail"));
     relay.end(&relay.edge);
     relay.on_frame(&relay.edge, data("late"));
-    assert_eq!(said(&relay.client), [data("tail"), lost(1)]);
+    assert_eq!(frames(&relay.client), [data("tail"), lost(1)]);
     assert!(relay.is_empty());
     let relay = Relay::bound();
     relay.on_frame(&relay.edge, data("tail"));
     relay.on_frame(&relay.edge, reset(1));
     relay.end(&relay.edge);
-    assert_eq!(said(&relay.client), [data("tail"), reset(1)]);
+    assert_eq!(frames(&relay.client), [data("tail"), reset(1)]);
     assert!(relay.is_empty());
 }
 
@@ -257,12 +257,12 @@ async fn only_a_higher_epoch_binds_anew_and_what_the_old_link_says_is_dropped() 
     assert!(relay.ask(&relay.client, resume(2)).is_none(), "late");
     relay.on_frame(&relay.client, data("late"));
     relay.on_frame(&relay.edge, resumed(3));
-    assert_eq!(said(&relay.edge), [resume(3)]);
-    assert_eq!((said(&relay.client), said(&other)), (vec![], vec![resumed(3)]));
+    assert_eq!(frames(&relay.edge), [resume(3)]);
+    assert_eq!((frames(&relay.client), frames(&other)), (vec![], vec![resumed(3)]));
     relay.on_frame(&relay.edge, reset(1));
     assert_eq!(relay.table.passing().0, 1, "the end of an older attempt takes nothing along");
     relay.on_frame(&relay.edge, reset(3));
-    assert_eq!(said(&other), [reset(3)]);
+    assert_eq!(frames(&other), [reset(3)]);
     assert!(relay.is_empty() && other.sessions() == 0);
 }
 
@@ -271,11 +271,11 @@ async fn what_is_left_of_an_old_binding_is_not_said_behind_a_new_answer() {
     let relay = Relay::bound();
     relay.on_frame(&relay.edge, data("old"));
     relay.end(&relay.edge);
-    // The opener has not heard of it yet, and comes by itself.
+    // The opener does not know of it yet, and comes by itself.
     let edge = link(4, Peer::Edge(node()));
     relay.ask(&relay.client, resume(2)).unwrap().pass(&edge);
     relay.on_frame(&edge, resumed(2));
-    assert_eq!(said(&relay.client), [resumed(2)]);
+    assert_eq!(frames(&relay.client), [resumed(2)]);
 }
 
 #[tokio::test]
@@ -290,8 +290,8 @@ async fn an_end_that_passes_takes_the_binding_along_in_both_directions() {
             relay.on_frame(&from, data("last"));
             relay.on_frame(&from, frame.clone());
             relay.on_frame(&from, data("late"));
-            assert_eq!(said(&to), [data("last"), frame.clone()]);
-            assert_eq!(said(&from), []);
+            assert_eq!(frames(&to), [data("last"), frame.clone()]);
+            assert_eq!(frames(&from), []);
             assert!(relay.is_empty());
         }
     }
@@ -310,10 +310,10 @@ async fn a_break_stays_behind_its_data_and_is_answered_by_the_far_end() {
     let relay = Relay::bound();
     relay.on_frame(&relay.edge, data("last"));
     relay.on_frame(&relay.edge, broken());
-    assert_eq!(said(&relay.client), [data("last"), broken()]);
+    assert_eq!(frames(&relay.client), [data("last"), broken()]);
     assert!(!relay.is_empty(), "the answer has to come back");
     relay.on_frame(&relay.client, over(1));
-    assert_eq!(said(&relay.edge), [over(1)]);
+    assert_eq!(frames(&relay.edge), [over(1)]);
     assert!(relay.is_empty());
 }
 
@@ -322,12 +322,12 @@ async fn a_break_is_a_reset_for_a_far_end_that_does_not_know_it_and_is_answered_
     let mut relay = Relay::new();
     relay.client = LinkSender::new(LinkId(1), Peer::Pod, Some(Instance::from_bits(1)), Dialect::Extended(1));
     relay.ask(&relay.client, open(1)).unwrap().pass(&relay.edge);
-    assert_eq!(said(&relay.edge), [open(1)]);
+    assert_eq!(frames(&relay.edge), [open(1)]);
     relay.on_frame(&relay.client, data("of no use"));
     relay.on_frame(&relay.edge, data("last"));
     relay.on_frame(&relay.edge, broken());
-    assert_eq!(said(&relay.client), [data("last"), reset(1)]);
-    assert_eq!(said(&relay.edge), [over(1)]);
+    assert_eq!(frames(&relay.client), [data("last"), reset(1)]);
+    assert_eq!(frames(&relay.edge), [over(1)]);
     assert!(relay.is_empty());
 }
 
@@ -338,9 +338,9 @@ async fn there_is_one_hop_between_pods_and_no_path_back() {
     for to in [link(3, Peer::Pod), relay.client.clone(), back] {
         relay.ask(&relay.client, open(1)).unwrap().pass(&to);
         assert!(
-            matches!(&said(&relay.client)[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == Code::NotHere)
+            matches!(&frames(&relay.client)[..], [SessionFrame::Refused { epoch: 1, refusal }] if refusal.code == Code::NotHere)
         );
-        assert_eq!(said(&to), []);
+        assert_eq!(frames(&to), []);
         assert!(relay.is_empty());
     }
 }
@@ -350,26 +350,26 @@ async fn whoever_asks_is_told_even_if_nobody_looks_at_it() {
     let relay = Relay::new();
     drop(relay.ask(&relay.client, open(1)));
     drop(relay.ask(&relay.client, resume(2)));
-    let words = said(&relay.client);
+    let words = frames(&relay.client);
     assert!(
         matches!(&words[..], [SessionFrame::Refused { epoch: 1, .. }, SessionFrame::Reset { epoch: 2, .. }]),
         "{words:?}"
     );
-    let asked = relay.ask(&relay.client, open(3)).unwrap();
+    let request = relay.ask(&relay.client, open(3)).unwrap();
     relay.on_frame(&relay.client, reset(3));
-    assert!(asked.unwanted().now_or_never().is_some());
-    asked.pass(&relay.edge);
-    assert_eq!((said(&relay.client), said(&relay.edge)), (vec![], vec![]));
+    assert!(request.unwanted().now_or_never().is_some());
+    request.pass(&relay.edge);
+    assert_eq!((frames(&relay.client), frames(&relay.edge)), (vec![], vec![]));
     assert!(relay.is_empty());
 }
 
 #[tokio::test]
 async fn a_link_that_ended_meanwhile_is_as_good_as_lost() {
     let relay = Relay::new();
-    let asked = relay.ask(&relay.client, open(1)).unwrap();
+    let request = relay.ask(&relay.client, open(1)).unwrap();
     relay.end(&relay.edge);
-    asked.pass(&relay.edge);
-    assert_eq!(said(&relay.client), [lost(1)]);
+    request.pass(&relay.edge);
+    assert_eq!(frames(&relay.client), [lost(1)]);
     assert!(relay.is_empty());
 }
 
@@ -381,7 +381,7 @@ async fn too_much_for_one_session_costs_both_ends_a_resume_and_no_more() {
         relay.on_frame(&relay.client, data("x"));
         relay.on_frame(&relay.client, piece());
     }
-    assert_eq!((said(&relay.client), said(&relay.edge)), (vec![lost(1)], vec![lost(1)]));
+    assert_eq!((frames(&relay.client), frames(&relay.edge)), (vec![lost(1)], vec![lost(1)]));
     assert!(relay.is_empty());
 }
 
@@ -390,11 +390,11 @@ async fn an_attempt_that_goes_another_way_ends_the_one_before_behind_it() {
     let relay = Relay::bound();
     let other = link(4, Peer::Edge("edge2".parse().unwrap()));
     relay.ask(&relay.client, resume(2)).unwrap().pass(&other);
-    assert_eq!((said(&relay.edge), said(&other)), (vec![lost(1)], vec![resume(2)]));
+    assert_eq!((frames(&relay.edge), frames(&other)), (vec![lost(1)], vec![resume(2)]));
     assert_eq!((relay.edge.sessions(), other.sessions(), relay.client.sessions()), (0, 1, 1));
     // On the same path the new attempt itself is the end of the one before.
     relay.ask(&relay.client, resume(3)).unwrap().pass(&other);
-    assert_eq!(said(&other).last(), Some(&resume(3)));
+    assert_eq!(frames(&other).last(), Some(&resume(3)));
 }
 
 #[tokio::test]
@@ -402,7 +402,7 @@ async fn an_opener_that_leaves_before_it_has_said_its_newest_attempt_ends_the_on
     for frame in [lost(2), reset(2)] {
         let relay = Relay::bound();
         relay.on_frame(&relay.client, frame.clone());
-        assert_eq!(said(&relay.edge), [frame]);
+        assert_eq!(frames(&relay.edge), [frame]);
         assert!(relay.is_empty());
     }
 }
@@ -413,7 +413,7 @@ async fn a_credit_stays_behind_the_answer_before_it() {
     let credit = SessionFrame::Credit { received: 1, limit: 9 };
     relay.on_frame(&relay.edge, resumed(1));
     relay.on_frame(&relay.edge, credit.clone());
-    assert_eq!(said(&relay.client), [resumed(1), credit]);
+    assert_eq!(frames(&relay.client), [resumed(1), credit]);
 }
 
 #[tokio::test]
@@ -423,11 +423,11 @@ async fn a_late_old_attempt_does_not_silence_that_a_newer_one_was_lost() {
     let pod = link(3, Peer::Pod);
     let edge = link(4, Peer::Edge(node()));
     relay.ask(&edge, open(2)).unwrap().pass(&pod);
-    assert!(matches!(&said(&pod)[..], [SessionFrame::Open { epoch: 2, .. }]));
+    assert!(matches!(&frames(&pod)[..], [SessionFrame::Open { epoch: 2, .. }]));
     relay.on_frame(&edge, lost(2));
-    let asked = relay.ask(&pod, open(1)).unwrap();
-    assert_eq!(said(&pod), [lost(2)]);
-    drop(asked);
+    let request = relay.ask(&pod, open(1)).unwrap();
+    assert_eq!(frames(&pod), [lost(2)]);
+    drop(request);
 }
 
 #[test]
@@ -444,10 +444,10 @@ fn a_lane_takes_nothing_behind_its_last_word() {
 async fn an_acceptor_that_its_opener_left_takes_no_resume_meant_for_another_process() {
     let relay = Relay::new();
     let _offer = relay.ask(&relay.client, open(1)).unwrap().offer().unwrap();
-    let asked = relay.ask(&relay.client, resume(2)).unwrap();
+    let request = relay.ask(&relay.client, resume(2)).unwrap();
     assert!(relay.table.is_empty());
-    asked.pass(&relay.edge);
-    assert_eq!(said(&relay.edge), [resume(2)]);
+    request.pass(&relay.edge);
+    assert_eq!(frames(&relay.edge), [resume(2)]);
 }
 
 #[tokio::test]
@@ -456,12 +456,12 @@ async fn ends_of_stream_without_end_cost_room_as_data_does() {
     for _ in 0..20_000 {
         relay.on_frame(&relay.client, SessionFrame::Finish { total: 1 });
     }
-    assert_eq!((said(&relay.client), said(&relay.edge)), (vec![lost(1)], vec![lost(1)]));
+    assert_eq!((frames(&relay.client), frames(&relay.edge)), (vec![lost(1)], vec![lost(1)]));
     assert!(relay.is_empty());
     let relay = Relay::bound();
     relay.on_frame(&relay.client, data("tail"));
     relay.on_frame(&relay.client, SessionFrame::Finish { total: 5 });
-    assert_eq!(said(&relay.edge), [data("tail"), SessionFrame::Finish { total: 5 }]);
+    assert_eq!(frames(&relay.edge), [data("tail"), SessionFrame::Finish { total: 5 }]);
     assert_eq!(relay.table.passing(), (1, 0), "nothing waits");
 }
 
@@ -471,10 +471,10 @@ async fn attempts_without_end_leave_nothing_on_a_link_that_takes_nothing() {
     for epoch in 2..20_000 {
         relay.ask(&relay.client, resume(epoch)).unwrap().pass(&relay.edge);
         relay.on_frame(&relay.client, data("x"));
-        assert_eq!(said(&relay.client), []);
+        assert_eq!(frames(&relay.client), []);
     }
     assert!(relay.edge.waiting() <= 2500, "{}", relay.edge.waiting());
-    assert_eq!(said(&relay.edge), [resume(19_999), data("x")]);
+    assert_eq!(frames(&relay.edge), [resume(19_999), data("x")]);
 }
 
 #[tokio::test]
@@ -485,7 +485,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
         relay.table.on_frame(&relay.client, key(id), frame, Instant::now())
     });
     let pass = |id, to| match on_frame(id, open(1)) {
-        Some(Event::RelayRequest(asked)) => asked.pass(to),
+        Some(Event::RelayRequest(request)) => request.pass(to),
         other => panic!("{other:?}"),
     };
     // A thousand sessions, each with as much as its link takes.
@@ -497,7 +497,7 @@ async fn a_link_that_takes_nothing_leaves_room_for_others() {
     for _ in 0..64 {
         let _ = on_frame(ID, SessionFrame::Data(vec![1; 64 * 1024].into()));
     }
-    let arrived = said(&relay.edge)
+    let arrived = frames(&relay.edge)
         .iter()
         .map(|w| if let SessionFrame::Data(d) = w { d.len() } else { 0 })
         .sum::<usize>();
@@ -516,14 +516,14 @@ async fn no_more_sessions_pass_than_the_process_may_have_however_many_links_ask(
     let others = [link(5, Peer::Pod), link(6, Peer::Pod)];
     let mut first = None;
     for id in 0..3000 {
-        if let Some(Event::RelayRequest(asked)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
-            asked.pass(&relay.edge);
-            let _ = said(&relay.edge);
+        if let Some(Event::RelayRequest(request)) = ask(&others[usize::from(id >= 1500)], id, open(1)) {
+            request.pass(&relay.edge);
+            let _ = frames(&relay.edge);
             first.get_or_insert(id);
         }
     }
     assert_eq!(relay.table.passing().0, 2000);
-    let refused = said(&others[1]);
+    let refused = frames(&others[1]);
     assert!(
         refused
             .iter()
@@ -561,48 +561,48 @@ async fn not_here_comes_back_to_who_seeks_the_way_and_to_nobody_else() {
     let relay = Relay::new();
     let (asker, wrong) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
     let not_here = || SessionFrame::Refused { epoch: 1, refusal: Refusal::new(Code::NotHere, "it has gone") };
-    let asked = relay.ask(&asker, open(1)).unwrap();
-    asked.try_path(&wrong);
-    assert!(asked.tried().now_or_never().is_none());
+    let request = relay.ask(&asker, open(1)).unwrap();
+    request.try_path(&wrong);
+    assert!(request.path_failed().now_or_never().is_none());
     relay.on_frame(&wrong, not_here());
-    assert_eq!(asked.tried().now_or_never(), Some(true));
+    assert_eq!(request.path_failed().now_or_never(), Some(true));
     assert_eq!(
-        (said(&asker), said(&wrong)),
+        (frames(&asker), frames(&wrong)),
         (vec![], vec![]),
         "it was said to be nowhere, so nothing is left there"
     );
-    asked.try_path(&relay.edge);
-    assert!(matches!(said(&relay.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
+    request.try_path(&relay.edge);
+    assert!(matches!(frames(&relay.edge)[..], [SessionFrame::Open { epoch: 1, .. }]));
     relay.on_frame(&relay.edge, SessionFrame::Opened { limit: 1000, epoch: 1, instance: None });
-    assert_eq!(asked.tried().now_or_never(), Some(false));
-    assert!(matches!(said(&asker)[..], [SessionFrame::Opened { epoch: 1, .. }]));
-    drop(asked);
+    assert_eq!(request.path_failed().now_or_never(), Some(false));
+    assert!(matches!(frames(&asker)[..], [SessionFrame::Opened { epoch: 1, .. }]));
+    drop(request);
     relay.on_frame(&relay.edge, SessionFrame::Data("hello".into()));
-    assert_eq!(said(&asker).len(), 1, "it stays bound");
-    // Once nobody seeks any more, its opener hears.
-    let asked = relay.ask(&asker, resume(2)).unwrap();
-    asked.try_path(&wrong);
-    drop(asked);
+    assert_eq!(frames(&asker).len(), 1, "it stays bound");
+    // Once the search has ended, its opener gets the answer.
+    let request = relay.ask(&asker, resume(2)).unwrap();
+    request.try_path(&wrong);
+    drop(request);
     relay.on_frame(
         &wrong,
         SessionFrame::Reset { epoch: 2, refusal: Refusal::new(Code::NotHere, "not here either") },
     );
-    assert!(matches!(said(&asker)[..], [SessionFrame::Reset { epoch: 2, .. }]));
+    assert!(matches!(frames(&asker)[..], [SessionFrame::Reset { epoch: 2, .. }]));
 }
 
 #[tokio::test]
 async fn nobody_but_its_opener_moves_a_session_to_another_path() {
     let relay = Relay::new();
     let (asker, silent) = (link(5, Peer::Edge("asker".parse().unwrap())), link(6, Peer::Pod));
-    let asked = relay.ask(&asker, open(1)).unwrap();
-    asked.try_path(&silent);
-    asked.try_path(&relay.edge);
-    assert_eq!(asked.tried().now_or_never(), Some(false));
-    assert_eq!((said(&asker), said(&relay.edge)), (vec![lost(1)], vec![]));
-    assert!(matches!(said(&silent)[..], [SessionFrame::Open { .. }, SessionFrame::Lost { epoch: 1 }]));
-    assert!(asked.unwanted().now_or_never().is_some());
-    drop(asked);
-    assert!(relay.is_empty() && said(&asker).is_empty());
+    let request = relay.ask(&asker, open(1)).unwrap();
+    request.try_path(&silent);
+    request.try_path(&relay.edge);
+    assert_eq!(request.path_failed().now_or_never(), Some(false));
+    assert_eq!((frames(&asker), frames(&relay.edge)), (vec![lost(1)], vec![]));
+    assert!(matches!(frames(&silent)[..], [SessionFrame::Open { .. }, SessionFrame::Lost { epoch: 1 }]));
+    assert!(request.unwanted().now_or_never().is_some());
+    drop(request);
+    assert!(relay.is_empty() && frames(&asker).is_empty());
 }
 
 proptest! {
@@ -621,7 +621,7 @@ proptest! {
                     got.extend_from_slice(&bytes);
                 }
             }
-            for frame in said(&relay.edge) {
+            for frame in frames(&relay.edge) {
                 if let SessionFrame::Data(bytes) = frame { got.extend_from_slice(&bytes); }
             }
             assert_eq!(got.len(), sent.len());

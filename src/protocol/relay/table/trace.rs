@@ -6,7 +6,7 @@ use crate::protocol::link::source::{FrameSource as _, LinkId};
 use crate::protocol::relay::table::binding::Binding;
 use crate::protocol::wire::frame::{SessionFrame, SessionKey};
 
-/// What a line says of a binding, taken under the table's lock and logged once that is released.
+/// A log line's fields of a binding, taken under the table's lock and logged once that is released.
 #[derive(Debug)]
 pub(super) struct Bound {
     session: SessionKey,
@@ -16,7 +16,7 @@ pub(super) struct Bound {
 }
 
 impl Binding {
-    /// What its line says; none if nobody reads such lines.
+    /// The fields of its line; `None` if such lines are not logged.
     pub(super) fn bound(&self) -> Option<Bound> {
         enabled!(Level::DEBUG).then(|| Bound {
             session: self.opener.queue.key().clone(),

@@ -25,7 +25,7 @@ struct UnderWay {
 }
 
 impl Trips {
-    /// A Credit that raises the limit is said when `received` bytes have come.
+    /// A Credit that raises the limit is sent when `received` bytes have come.
     pub(super) fn credit(&mut self, old_limit: u64, received: u64, now: Instant) {
         let stood = (received == old_limit).then_some(now);
         self.under_way.get_or_insert(UnderWay { old_limit, since: now, stood });
@@ -63,8 +63,8 @@ impl Trips {
     }
 }
 
-/// A sender that stood stood for at least this part of the trip. A frame that ends at the old limit by chance, with
-/// the next one close behind it, says nothing.
+/// A sender that stood stood for at least this part of the trip. A frame that ends at the old limit by chance, with the
+/// next one close behind it, proves nothing.
 const LEAST_STAND: u32 = 4;
 
 #[cfg(test)]
@@ -81,7 +81,7 @@ mod tests {
             let began = Instant::now();
             let at = |micros: u64| began + Duration::from_micros(micros);
             let (way, frame) = (way * 1000, frame.clamp(window / 50, window));
-            let (mut trips, mut limit, mut sent, mut told) = (Trips::default(), window, 0u64, 0u64);
+            let (mut trips, mut limit, mut sent, mut reported) = (Trips::default(), window, 0u64, 0u64);
             // When the line is free, and when each limit reaches the sender.
             let (mut free, mut credits, mut measured) = (0u64, std::collections::VecDeque::new(), 0);
             for _ in 0..500 {
@@ -102,10 +102,10 @@ mod tests {
                     prop_assert!(trip >= way / 2 * 2, "{trip} of {way}");
                     prop_assert!(trip <= way + 4 * most, "{trip} of {way}, a frame takes {most}");
                 }
-                if sent + window - told.max(window) >= window / 2 {
-                    trips.credit(told.max(window), sent, at(now));
-                    told = sent + window;
-                    credits.push_back((now + way / 2, told));
+                if sent + window - reported.max(window) >= window / 2 {
+                    trips.credit(reported.max(window), sent, at(now));
+                    reported = sent + window;
+                    credits.push_back((now + way / 2, reported));
                 }
             }
             let held_up = window * 1000 / rate < way / 2;
@@ -128,7 +128,7 @@ mod tests {
         trips.arrived(1500, now + ms(100));
         trips.arrived(1600, now + ms(101));
         assert_eq!(trips.latest(), Duration::ZERO);
-        // It stands there when the credit is said, or comes there soon after.
+        // It stands there when the credit is sent, or comes there soon after.
         trips.credit(2000, 2000, now + ms(110));
         trips.arrived(2100, now + ms(140));
         assert_eq!(trips.latest(), ms(30));
@@ -136,7 +136,7 @@ mod tests {
         trips.arrived(2500, now + ms(155));
         trips.arrived(2501, now + ms(190));
         assert_eq!(trips.latest(), ms(40));
-        // It had nothing to say.
+        // It had nothing to send.
         trips.credit(3000, 3000, now + ms(200));
         trips.interrupt();
         trips.arrived(3001, now + ms(9000));

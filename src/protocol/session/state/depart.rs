@@ -118,8 +118,8 @@ impl SessionState {
         }
     }
 
-    /// Whether a last word waits for its turn on the path that it has.
-    pub(crate) fn tells(&self) -> bool {
+    /// Whether a last frame waits for its turn on the path that it has.
+    pub(crate) fn owes_last_frame(&self) -> bool {
         let last = self.phase == Phase::Leaving || self.departed.is_some() && self.answer.is_some();
         self.path.is_some() && (last || self.break_due())
     }

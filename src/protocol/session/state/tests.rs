@@ -109,7 +109,7 @@ fn reset(epoch: u64, code: Code) -> SessionFrame {
     SessionFrame::Reset { epoch, refusal: refusal(code) }
 }
 
-/// Hears a word on `link` and expects it to be dropped without a trace.
+/// Takes in a frame on `link` and expects it to be dropped without a trace.
 #[expect(clippy::needless_pass_by_value, reason = "most words are made for this one call")]
 fn dropped(mut end: SessionState, link: LinkId, frame: SessionFrame) {
     let phase = end.phase();
@@ -463,7 +463,7 @@ fn broken(total: u64) -> SessionFrame {
     SessionFrame::Broken { total, refusal: refusal(Code::GivenUp) }
 }
 
-/// All that an end says on a link.
+/// All that an end sends on a link.
 fn said(end: &mut SessionState, link: LinkId) -> Vec<SessionFrame> {
     std::iter::from_fn(|| end.next_frame(link, 5).0).collect()
 }
@@ -592,7 +592,7 @@ async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_n
     let _ = end.ask(B);
     let words = said(&mut end, B);
     assert!(matches!(words[..], [SessionFrame::Resume { received: 0, epoch: 2, .. }]), "{words:?}");
-    // An acceptor that is open says so, by whichever word, and hears that it is given up.
+    // An acceptor that is open shows it by one of these frames, and learns that it is given up.
     for answer in [
         SessionFrame::Resumed { received: 0, limit: 500, epoch: 2 },
         SessionFrame::Opened { limit: 500, epoch: 2, instance: instance() },
@@ -602,7 +602,7 @@ async fn an_opening_that_is_given_up_without_a_path_takes_itself_back_over_the_n
         assert_eq!(said(&mut end, B), [broken(0)]);
         assert!(end.on_frame(B, reset(2, Code::Over), now()).forget);
     }
-    // One that is not there, or was not open, has nothing more to hear.
+    // One that is not there, or was not open, gets nothing more.
     for answer in [
         reset(2, Code::Unknown),
         reset(2, Code::GivenUp),

@@ -104,8 +104,8 @@ impl Plain {
     }
 }
 
-/// The answer to a session of an HTTPS front end, given in the peer's place: of all generations that this program speaks
-/// with, none speaks TLS to targets.
+/// The answer to a session of an HTTPS front end, given in the peer's place: no generation of SuperEdge that links here
+/// uses TLS to targets.
 pub(super) fn speaks_no_tls(id: SessionId, epoch: u64) -> Decoded {
     let refusal = Refusal::new(Code::TargetUnreachable, NO_TLS);
     Decoded { id, category: Category::Https, frames: vec![SessionFrame::Refused { refusal, epoch }] }

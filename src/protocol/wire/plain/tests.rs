@@ -11,7 +11,7 @@ fn id() -> SessionId {
     SessionId::from_bits(42)
 }
 
-/// The message that is sent, and what our session hears.
+/// The message that is sent, and the frames that our session gets.
 fn say_to(plain: &mut Plain, id: SessionId, word: SessionFrame) -> (Option<StreamMsg>, Vec<SessionFrame>) {
     let node = plain.node.clone();
     let decoded =

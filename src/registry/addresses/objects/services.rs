@@ -10,16 +10,18 @@ use kube::api::ObjectMeta;
 use serde::Deserialize;
 
 use super::{Partial, addresses, meta};
-use crate::registry::addresses::facts::{Facts, ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
+use crate::registry::addresses::facts::{
+    Facts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
+};
 use crate::registry::addresses::table::FactTable;
 use crate::registry::endpoints::SERVICE_LABEL;
 
-part_of!(Service, whole::Service);
-part_of!(Slice, EndpointSlice);
+part_of!(ServicePart, whole::Service);
+part_of!(SlicePart, EndpointSlice);
 part_of!(Cache, whole::ConfigMap);
 
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Service {
+pub(crate) struct ServicePart {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     #[serde(default)]
@@ -45,7 +47,7 @@ struct PortSpec {
     protocol: Option<String>,
 }
 
-impl Partial for Service {
+impl Partial for ServicePart {
     type Facts = ServiceFacts;
 
     fn table(facts: &mut Facts) -> &mut FactTable<ServiceFacts> {
@@ -65,7 +67,7 @@ impl Partial for Service {
 }
 
 #[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Slice {
+pub(crate) struct SlicePart {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
     // Both may be null.
@@ -87,7 +89,7 @@ struct Conditions {
     ready: Option<bool>,
 }
 
-impl Partial for Slice {
+impl Partial for SlicePart {
     type Facts = SliceFacts;
 
     fn table(facts: &mut Facts) -> &mut FactTable<SliceFacts> {
@@ -124,14 +126,14 @@ struct CacheData {
 
 impl Cache {
     /// The Services, as `namespace/name`, and where they are. What cannot be read counts for nothing.
-    pub(crate) fn sides(&self) -> HashMap<String, Side> {
+    pub(crate) fn sides(&self) -> HashMap<String, ServiceSide> {
         let lines = self.data.user_services.lines();
         let sides = lines.filter_map(|line| {
             let mut words = line.split_whitespace();
             let (service, namespace) = words.next()?.split_once('.')?;
             let side = match words.next()? {
-                "edge" => Side::Edge,
-                "cloud" => Side::Cloud,
+                "edge" => ServiceSide::Edge,
+                "cloud" => ServiceSide::Cloud,
                 _ => return None,
             };
             Some((format!("{namespace}/{service}"), side))

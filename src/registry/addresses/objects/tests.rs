@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::registry::{ReadyEndpoint, ServiceFacts, ServicePort, Side, SliceFacts};
+use crate::registry::{ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts};
 use serde_json::{Value, json};
 
 fn read<K: Partial>(object: Value) -> Option<K::Facts> {
@@ -26,9 +26,9 @@ fn of_a_node_its_internal_addresses_are_kept() {
     let spec = json!({"podCIDR": nets[0], "podCIDRs": nets});
     let nets = nets.map(|net| net.parse().unwrap()).into();
     let node = json!({"metadata": {"name": "edge1"}, "spec": spec, "status": {"addresses": addresses}});
-    assert_eq!(read::<Node>(node), Some(NodeFacts { ips: ips(&["10.0.0.5", "fd00::5"]), pods: nets }));
+    assert_eq!(read::<NodePart>(node), Some(NodeFacts { ips: ips(&["10.0.0.5", "fd00::5"]), pods: nets }));
     assert_eq!(
-        read::<Node>(json!({"metadata": {"name": "new"}})),
+        read::<NodePart>(json!({"metadata": {"name": "new"}})),
         Some(NodeFacts { ips: ips(&[]), pods: [].into() })
     );
 }
@@ -36,7 +36,7 @@ fn of_a_node_its_internal_addresses_are_kept() {
 #[test]
 fn a_pod_has_addresses_of_its_own_while_it_runs_and_is_not_in_its_nodes_network() {
     let pod = |phase: &str, host: bool| {
-        read::<Pod>(json!({
+        read::<PodPart>(json!({
             "metadata": {"name": "p", "namespace": "n", "managedFields": [{"fieldsV1": {"f:spec": {}}}]},
             "spec": {"nodeName": "edge1", "hostNetwork": host, "containers": [{"name": "c"}]},
             "status": {"phase": phase, "podIP": "10.244.0.7", "podIPs": [{"ip": "10.244.0.7"}, {"ip": "fd01::7"}]},
@@ -48,12 +48,13 @@ fn a_pod_has_addresses_of_its_own_while_it_runs_and_is_not_in_its_nodes_network(
     for (phase, host) in [("Running", true), ("Succeeded", false), ("Failed", false)] {
         assert_eq!(pod(phase, host), kept(&[]), "{phase}");
     }
-    assert_eq!(read::<Pod>(json!({"metadata": {"name": "p"}, "spec": {}})), None, "it has no node yet");
+    assert_eq!(read::<PodPart>(json!({"metadata": {"name": "p"}, "spec": {}})), None, "it has no node yet");
 }
 
 #[test]
 fn of_a_service_its_addresses_and_tcp_ports_are_kept() {
-    let service = |spec| read::<Service>(json!({"metadata": {"name": "s", "namespace": "n"}, "spec": spec}));
+    let service =
+        |spec| read::<ServicePart>(json!({"metadata": {"name": "s", "namespace": "n"}, "spec": spec}));
     let ports = json!([{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "tcp", "port": 53, "protocol": "TCP"}, {"port": 80}]);
     let whole =
         service(json!({"type": "ClusterIP", "clusterIPs": ["10.96.0.10", "fd96::a"], "ports": ports}));
@@ -75,16 +76,19 @@ fn of_a_slice_what_is_ready_is_kept() {
     ]);
     let meta =
         json!({"name": "s-1", "namespace": "n", "labels": {"kubernetes.io/service-name": "s", "other": "x"}});
-    let kept = read::<Slice>(
+    let kept = read::<SlicePart>(
         json!({"metadata": meta, "endpoints": endpoints, "ports": [{"name": "", "port": 8080}]}),
     );
     let one = ReadyEndpoint { ip: "10.0.0.1".parse().unwrap(), node: Some("edge1".parse().unwrap()) };
     let three = ReadyEndpoint { ip: "10.0.0.3".parse().unwrap(), node: None };
     let ports = [port("", 8080)].into();
     assert_eq!(kept, Some(SliceFacts { service: "n/s".into(), ports, ready: [one, three].into() }));
-    let empty = read::<Slice>(json!({"metadata": meta, "endpoints": null, "ports": null})).unwrap();
+    let empty = read::<SlicePart>(json!({"metadata": meta, "endpoints": null, "ports": null})).unwrap();
     assert!(empty.ready.is_empty() && empty.ports.is_empty());
-    assert_eq!(read::<Slice>(json!({"metadata": {"name": "s-1", "namespace": "n"}, "endpoints": []})), None);
+    assert_eq!(
+        read::<SlicePart>(json!({"metadata": {"name": "s-1", "namespace": "n"}, "endpoints": []})),
+        None
+    );
 }
 
 #[test]
@@ -94,7 +98,7 @@ fn what_people_write_of_services_is_read_line_by_line() {
         json!({"metadata": {"name": "c"}, "data": {"user_services": text, "services": "a.b edge"}}),
     )
     .unwrap();
-    let expected = [("shop/web".to_owned(), Side::Edge), ("shop/db".to_owned(), Side::Cloud)];
+    let expected = [("shop/web".to_owned(), ServiceSide::Edge), ("shop/db".to_owned(), ServiceSide::Cloud)];
     assert_eq!(cache.sides(), HashMap::from(expected));
     let empty: Cache = serde_json::from_value(json!({"metadata": {"name": "c"}})).unwrap();
     assert!(empty.sides().is_empty());

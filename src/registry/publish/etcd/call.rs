@@ -35,7 +35,7 @@ mod wire {
 /// Why etcd did not do as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// There is no member to ask.
+    /// The list of members is empty.
     #[error("no etcd member is named")]
     NoMember,
     /// It cannot be reached. Usual causes: it is down, a firewall, or TLS that does not fit.
@@ -54,7 +54,7 @@ pub enum EtcdError {
     Password {
         /// Which file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
     /// It answered no.
@@ -72,7 +72,7 @@ pub enum EtcdError {
 
 /// What an error asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ErrorKind {
     /// To log in again.
     LoggedOut,
     /// A new lease.
@@ -90,17 +90,17 @@ pub(super) struct Connection {
 }
 
 impl EtcdError {
-    pub(super) fn kind(&self) -> Kind {
+    pub(super) fn kind(&self) -> ErrorKind {
         match self {
-            Self::LeaseLost => Kind::LeaseLost,
+            Self::LeaseLost => ErrorKind::LeaseLost,
             Self::Refused { status, .. } => match status.code() {
-                Code::Unauthenticated => Kind::LoggedOut,
+                Code::Unauthenticated => ErrorKind::LoggedOut,
                 // A token from before users or roles were changed.
-                Code::InvalidArgument if status.message().contains("auth") => Kind::LoggedOut,
-                Code::NotFound => Kind::LeaseLost,
-                _ => Kind::Other,
+                Code::InvalidArgument if status.message().contains("auth") => ErrorKind::LoggedOut,
+                Code::NotFound => ErrorKind::LeaseLost,
+                _ => ErrorKind::Other,
             },
-            _ => Kind::Other,
+            _ => ErrorKind::Other,
         }
     }
 }
@@ -116,7 +116,8 @@ impl Connection {
         let unreachable =
             |cause: &dyn fmt::Display| EtcdError::Unreachable { at: at.clone(), cause: cause.to_string() };
         // "http" though it may be TLS: tonic must leave that to our connector.
-        let endpoint = Endpoint::from_shared(format!("http://{at}")).map_err(|e| unreachable(&told(&e)))?;
+        let endpoint =
+            Endpoint::from_shared(format!("http://{at}")).map_err(|e| unreachable(&cause_of(&e)))?;
         let endpoint = endpoint.timeout(CALL_TIMEOUT);
         let target = at.clone();
         let connector = tower::service_fn(move |_: Uri| {
@@ -126,7 +127,7 @@ impl Connection {
         let opened = timeout(CALL_TIMEOUT, endpoint.connect_with_connector(connector)).await;
         let channel = opened
             .map_err(|_| unreachable(&format_args!("no answer within {CALL_TIMEOUT:?}")))?
-            .map_err(|e| unreachable(&told(&e)))?;
+            .map_err(|e| unreachable(&cause_of(&e)))?;
         let mut connection = Self { at: at.clone(), channel, token: None };
         if let Some((user, password_file)) = login {
             connection.token = Some(connection.authenticate(user, password_file).await?);
@@ -137,17 +138,17 @@ impl Connection {
     /// A lease of this length; its id.
     pub(super) async fn grant(&self, length: Duration) -> Result<i64, EtcdError> {
         let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
-        let asked = wire::LeaseGrantRequest { ttl, id: 0 };
-        let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(asked)).await;
-        Ok(self.heard(answer)?.id)
+        let message = wire::LeaseGrantRequest { ttl, id: 0 };
+        let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
+        Ok(self.checked(answer)?.id)
     }
 
     /// Whether there still is such a lease, from now on for its whole length.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<bool, EtcdError> {
-        let asked = stream::iter([wire::LeaseKeepAliveRequest { id }]);
+        let message = stream::iter([wire::LeaseKeepAliveRequest { id }]);
         let asking = async {
-            let answer = LeaseClient::new(self.channel.clone()).lease_keep_alive(self.request(asked)).await;
-            let answer = self.heard(answer)?.message().await;
+            let answer = LeaseClient::new(self.channel.clone()).lease_keep_alive(self.request(message)).await;
+            let answer = self.checked(answer)?.message().await;
             answer.map_err(|status| self.refused(status))
         };
         let answer = timeout(CALL_TIMEOUT, asking).await;
@@ -157,31 +158,31 @@ impl Connection {
 
     /// Ends a lease, and with it its keys. One that is gone already is ended.
     pub(super) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
-        let asked = self.request(wire::LeaseRevokeRequest { id });
-        match LeaseClient::new(self.channel.clone()).lease_revoke(asked).await {
+        let message = self.request(wire::LeaseRevokeRequest { id });
+        match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
             Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
             _ => Ok(()),
         }
     }
 
     pub(super) async fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> Result<(), EtcdError> {
-        let asked = wire::PutRequest { key: key.into(), value: value.into(), lease };
-        let answer = KvClient::new(self.channel.clone()).put(self.request(asked)).await;
-        self.heard(answer).map(drop)
+        let message = wire::PutRequest { key: key.into(), value: value.into(), lease };
+        let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
+        self.checked(answer).map(drop)
     }
 
     pub(super) async fn delete(&self, key: Vec<u8>) -> Result<(), EtcdError> {
-        let asked = self.request(wire::DeleteRangeRequest { key: key.into() });
-        let answer = KvClient::new(self.channel.clone()).delete_range(asked).await;
-        self.heard(answer).map(drop)
+        let message = self.request(wire::DeleteRangeRequest { key: key.into() });
+        let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
+        self.checked(answer).map(drop)
     }
 
     async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
         let password = tokio::fs::read_to_string(file).await;
         let password = password.map_err(|cause| EtcdError::Password { path: file.to_owned(), cause })?;
         let password = password.trim_end_matches(['\r', '\n']).to_owned();
-        let asked = Request::new(wire::AuthenticateRequest { name: user.to_owned(), password });
-        let answer = self.heard(AuthClient::new(self.channel.clone()).authenticate(asked).await)?;
+        let message = Request::new(wire::AuthenticateRequest { name: user.to_owned(), password });
+        let answer = self.checked(AuthClient::new(self.channel.clone()).authenticate(message).await)?;
         answer.token.parse().map_err(|_| self.refused(Status::internal("a token that cannot be sent")))
     }
 
@@ -193,7 +194,7 @@ impl Connection {
         request
     }
 
-    fn heard<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, EtcdError> {
+    fn checked<T>(&self, answer: Result<Response<T>, Status>) -> Result<T, EtcdError> {
         answer.map(Response::into_inner).map_err(|status| self.refused(status))
     }
 
@@ -224,10 +225,10 @@ async fn connect(at: &Target, tls: Option<Arc<ClientConfig>>, resolver: &Resolve
 }
 
 /// An error with its causes: tonic's own words are just "transport error".
-fn told(error: &dyn std::error::Error) -> String {
+fn cause_of(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.last().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// For a connection and for each call: a lease must survive a member that says nothing, and the next one's turn.
+/// For a connection and for each call: a lease must outlast one member that does not answer and the try at the next.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);

@@ -8,44 +8,44 @@ use crate::protocol::{Code, Peer, Refusal, RelayRequest};
 use crate::route::Room;
 
 /// Answers a request that came over a link. `room` limits the searches that this link may cause at once.
-pub(super) fn answer(asked: RelayRequest, shared: &PodContext, room: &Room) {
-    match &asked.from().peer {
+pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
+    match &request.from().peer {
         // An edge does not reach its own node through a pod: with that name it asks for a target of the cloud.
-        Peer::Edge(edge) if edge == asked.node() && asked.instance().is_none() => dial(asked, shared),
-        Peer::Edge(edge) if edge == asked.node() => relay(asked, shared, room),
+        Peer::Edge(edge) if edge == request.node() && request.instance().is_none() => dial(request, shared),
+        Peer::Edge(edge) if edge == request.node() => relay(request, shared, room),
         Peer::Edge(_) | Peer::Cloud(_) => {
-            if shared.reachable.iter().any(|glob| glob.matches(asked.node())) {
-                return relay(asked, shared, room);
+            if shared.reachable.iter().any(|glob| glob.matches(request.node())) {
+                return relay(request, shared, room);
             }
-            let why = format!("edges may not reach node {} through this pod", asked.node());
-            asked.refuse(Refusal::new(Code::NotAllowed, why));
+            let why = format!("edges may not reach node {} through this pod", request.node());
+            request.refuse(Refusal::new(Code::NotAllowed, why));
         }
         Peer::Pod => {
-            if let Some((asked, plain)) = shared.route.pass(asked) {
-                bridge::lead(asked, plain, shared);
+            if let Some((request, plain)) = shared.route.pass(request) {
+                bridge::lead(request, plain, shared);
             }
         }
     }
 }
 
 /// Relays the request in a task of its own, as the search for a path may take seconds.
-fn relay(asked: RelayRequest, shared: &PodContext, room: &Room) {
-    let span = info_span!("relay", node = %asked.node());
+fn relay(request: RelayRequest, shared: &PodContext, room: &Room) {
+    let span = info_span!("relay", node = %request.node());
     let (room, shared) = (room.clone(), shared.clone());
     shared.ground.drain.clone().spawn(span, async move {
-        if let Some((asked, plain)) = Box::pin(shared.route.relay(asked, &room)).await {
-            bridge::lead(asked, plain, &shared);
+        if let Some((request, plain)) = Box::pin(shared.route.relay(request, &room)).await {
+            bridge::lead(request, plain, &shared);
         }
     });
 }
 
 /// Dials a target of the cloud for an edge.
-fn dial(asked: RelayRequest, shared: &PodContext) {
+fn dial(request: RelayRequest, shared: &PodContext) {
     if shared.stopping.is_cancelled() {
         // With this code the edge asks the pod that it links to next.
-        return asked.refuse(Refusal::new(Code::NotHere, "this pod is stopping"));
+        return request.refuse(Refusal::new(Code::NotHere, "this pod is stopping"));
     }
-    if let Some(offer) = asked.offer() {
+    if let Some(offer) = request.offer() {
         shared.backend.take(offer);
     }
 }

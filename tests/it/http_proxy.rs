@@ -1,0 +1,120 @@
+//! The HTTP proxy: CONNECT and plain requests, one port.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::clients::{self, ESTABLISHED, echoed, head};
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all};
+use crate::support::{soon, targets};
+
+fn pod(place: &TestDir, more: &str) -> (TestPod, SocketAddr) {
+    let pod = TestPod::with(place, &format!("[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}"));
+    let port = pod.pod.bound.clients.iter().find(|(name, _)| *name == "http_proxy").unwrap().1;
+    (pod, port)
+}
+
+/// A web server that answers each request with its name and the request's head, and keeps its connections.
+async fn site(name: &'static str) -> SocketAddr {
+    targets::serve(move |mut socket| async move {
+        loop {
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                let Ok(byte) = socket.read_u8().await else { return };
+                asked.push(byte);
+            }
+            let body = format!("{name}\n{}", String::from_utf8_lossy(&asked));
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            if socket.write_all(answer.as_bytes()).await.is_err() {
+                return;
+            }
+        }
+    })
+    .await
+}
+
+/// The body of the next answer on a connection that is kept.
+async fn body(client: &mut TcpStream) -> String {
+    let head = head(client).await.to_lowercase();
+    assert!(head.starts_with("http/1.1 200 ok\r\n") && !head.contains("connection: close"), "{head}");
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    let mut body = vec![0; length.parse().unwrap()];
+    soon("a body", client.read_exact(&mut body)).await.unwrap();
+    String::from_utf8(body).unwrap()
+}
+
+#[tokio::test]
+async fn each_plain_request_of_one_connection_goes_where_its_own_url_says() {
+    let place = TestDir::new();
+    let (pod, port) = pod(&place, "");
+    let edges = [edge(&place, &pod, "node1").await, edge(&place, &pod, "node2").await];
+    let sites = [("node1", site("first").await), ("node2", site("second").await)];
+    let mut client = TcpStream::connect(port).await.unwrap();
+    for (node, site) in [sites[0], sites[1], sites[1], sites[0]] {
+        let target = at(node, site);
+        // Another Host does not count beside a URL.
+        let ask = format!(
+            "GET http://{target}/metrics?a=b HTTP/1.1\r\nHost: elsewhere:1\r\nProxy-Authorization: Basic eDp5\r\n\
+             Proxy-Connection: keep-alive\r\n\r\n"
+        );
+        client.write_all(ask.as_bytes()).await.unwrap();
+        let told = body(&mut client).await;
+        let name = if node == "node1" { "first" } else { "second" };
+        let wanted = format!("{name}\nGET /metrics?a=b HTTP/1.1\r\nHost: {target}\r\n\r\n");
+        assert_eq!(told.to_lowercase(), wanted.to_lowercase());
+    }
+    // SuperEdge takes a Host for a URL that has none.
+    let target = at("node1", sites[0].1);
+    client.write_all(format!("GET / HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes()).await.unwrap();
+    assert!(body(&mut client).await.starts_with("first\n"));
+    drop(client);
+    pod.forgets_all().await;
+    for edge in &edges {
+        edge_forgets_all(edge).await;
+    }
+}
+
+#[tokio::test]
+async fn connect_is_served_at_the_same_port_in_whatever_pieces_it_comes() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (pod, port) = pod(&place, "");
+    let _edge = edge(&place, &pod, "node1").await;
+    let ask = format!("CONNECT {} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nearly", at("node1", echo));
+    for first in [1, 7, 8, ask.len()] {
+        let mut client = TcpStream::connect(port).await.unwrap();
+        client.set_nodelay(true).unwrap();
+        client.write_all(&ask.as_bytes()[..first]).await.unwrap();
+        tokio::task::yield_now().await;
+        client.write_all(&ask.as_bytes()[first..]).await.unwrap();
+        assert_eq!(head(&mut client).await, ESTABLISHED, "{first}");
+        let mut early = [0; 5];
+        soon("what came early", client.read_exact(&mut early)).await.unwrap();
+        assert_eq!(&early, b"early");
+        echoed(&mut client, "hello").await;
+    }
+    pod.forgets_all().await;
+    assert_eq!(pod.pod.metrics.sessions.ended("http_proxy", "over"), 4);
+}
+
+#[tokio::test]
+async fn what_is_no_request_for_a_node_is_told_so() {
+    let place = TestDir::new();
+    let (_pod, port) = pod(&place, "");
+    for (ask, told) in [
+        ("GET http://10.0.0.7:80/ HTTP/1.1\r\n\r\n", "421 the node of 10.0.0.7:80 cannot be told"),
+        ("GET http://127.0.0.1:80/ HTTP/1.1\r\n\r\n", "421 "),
+        ("GET https://node1/ HTTP/1.1\r\n\r\n", "400 bad request: only http://"),
+        ("GET http://node9/ HTTP/1.1\r\n\r\n", "502 node node9 is not connected"),
+        ("GET / HTTP/1.1\r\nHost:\r\n\r\n", "400 "),
+        ("nonsense\r\n\r\n", "400 "),
+        ("CONNECT node9:22 HTTP/1.1\r\n\r\n", "502 node node9 is not connected"),
+    ] {
+        let mut client = TcpStream::connect(port).await.unwrap();
+        client.write_all(ask.as_bytes()).await.unwrap();
+        let answer = head(&mut client).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {told}")), "{ask}: {answer}");
+    }
+    // Who goes without a word is no request.
+    clients::reset(TcpStream::connect(port).await.unwrap());
+}

@@ -1,0 +1,264 @@
+//! Ports for one port of every node: HTTPS that ends at the pod and begins again at the edge, and HTTP by Host.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tunnel::edge::Edge;
+use tunnel::net::reload::Reload;
+use tunnel::net::tls::{
+    ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
+};
+
+use crate::support::programs::{NAME, TestDir, TestPod, edge_forgets_all, edge_with};
+use crate::support::{soon, targets, wait_until};
+
+/// A web server behind TLS that asks for certificates, and how many connections it was given.
+async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
+    let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let clients = ClientCertificates::Optional(place.files.ca.clone());
+    let server = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let (tls, count): (Reload<ServerConfig>, _) = (server.load().unwrap(), Arc::<AtomicUsize>::default());
+    let counted = count.clone();
+    let at = targets::serve(move |socket| {
+        let (tls, counted) = (tls.load(), counted.clone());
+        async move {
+            let Ok(mut stream) = TlsAcceptor::from(tls).accept(socket).await else { return };
+            counted.fetch_add(1, Relaxed);
+            let known = stream.get_ref().1.peer_certificates().is_some();
+            let _ = web(&mut stream, if known { "known" } else { "unknown" }).await;
+            let _ = stream.shutdown().await;
+        }
+    })
+    .await;
+    (at, count)
+}
+
+/// Answers requests: `/exec` changes the protocol to an echo, `/sum` has trailers, `/put` wants a body of 4 bytes.
+async fn web<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, client: &str) -> io::Result<()> {
+    loop {
+        let head = head(stream).await?;
+        let answer = if head.starts_with("GET /exec ") {
+            let changed =
+                "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nhi";
+            stream.write_all(changed.as_bytes()).await?;
+            let mut buffer = [0; 1024];
+            loop {
+                match stream.read(&mut buffer).await? {
+                    0 => return stream.write_all(b"bye").await,
+                    n => stream.write_all(&buffer[..n]).await?,
+                }
+                stream.flush().await?;
+            }
+        } else if head.starts_with("GET /sum ") {
+            "HTTP/1.1 200 OK\r\nTrailer: X-Sum\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\nX-Sum: 2\r\n\r\n"
+                .to_owned()
+        } else if head.starts_with("PUT /put ") {
+            stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+            stream.flush().await?;
+            let mut body = [0; 4];
+            stream.read_exact(&mut body).await?;
+            format!("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n{}", String::from_utf8_lossy(&body))
+        } else {
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{client}", client.len())
+        };
+        stream.write_all(answer.as_bytes()).await?;
+        stream.flush().await?;
+    }
+}
+
+async fn head<S: AsyncRead + Unpin>(stream: &mut S) -> io::Result<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(soon("a head", stream.read_u8()).await?);
+    }
+    Ok(String::from_utf8(head).unwrap())
+}
+
+async fn say<S: AsyncWrite + Unpin>(stream: &mut S, text: &str) {
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream.flush().await.unwrap();
+}
+
+async fn hears<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
+    let mut heard = vec![0; text.len()];
+    soon(text, stream.read_exact(&mut heard)).await.unwrap();
+    assert_eq!(String::from_utf8(heard).unwrap(), text);
+}
+
+/// A pod whose HTTPS port stands for that port of every node, and an edge that shows targets a certificate.
+async fn terminating(place: &TestDir, target: SocketAddr) -> (TestPod, Edge) {
+    let dir = place.path().display();
+    let more = format!(
+        "[mode.cloud.https]\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
+         names = [\"apiserver\"]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{target}\" }}\n"
+    );
+    let pod = TestPod::with(place, &more);
+    let identity = place.client("apiserver");
+    let (cert, key) = (identity.cert.display(), identity.key.display());
+    let edge =
+        edge_with(place, &pod, "node-a", &format!("[mode.edge.https]\ncert = \"{cert}\"\nkey = \"{key}\"\n"))
+            .await;
+    (pod, edge)
+}
+
+/// A TLS connection that sends this server name, and shows a certificate if there is one.
+async fn dial(
+    pod: &TestPod,
+    name: &str,
+    identity: Option<Identity>,
+    alpn: &[&str],
+) -> io::Result<TlsStream<TcpStream>> {
+    let alpn = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let config = ClientSettings { trust: Trust::Anyone, identity, alpn }.load().unwrap();
+    let socket = pod.client("https").await;
+    soon("a handshake", TlsConnector::from(config.load()).connect(server_name(name).unwrap(), socket)).await
+}
+
+fn get(host: &str, path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")
+}
+
+#[tokio::test]
+async fn many_requests_share_one_session_and_the_edge_shows_its_certificate() {
+    let place = TestDir::new();
+    let (target, connections) = web_tls(&place).await;
+    let (pod, edge) = terminating(&place, target).await;
+    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &["h2", "http/1.1"]).await.unwrap();
+    assert_eq!(client.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+    for _ in 0..5 {
+        say(&mut client, &get("node-a:10250", "/pods")).await;
+        hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nknown").await;
+    }
+    assert_eq!((connections.load(Relaxed), pod.pod.metrics.sessions.now("https")), (1, 1));
+    client.shutdown().await.unwrap();
+    drop(client);
+    wait_until("the session is over", || pod.pod.metrics.sessions.ended("https", "over") == 1).await;
+    pod.forgets_all().await;
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn the_server_name_says_which_node_where_host_does_not() {
+    let place = TestDir::new();
+    let (target, _) = web_tls(&place).await;
+    let (pod, _edge) = terminating(&place, target).await;
+    let shows = place.client("apiserver");
+    let mut client = dial(&pod, "node-a", Some(shows.clone()), &[]).await.unwrap();
+    say(&mut client, &get("127.0.0.1:6443", "/exec-not")).await;
+    hears(&mut client, "HTTP/1.1 200 OK\r\n").await;
+    let mut client = dial(&pod, "127.0.0.1", Some(shows), &[]).await.unwrap();
+    say(&mut client, &get("127.0.0.1:6443", "/exec/shop/web/nginx")).await;
+    let told = head(&mut client).await.unwrap();
+    assert!(told.starts_with("HTTP/1.1 421 neither Host nor server name (SNI) names a node"), "{told}");
+}
+
+#[tokio::test]
+async fn an_upgrade_and_trailers_and_100_continue_pass() {
+    let place = TestDir::new();
+    let (target, connections) = web_tls(&place).await;
+    let (pod, edge) = terminating(&place, target).await;
+    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    say(
+        &mut client,
+        "PUT /put HTTP/1.1\r\nHost: node-a\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n",
+    )
+    .await;
+    hears(&mut client, "HTTP/1.1 100 Continue\r\n\r\n").await;
+    say(&mut client, "body").await;
+    hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody").await;
+    say(&mut client, "GET /sum HTTP/1.1\r\nHost: node-a\r\nTE: trailers\r\nConnection: TE\r\n\r\n").await;
+    let answer = head(&mut client).await.unwrap().to_lowercase();
+    assert!(
+        answer.contains("trailer: x-sum\r\n") && answer.contains("transfer-encoding: chunked\r\n"),
+        "{answer}"
+    );
+    hears(&mut client, "2\r\nok\r\n0\r\nx-sum: 2\r\n\r\n").await;
+    say(
+        &mut client,
+        "GET /exec HTTP/1.1\r\nHost: node-a\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nearly",
+    )
+    .await;
+    assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 101 Switching Protocols\r\n"));
+    hears(&mut client, "hiearly").await;
+    say(&mut client, "more").await;
+    hears(&mut client, "more").await;
+    client.shutdown().await.unwrap();
+    let mut rest = String::new();
+    soon("the end", client.read_to_string(&mut rest)).await.unwrap();
+    assert_eq!(rest, "bye", "a finished direction is not the end of the other");
+    assert_eq!(connections.load(Relaxed), 1);
+    wait_until("the session is over", || pod.pod.metrics.sessions.ended("https", "over") == 1).await;
+    edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn who_shows_no_certificate_or_another_name_is_not_let_in() {
+    let place = TestDir::new();
+    let (target, connections) = web_tls(&place).await;
+    let (pod, _edge) = terminating(&place, target).await;
+    let refused = async {
+        let mut client = dial(&pod, NAME, None, &[]).await?;
+        client.write_all(get("node-a", "/").as_bytes()).await?;
+        head(&mut client).await
+    };
+    refused.await.unwrap_err();
+    let mut client = dial(&pod, NAME, Some(place.client("somebody")), &[]).await.unwrap();
+    say(&mut client, &get("node-a", "/")).await;
+    assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 403 "));
+    assert_eq!(connections.load(Relaxed), 0);
+    let h2 = dial(&pod, NAME, Some(place.client("apiserver")), &["h2"]).await.unwrap_err();
+    assert!(
+        h2.to_string().contains("no_application_protocol")
+            || h2.to_string().contains("NoApplicationProtocol"),
+        "{h2}"
+    );
+}
+
+#[tokio::test]
+async fn a_target_that_speaks_no_tls_is_told_to_the_client() {
+    let place = TestDir::new();
+    let plain = targets::serve(|mut socket| async move {
+        let _ = socket.read_u8().await;
+        let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+    })
+    .await;
+    let (pod, _edge) = terminating(&place, plain).await;
+    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    say(&mut client, &get("node-a", "/")).await;
+    let told = head(&mut client).await.unwrap();
+    let cause = format!("HTTP/1.1 502 node node-a: TLS with {plain}: it does not speak TLS\r\n");
+    assert!(told.starts_with(&cause), "{told}");
+}
+
+#[tokio::test]
+async fn metrics_tools_reach_a_node_by_host() {
+    let place = TestDir::new();
+    let node = targets::serve(|mut socket| async move {
+        let _ = web(&mut socket, "metrics").await;
+    })
+    .await;
+    let more = format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{node}\" }}\n");
+    let pod = TestPod::with(&place, &more);
+    let _edge = edge_with(&place, &pod, "node-a", "").await;
+    let mut client = pod.client("http").await;
+    for _ in 0..2 {
+        say(&mut client, &get("node-a:10255", "/metrics")).await;
+        hears(&mut client, "HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nmetrics").await;
+    }
+    say(&mut client, &get("node-b:10255", "/metrics")).await;
+    let told = head(&mut client).await.unwrap();
+    assert!(told.starts_with("HTTP/1.1 502 node node-b is not connected"), "{told}");
+    let mut client = pod.client("http").await;
+    say(&mut client, &get("127.0.0.1:10255", "/metrics")).await;
+    assert!(head(&mut client).await.unwrap().starts_with("HTTP/1.1 421 "));
+    let mut client = pod.client("http").await;
+    say(&mut client, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    hears(&mut client, "HTTP/1.1 400 only HTTP/1.1 is served here\r\n").await;
+}

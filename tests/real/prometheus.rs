@@ -1,0 +1,77 @@
+//! Prometheus in the cloud scrapes nodes that only the tunnel reaches.
+
+use serde_json::{Value, json};
+
+use crate::network::{Network, POD};
+use crate::parts::have;
+use crate::process::{PATIENCE, Running};
+use crate::wait::wait_until;
+
+#[test]
+fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_name() {
+    if !have(&["prometheus", "busybox"]) {
+        return;
+    }
+    let Some(network) = Network::start(2) else { return };
+    let _pages = [1, 2].map(|number| page(&network, number));
+    let tables = format!(
+        "[mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
+[mode.cloud.http]\nlisten_ip = \"{POD}\"\n[mode.cloud.http.addr]\n\"9100\" = \"127.0.0.1:9100\"\n"
+    );
+    let _pod = network.pod(POD, &tables);
+    let _edges = [1, 2].map(|number| network.edge(number, POD, ""));
+    let _prometheus = prometheus(
+        &network,
+        &[("proxy", json!({"proxy_url": format!("http://{POD}:8080")})), ("name", json!({}))],
+    );
+    for job in ["proxy", "name"] {
+        for node in ["node1", "node2"] {
+            wait_until(&format!("{node} is scraped by {job}"), PATIENCE, || {
+                asked(&network, job, &format!("{node}:9100")) == [node]
+            });
+        }
+    }
+}
+
+/// What the page of an instance has said, as Prometheus tells it.
+fn asked(network: &Network, job: &str, instance: &str) -> Vec<String> {
+    let query = format!("page{{job=\"{job}\",instance=\"{instance}\"}}");
+    let line =
+        format!("curl -sf -m 5 -G --data-urlencode 'query={query}' http://127.0.0.1:9090/api/v1/query");
+    let said: Value = serde_json::from_str(&network.tries(&line).stdout).unwrap_or_default();
+    let found = said["data"]["result"].as_array().cloned().unwrap_or_default();
+    found.iter().map(|series| series["metric"]["of"].as_str().unwrap().to_owned()).collect()
+}
+
+/// A page of metrics on a node, which says whose it is.
+fn page(network: &Network, number: usize) -> Running {
+    let dir = network.place.path().join(format!("page{number}"));
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("metrics"), format!("page{{of=\"node{number}\"}} 1\n")).unwrap();
+    let mut httpd = network.edges[number - 1].command("busybox");
+    httpd.args(["httpd", "-f", "-p", "127.0.0.1:9100", "-h"]).arg(&dir);
+    Running::start(&format!("httpd{number}"), network.place.path(), &mut httpd)
+}
+
+/// One that asks both nodes each second, in each of these ways.
+fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
+    let dir = network.place.path();
+    let job = |(name, more): &(&str, Value)| {
+        let mut job =
+            json!({"job_name": name, "static_configs": [{"targets": ["node1:9100", "node2:9100"]}]});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let config = json!({
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "scrape_configs": jobs.iter().map(job).collect::<Vec<_>>(),
+    });
+    std::fs::write(dir.join("prometheus.yml"), config.to_string()).unwrap();
+    let mut command = network.cloud.command("prometheus");
+    command
+        .arg("--config.file")
+        .arg(dir.join("prometheus.yml"))
+        .arg("--storage.tsdb.path")
+        .arg(dir.join("tsdb"));
+    Running::start("prometheus", dir, command.arg("--web.listen-address=127.0.0.1:9090"))
+}
