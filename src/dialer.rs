@@ -32,7 +32,7 @@ pub struct TargetDialer {
     pub targets: Arc<ArcSwap<Targets>>,
     /// Where this process itself listens: never dialled.
     pub listening: Listening,
-    /// Who is asked for names.
+    /// Resolves names.
     pub resolver: Resolver,
 }
 
@@ -235,7 +235,7 @@ impl DirectDialer {
         all || self.listed.targets.load().name_port(port)
     }
 
-    /// Connects to a target; `all`: for a client who may have all that is not off limits. Cancel safe.
+    /// Connects to a target; `all`: for a client that may have every target that is not off limits. Cancel safe.
     ///
     /// # Errors
     ///

@@ -117,7 +117,7 @@ impl Proven {
                 let why = format!("the token of node {} was revoked", hello.node);
                 table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
             }
-            // A busy process or a slow line may take longer than the least time; who is silent is not waited for.
+            // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
             let said = async {
                 let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
                 while revoked.iter().any(|proof| !proof.sender.is_closed() && says(&proof.sender)) {

@@ -54,7 +54,7 @@ impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
         let Some(slot) = visit.slot() else { return Handshake::Failed { cause: "tls", socket: None } };
         let unshaken = match self.acceptor.accept(socket, visit.from(), slot).await {
             Ok(shaken) => {
-                // From now on it is the client who is silent.
+                // From now on this process waits for the client.
                 slot.waits();
                 if let Some(names) = shaken.names() {
                     visit.proof = Proof::Certificate(names);

@@ -22,7 +22,7 @@ impl Uplinks {
         Arc::new(Self { node, links: Mutex::default(), came: Awaited::default() })
     }
 
-    /// The node that this edge is. Who asks for that name through the cloud means the cloud itself.
+    /// The node that this edge is. A request for that name through the cloud means the cloud itself.
     pub fn node(&self) -> &NodeName {
         &self.node
     }

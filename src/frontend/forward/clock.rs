@@ -12,14 +12,14 @@ use tokio::time::Instant;
 use crate::frontend::HEAD_TIME;
 use crate::net::hooked::ReadHook;
 
-/// What a client is at, and since when.
+/// What a client's connection is doing, and since when.
 #[derive(Debug)]
 pub(super) struct Clock(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     phase: Phase,
-    /// Since that was last asked.
+    /// Whether an answer was completed since the last look.
     answered: bool,
 }
 
@@ -47,7 +47,7 @@ pub(super) enum Deadline {
 pub(super) struct Heard(pub(super) Arc<Clock>);
 
 impl Clock {
-    /// Of a client that has just come, and is expected to ask for something.
+    /// The clock of a client that has just come, and is expected to send a request.
     pub(super) fn new() -> Self {
         Self(Mutex::new(Inner { phase: Phase::Head(Instant::now()), answered: false }))
     }

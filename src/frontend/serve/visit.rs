@@ -167,7 +167,7 @@ impl<'a> Visit<'a> {
         }
     }
 
-    /// The client was answered: from now on it is the one who is silent.
+    /// The client was answered: from now on this process waits for it.
     pub fn waits(&self) {
         if let Some(slot) = &self.door {
             slot.waits();

@@ -1,10 +1,10 @@
 //! Who sends next on a link: a clock that counts bytes.
 //!
 //! Each session has an account of what it has sent, in bytes, with a few added for each frame. Next is the one whose
-//! next frame ends earliest on its account; ordering by the end, not the start, lets a keystroke pass those who woke
+//! next frame ends earliest on its account; ordering by the end, not the start, lets a keystroke pass those that woke
 //! together with it. One that was silent enters at most [`HEAD_START`] behind the clock, so a keystroke waits for the
-//! frame on the wire and no other, and who keeps coming back with a little gains nothing over those with a backlog.
-//! Knows nothing of links and sessions; reads no clock but its own.
+//! frame on the wire and no other, and a session that keeps coming back with a little gains nothing over those with a
+//! backlog. Knows nothing of links and sessions; reads no clock but its own.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;

@@ -15,7 +15,7 @@ pub(super) struct EndedSessions {
 }
 
 impl EndedSessions {
-    /// The answer to who asks for a session that ended not long ago: it may have missed the first one.
+    /// The answer to a request for a session that ended not long ago: the peer may have missed the first answer.
     pub(super) fn refusal(&self, id: SessionId) -> Option<Refusal> {
         self.ids.get(&id).map(|(_, code)| Refusal::new(*code, "this session has ended"))
     }

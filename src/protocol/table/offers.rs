@@ -25,7 +25,7 @@ pub(super) struct ReceivedOpen {
     pub(super) key: SessionKey,
     /// The target to dial.
     pub(super) target: Target,
-    /// Who asks, for the log.
+    /// The opener, for the log.
     pub(super) client: String,
     /// Who opens the session, where that is known.
     pub(super) opener: Option<Opener>,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::registry::siblings::Unreachable;
 
-/// No pod has the node: who was asked, and with which result.
+/// No pod has the node: the pods that were asked, and their answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotFound {
     /// How long ago the node was last linked here, if ever.

@@ -13,7 +13,7 @@ use crate::names::NodeName;
 use crate::net::resolver::{LookupError, Resolver};
 use crate::policy::{Nameless, Zone};
 
-/// Who is asked.
+/// Decides which nodes may have a record; DNS has the addresses that a name has already.
 pub struct Vet {
     /// For the addresses that a name has already.
     resolver: Resolver,

@@ -93,8 +93,8 @@ impl Sibling {
         matches!(&*self.state.borrow(), State::Never(Unreachable::Itself(_)))
     }
 
-    /// The link, made if there is none. Waits at most 1 s for one; who comes later waits only what is left of it, and
-    /// for a while after a failure nobody waits at all. Cancel safe.
+    /// The link, made if there is none. Waits at most 1 s for one; a later call waits only what is left of it, and for
+    /// a while after a failure nobody waits at all. Cancel safe.
     pub(super) async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
         let mut state = self.state.subscribe();
         let begun = Instant::now();

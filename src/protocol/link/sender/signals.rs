@@ -77,7 +77,7 @@ impl LinkSender {
         room
     }
 
-    /// A frame about a session: on an edge's link only what asks names another node than the link's.
+    /// A frame about a session: on an edge's link only Open and Resume have another node than the link's.
     pub(crate) fn frame(&self, session: &SessionKey, frame: SessionFrame) -> Frame {
         let asks = matches!(frame, SessionFrame::Open { .. } | SessionFrame::Resume { .. });
         let node = self.peer.node().filter(|_| !asks).unwrap_or(&session.node).clone();

@@ -18,7 +18,7 @@ pub(super) struct Waiting {
     pub(super) pong: Option<Option<u64>>,
     pub(super) ping: bool,
     /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the
-    /// words of own sessions.
+    /// frames of own sessions.
     pub(super) replies: VecDeque<Frame>,
     pub(super) answers: VecDeque<Arc<dyn FrameSource>>,
     /// Sessions that have a credit to send and no answer; each stands here once at most.
