@@ -206,6 +206,8 @@ where
         };
         let socket = match head {
             Handshake::Opened { session, socket, early } => {
+                // The session has a slot of its own: strangers who fill the door must not end it.
+                drop(visit);
                 let client = Socket::with_early(socket, self.context.pool.clone(), early);
                 return carry(session, LocalPeer::Client, client, &self.context.metrics).await;
             }

@@ -77,6 +77,31 @@ impl FrontEnd<UnixStream> for Lines {
     }
 }
 
+/// After one line that is judged as one of many, the connection is the session's.
+pub(super) struct Switch;
+
+impl FrontEnd<UnixStream> for Switch {
+    const NAME: &'static str = "switch";
+    const CATEGORY: Category = Category::Ssh;
+    type Connection = UnixStream;
+
+    fn span(&self, _from: SocketAddr) -> Span {
+        Span::none()
+    }
+
+    fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
+        Bytes::new()
+    }
+
+    async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
+        let mut line = String::new();
+        BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
+        let permitted = visit.judge(asks(line.trim()), new_trace()).await.unwrap();
+        let session = permitted.open().await.unwrap();
+        Handshake::Opened { session, socket, early: Bytes::new() }
+    }
+}
+
 impl Accept for UnixListener {
     type Stream = UnixStream;
 
