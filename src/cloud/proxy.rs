@@ -11,5 +11,5 @@ pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
     let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
     let guard = gates.prepare(&proxy.access, startup);
     let listener = startup.bind(&format!("mode.cloud.http_proxy.{}", proxy.listen.key), proxy.listen.at);
-    Some(vec![ClientPort::tcp(listener?, guard?, |_| Proxy { home: None })])
+    Some(vec![ClientPort::tcp(listener?, guard?, |_| Proxy)])
 }

@@ -8,10 +8,11 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http::Response;
+use http::request::Parts;
 use tracing::{Span, field, info_span};
 
 use super::Denial;
-use super::serve::{FrontEnd, Granted, Handshake, OpenRequest, Visit};
+use super::serve::{FrontEnd, Granted, Handshake, Visit};
 use crate::net::socket::Connection;
 use crate::protocol::Category;
 
@@ -60,28 +61,18 @@ impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
     }
 
     async fn handshake(&self, socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
-        serve(socket, visit, Ok).await
+        serve(socket, visit).await
     }
 }
 
-/// Serves one CONNECT; `locate` may return the node of its target.
-pub(super) async fn serve<C: Connection>(
-    socket: C,
-    visit: &mut Visit<'_>,
-    locate: impl Fn(OpenRequest) -> Result<OpenRequest, Denial>,
-) -> Handshake<C> {
-    head::handshake(socket, async |head| {
-        open(request::trace(&head.headers), request::parse(head).and_then(locate), visit).await
-    })
-    .await
+/// Serves one CONNECT.
+pub(super) async fn serve<C: Connection>(socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
+    head::handshake(socket, |head| open(head, visit)).await
 }
 
-async fn open(
-    trace: String,
-    request: Result<OpenRequest, Denial>,
-    visit: &mut Visit<'_>,
-) -> Result<Granted, Response<Bytes>> {
-    let opened = visit.open(request, trace).await;
+async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Bytes>> {
+    let trace = request::trace(&head.headers);
+    let opened = visit.open(request::parse(head), trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
 }
 

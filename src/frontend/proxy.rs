@@ -13,18 +13,14 @@ use tracing::{Span, field, info_span};
 
 use super::requests::{Requests, credentials};
 use super::{Denial, FrontEnd, Handshake, OpenRequest, Visit, connect, forward};
-use crate::names::{Host, NameError, NodeName, Target};
+use crate::names::{NameError, Target};
 use crate::net::hooked::{Hooked, ReadHook};
 use crate::net::socket::Connection;
 use crate::protocol::Category;
 
-/// The HTTP proxy of a pod, or of an edge.
+/// The HTTP proxy.
 #[derive(Debug)]
-pub struct Proxy {
-    /// The node at which it serves, for an edge's. Its clients reach other nodes by their names; what has a dot, or is
-    /// an address, is the cloud's, for which an edge asks by its own name.
-    pub home: Option<NodeName>,
-}
+pub struct Proxy;
 
 impl<C: Connection + 'static> FrontEnd<C> for Proxy {
     const NAME: &'static str = "http_proxy";
@@ -46,30 +42,13 @@ impl<C: Connection + 'static> FrontEnd<C> for Proxy {
         let connects = begin == CONNECT;
         let socket = Hooked { io: socket, hook: Begun(begin) };
         let served = if connects {
-            connect::serve(socket, visit, |request| self.locate(request)).await
+            connect::serve(socket, visit).await
         } else {
             let context = visit.context();
-            let parse = |head: &Parts| self.locate(plain(head)?);
-            forward(socket, Requests::new(visit, parse), context).await
+            forward(socket, Requests::new(visit, plain), context).await
         };
         // Its begin was read with the first head.
         served.map(|socket| socket.io)
-    }
-}
-
-impl Proxy {
-    /// At which node an edge's client wants its target.
-    fn locate(&self, request: OpenRequest) -> Result<OpenRequest, Denial> {
-        let Some(home) = &self.home else { return Ok(request) };
-        let node = match &request.target.host {
-            Host::Name(name) if !name.contains('.') => name.parse()?,
-            _ => return Ok(OpenRequest { node: Some(home.clone()), ..request }),
-        };
-        if node == *home {
-            let why = "that is this very node: leave the proxy out to reach it (NO_PROXY)";
-            return Err(Denial::Forbidden(why.to_owned()));
-        }
-        Ok(OpenRequest { node: Some(node), ..request })
     }
 }
 

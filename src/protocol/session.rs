@@ -149,7 +149,11 @@ impl SessionCore {
 
     /// Resets the session from this side; bytes that were not delivered are dropped.
     pub(super) fn reset(self: &Arc<Self>, why: Refusal) {
-        self.act(|inner| inner.state.abandon(why, Instant::now()));
+        self.act(|inner| {
+            // A plain peer answers nothing, and its sessions end with its link.
+            let plain = inner.sender.as_ref().is_some_and(|sender| !sender.resumes);
+            inner.abandon(why, plain)
+        });
         self.depart();
     }
 
@@ -182,9 +186,7 @@ impl SessionCore {
     pub(super) fn reset_unread(self: &Arc<Self>, why: Refusal) {
         self.act(|inner| {
             inner.state.recv.discard();
-            let effects = inner.state.abandon(why, Instant::now());
-            let (gone, at_once) = inner.state.give_way();
-            if gone { at_once } else { effects }
+            inner.abandon(why, true)
         });
     }
 
@@ -278,6 +280,13 @@ impl SessionCore {
 }
 
 impl Inner {
+    /// Gives the session up; `at_once`: nothing of it is kept until the far end has heard of that.
+    fn abandon(&mut self, why: Refusal, at_once: bool) -> Effects {
+        let effects = self.state.abandon(why, Instant::now());
+        let (gone, last) = if at_once { self.state.give_way() } else { (false, effects) };
+        if gone { last } else { effects }
+    }
+
     /// Makes the link of `sender` the one that it runs on. The link before it is left once the lock is released.
     fn move_to(&mut self, sender: &Arc<LinkSender>) {
         if self.sender.as_ref().is_none_or(|o| o.id != sender.id) {

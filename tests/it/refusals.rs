@@ -164,6 +164,10 @@ async fn no_answer_in_time_is_told_as_such() {
     assert!(matches!(open, SessionFrame::Open { .. }), "{open:?}");
     let (again, reset) = silent.word().await;
     assert!(again == id && matches!(reset, SessionFrame::Reset { .. }), "{reset:?}");
+    let (_, SessionFrame::Resume { epoch, .. }) = silent.word().await else {
+        panic!("whether that was heard")
+    };
+    silent.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(Code::Unknown, "") }).await;
     pod.forgets_all().await;
 }
 

@@ -232,9 +232,11 @@ async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
         let dns = Dns::start(says).await;
         let lines = format!("dns = [\"{}\"]\nzone = \"nodes.test\"\n{}", dns.at, pods::siblings(&all));
         let mut pods: Vec<_> = Vec::new();
-        for at in &all {
-            pods.push(Separate::start(pods::config(&place, *at, &lines)).await);
+        // The pod that is asked comes last, so that the others are there when it dials them.
+        for at in all.iter().rev() {
+            pods.insert(0, Separate::start(pods::config(&place, *at, &lines)).await);
         }
+        wait_until("the siblings answer", || pods[0].pod.pod.metrics.links.get() >= 2).await;
         let _edge = edge(&place, &pods[1].pod, "node1").await;
         let begun = Instant::now();
         let mut client = pods[0].pod.open(&at("node1", echo)).await;

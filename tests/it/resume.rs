@@ -193,6 +193,51 @@ async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_
     pod.forgets_all().await;
 }
 
+/// People give up exactly when the line hangs, and what says so is lost with it.
+#[tokio::test]
+async fn an_opening_that_is_given_up_on_a_path_that_is_lost_is_taken_back_over_the_next_one() {
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let mut first = peer::link(&place, &pod, "node1", instance).await;
+    let (answer, (id, open)) = tokio::join!(pod.ask("node1:22"), first.word());
+    assert_eq!(answer.status, 504, "{answer:?}");
+    let SessionFrame::Open { epoch: opened, .. } = open else { panic!("{open:?}") };
+    let (_, told) = first.word().await;
+    assert!(matches!(told, SessionFrame::Reset { epoch, .. } if epoch == opened), "{told:?}");
+    drop(first);
+
+    let mut second = peer::try_link(&place, pod.pod.bound.grpc, "node1", instance).await.unwrap();
+    let (again, resume) = second.word().await;
+    let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
+        panic!("never a second Open: {resume:?}")
+    };
+    assert!(again == id && epoch > opened && named == instance);
+    // The pod on the way has lost it, and another path is found.
+    second.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(Code::NotHere, "gone") }).await;
+    let (_, resume) = second.word().await;
+    let SessionFrame::Resume { epoch: last, .. } = resume else { panic!("{resume:?}") };
+    assert!(last > epoch);
+    second.say(id, SessionFrame::Reset { epoch: last, refusal: Refusal::new(Code::Unknown, "") }).await;
+    pod.forgets_all().await;
+}
+
+/// An answer of *not here* to the question whether it was heard, with nobody yet who seeks a path.
+#[tokio::test]
+async fn an_opening_that_is_given_up_looks_on_when_its_path_does_not_lead_there() {
+    let (place, instance) = (TestDir::new(), Some(Instance::random()));
+    let pod = TestPod::with(&place, "[mode.cloud.session]\nopen_timeout = \"1s\"");
+    let mut edge = peer::link(&place, &pod, "node1", instance).await;
+    let (_, (id, _)) = tokio::join!(pod.ask("node1:22"), edge.word());
+    let (_, told) = edge.word().await;
+    assert!(matches!(told, SessionFrame::Reset { .. }), "{told:?}");
+    for code in [Code::NotHere, Code::Unknown] {
+        let (_, resume) = edge.word().await;
+        let SessionFrame::Resume { epoch, .. } = resume else { panic!("{resume:?}") };
+        edge.say(id, SessionFrame::Reset { epoch, refusal: Refusal::new(code, "") }).await;
+    }
+    pod.forgets_all().await;
+}
+
 #[tokio::test]
 async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_session_runs() {
     let (place, echo) = (TestDir::new(), targets::echo().await);

@@ -37,9 +37,6 @@ impl Hops {
                 been.push(to);
             }
             SessionFrame::Opened { epoch, .. } => ledger.answers(*id, *epoch, from),
-            SessionFrame::Reset { refusal, .. } if refusal.code == Code::GivenUp => {
-                ledger.takes_back(*id, from)
-            }
             // The pod that tried this path may try another one for the same attempt; an opener makes a new attempt.
             SessionFrame::Refused { epoch, refusal } | SessionFrame::Reset { epoch, refusal }
                 if refusal.code == Code::NotHere =>

@@ -115,10 +115,9 @@ impl World {
             ));
         }
         // Each end finds out that nobody is there, by asking or by being told; only where its opener has gone with its
-        // process, or to another process before it was open, or has taken its Open back on a path that was lost with
-        // that, may an acceptor have to wait for the grace time.
+        // process, or to another process before it was open, may an acceptor have to wait for the grace time.
         let one = self.plan.edges + self.plan.impostors == 1;
-        let hears = |name: &str| self.ledger.is_end(name) || one && !self.ledger.was_taken_back(name);
+        let hears = |name: &str| one || self.ledger.is_end(name);
         let waits = |name: &&str| name.starts_with("opener") || hears(name);
         let asks = faithful && self.plan.deaths == 0;
         if asks && self.crowd.names().iter().any(waits) {

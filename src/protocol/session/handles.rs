@@ -14,8 +14,9 @@ use crate::protocol::session::state::Phase;
 use crate::protocol::session::stream::Session;
 use crate::protocol::wire::frame::{Category, Refusal};
 
-/// A session that is asked for and not open yet. Dropping it takes the request back; without a path just then, the
-/// reset goes over the next one, see [`SessionTable::given_up`](crate::protocol::SessionTable::given_up).
+/// A session that is asked for and not open yet. Dropping it takes the request back, on the path that it has, and again on
+/// the next one if there is none just then ([`SessionTable::given_up`](crate::protocol::SessionTable::given_up)) or it is
+/// lost before the far end has answered.
 #[derive(Debug)]
 #[must_use = "dropping an opening takes the request back"]
 pub struct Opening(ResetOnDrop);

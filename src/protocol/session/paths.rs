@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::names::Instance;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::source::LinkId;
-use crate::protocol::session::state::{Effects, Phase};
+use crate::protocol::session::state::Effects;
 use crate::protocol::session::{Parked, SessionCore};
 use crate::protocol::wire::frame::{Code, Refusal};
 
@@ -75,11 +75,12 @@ impl SessionCore {
         self.act(|inner| inner.state.link_ended(link, why, now));
     }
 
-    /// The right to look for a path, if the session needs one and nobody has that right yet. Both are decided under one
-    /// lock, so that two threads that notice the same loss do not both get it.
+    /// The right to look for a path, if the session has none, needs one, and nobody has that right yet. All is decided
+    /// under one lock, so that two threads that notice the same loss do not both get it.
     pub(crate) fn parked(self: &Arc<Self>) -> Option<Parked> {
         let mut inner = self.lock();
-        if inner.seeker.is_some() || !inner.state.is_opener() || !inner.state.needs_path() {
+        let needs = inner.state.needs_path() && inner.state.path().is_none();
+        if inner.seeker.is_some() || !inner.state.is_opener() || !needs {
             return None;
         }
         inner.seekers += 1;
@@ -94,8 +95,7 @@ impl SessionCore {
 
     /// Whether its last frame waits for its turn on the path that it has.
     pub(crate) fn owes_last_frame(&self) -> bool {
-        let inner = self.lock();
-        (inner.state.phase() == Phase::Leaving || inner.state.break_due()) && inner.state.path().is_some()
+        self.lock().state.owes_last_frame()
     }
 
     /// Gives up an end that has waited since before `before`, for its peer to resume it or, once its owner has left,

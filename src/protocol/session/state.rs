@@ -248,6 +248,10 @@ impl SessionState {
             (DueFrame::Refused(refusal), _) => SessionFrame::Refused { epoch, refusal },
             (DueFrame::Reset(refusal), _) => SessionFrame::Reset { epoch, refusal },
         };
+        if self.phase == Phase::Resuming && matches!(frame, SessionFrame::Reset { .. }) {
+            self.epoch += 1;
+            self.answer = Some(DueFrame::Resume);
+        }
         if self.phase == Phase::Leaving {
             self.phase = Phase::Gone;
             self.path = None;

@@ -38,7 +38,8 @@ impl SessionTable {
             known = known.filter(|shared| !shared.yields());
         }
         let Some(shared) = known else { return self.on_foreign_frame(sender, key, frame) };
-        let parks = matches!(frame, SessionFrame::Lost { .. });
+        // A Reset from a pod on the way sends its opener elsewhere.
+        let parks = matches!(frame, SessionFrame::Lost { .. } | SessionFrame::Reset { .. });
         let resumes = matches!(frame, SessionFrame::Resume { .. } | SessionFrame::Resumed { .. });
         if !shared.on_frame(sender, frame, now) {
             self.metrics.frames_dropped.count("out_of_place");

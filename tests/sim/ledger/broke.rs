@@ -1,7 +1,5 @@
 //! Owners whose connection breaks off: what they gave before that has to be read.
 
-use tunnel::names::SessionId;
-
 use super::{Ledger, Seen, Who};
 
 impl Ledger {
@@ -31,20 +29,6 @@ impl Ledger {
     /// Whether it is the reader or writer of an end whose peer has heard of it.
     pub(crate) fn is_end(&self, task: &str) -> bool {
         end(task).is_some_and(|(session, who)| self.0.borrow().pairs[session].other(who).is_some())
-    }
-
-    /// A process says that it gives a session up.
-    pub(crate) fn takes_back(&self, id: SessionId, process: usize) {
-        let Some(session) = self.number(id) else { return };
-        self.with(session, |pair| {
-            pair.taken_back |= pair.from == Some(process);
-            None
-        });
-    }
-
-    /// Whether it is the reader or writer of a session whose opener has said that it gives it up.
-    pub(crate) fn was_taken_back(&self, task: &str) -> bool {
-        end(task).is_some_and(|(session, _)| self.0.borrow().pairs[session].taken_back)
     }
 
     /// Sessions of which not all arrived that was given before an owner broke off.

@@ -37,8 +37,6 @@ pub(super) struct Pair {
     /// The process of the opener.
     pub(super) from: Option<usize>,
     pub(super) ends: BTreeMap<Who, End>,
-    /// Its opener has said Reset, which may be lost on its way.
-    pub(super) taken_back: bool,
     /// The acceptor whose answer the opener heard.
     pub(super) peer: Option<Who>,
     pub(super) refused: Option<String>,

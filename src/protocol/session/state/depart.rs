@@ -28,17 +28,25 @@ impl SessionState {
                 self.send.forget();
                 return self.depart(why, now, true);
             }
-            // The acceptor gets the same frame as that of an open session. A Resume opens nothing where the Open never
-            // came.
-            Phase::Asking if self.astray && (self.path.is_none() || self.answer.is_some()) => {
-                self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
-                self.answer = self.path.map(|_| DueFrame::Resume);
-                return self.depart(why, now, true);
-            }
+            Phase::Asking => return self.take_back(why, now),
             Phase::Dialling => self.answer = Some(DueFrame::Refused(why.clone())),
-            Phase::Asking => self.answer = Some(DueFrame::Reset(why.clone())),
         }
         self.leave(why)
+    }
+
+    /// Gives up an opening. If its Open may have reached an acceptor, it stays until that is sure to have heard of it: a
+    /// Reset may be lost with its path, so a Resume follows, which opens nothing where the Open never came, and is answered
+    /// by *unknown* where the Reset did.
+    fn take_back(&mut self, why: Refusal, now: Instant) -> Effects {
+        let sent = self.path.is_some() && self.answer.is_none();
+        if !sent && !self.astray {
+            self.answer = Some(DueFrame::Reset(why.clone()));
+            return self.leave(why);
+        }
+        self.phase = if self.path.is_some() { Phase::Resuming } else { Phase::Parked };
+        let due = if sent { DueFrame::Reset(why.clone()) } else { DueFrame::Resume };
+        self.answer = self.path.map(|_| due);
+        self.depart(why, now, true)
     }
 
     /// The owner's connection has broken off. All that it wrote is delivered, and then the reason; what the peer has
@@ -108,6 +116,12 @@ impl SessionState {
             _ if self.is_opener() => Effects::default(),
             _ => self.gone(why),
         }
+    }
+
+    /// Whether a last frame waits for its turn on the path that it has.
+    pub(crate) fn owes_last_frame(&self) -> bool {
+        let last = self.phase == Phase::Leaving || self.departed.is_some() && self.answer.is_some();
+        self.path.is_some() && (last || self.break_due())
     }
 
     /// Whether all that a departed owner wrote is sent, and only Broken is not.

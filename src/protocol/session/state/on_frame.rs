@@ -58,6 +58,8 @@ impl SessionState {
         }
         self.phase = Phase::Open;
         self.instance = instance;
+        // It was given up just now: an open session hears that by Broken.
+        self.answer = None;
         match self.send.acknowledge(0, limit) {
             Ok(()) => Effects { state: true, write: true, ..Effects::default() },
             Err(bad) => self.violated(bad),

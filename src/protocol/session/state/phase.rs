@@ -35,7 +35,8 @@ pub(crate) enum Role {
 /// ```
 ///
 /// An owner that lets go, a peer that violates the protocol and a Broken that has been answered lead from any phase to
-/// Leaving, or to Gone if there is no path; a Reset from the peer leads to Gone. Resume finds an acceptor in Open and
+/// Leaving, or to Gone if there is no path; an opening that is given up and may have reached an acceptor goes to Resuming
+/// or Parked instead. A Reset from the peer leads to Gone. Resume finds an acceptor in Open and
 /// Delivered too. The tables of docs/protocol.md#states have each frame in each phase.
 ///
 /// A path may be missing in [`Phase::Asking`], [`Phase::Dialling`] and [`Phase::Delivered`] too.

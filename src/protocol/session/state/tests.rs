@@ -153,10 +153,6 @@ async fn opener_asking() {
     assert!(matches!(end.next_frame(B, 0).0, Some(SessionFrame::Open { epoch: 2, .. })));
     let mut end = opener(Phase::Asking);
     assert!(end.on_frame(A, reset(1, Code::Internal), now()).forget);
-    let mut end = opener(Phase::Asking);
-    let _ = end.abandon(refusal(Code::GivenUp), now());
-    let (frame, effects) = end.next_frame(A, 0);
-    assert!(matches!(frame, Some(SessionFrame::Reset { epoch: 1, .. })) && effects.forget);
 }
 
 #[tokio::test]
@@ -647,6 +643,52 @@ async fn an_opening_that_is_given_up_before_its_next_open_is_sent_opens_nothing(
     assert!(!end.abandon(refusal(Code::GivenUp), now()).forget);
     let words = said(&mut end, B);
     assert!(matches!(words[..], [SessionFrame::Resume { epoch: 2, .. }]), "{words:?}");
+}
+
+/// An opening that was given up while its Open was not answered.
+fn given_up_on_its_path() -> SessionState {
+    let mut end = opener(Phase::Asking);
+    assert!(!end.abandon(refusal(Code::GivenUp), now()).forget && end.departed_since().is_some());
+    end
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_says_so_and_asks_whether_that_was_heard() {
+    let mut end = given_up_on_its_path();
+    let words = said(&mut end, A);
+    let [SessionFrame::Reset { epoch: 1, .. }, SessionFrame::Resume { received: 0, epoch: 2, .. }] =
+        words[..]
+    else {
+        panic!("{words:?}")
+    };
+    dropped(given_up_on_its_path(), A, SessionFrame::Opened { limit: 500, epoch: 0, instance: None });
+    let refused = SessionFrame::Refused { epoch: 1, refusal: refusal(Code::TargetRefused) };
+    assert!(end.on_frame(A, refused, now()).dropped, "it answers the Open, not what was said last");
+    assert!(end.on_frame(A, reset(2, Code::Unknown), now()).forget);
+    assert_eq!(end.ended().unwrap().code, Code::GivenUp);
+}
+
+#[tokio::test]
+async fn an_opening_that_is_given_up_on_a_path_that_is_lost_takes_itself_back_over_the_next_one() {
+    for heard in [0, 1, 2] {
+        let mut end = given_up_on_its_path();
+        for _ in 0..heard {
+            assert!(end.next_frame(A, 0).0.is_some());
+        }
+        assert!(!end.link_ended(A, None, now()).forget && end.needs_path() && end.path().is_none());
+        let _ = end.ask(B);
+        let words = said(&mut end, B);
+        assert!(matches!(words[..], [SessionFrame::Resume { .. }]), "{words:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_opening_that_is_answered_as_it_is_given_up_is_an_open_one_that_is_given_up() {
+    let mut end = given_up_on_its_path();
+    let opened = SessionFrame::Opened { limit: 500, epoch: 1, instance: instance() };
+    assert!(!end.on_frame(A, opened, now()).dropped);
+    assert_eq!(said(&mut end, A), [broken(0)]);
+    assert!(end.on_frame(A, reset(1, Code::Over), now()).forget);
 }
 
 #[tokio::test]
