@@ -19,7 +19,7 @@ use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
 /// owner; `port` is the gRPC port of all pods.
 pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
     let pods = OtherPods { siblings: core.context.siblings.clone(), port };
-    let Some(store) = store(settings, core, pods.clone()) else { return };
+    let Some(store) = store(settings, core, &pods) else { return };
     let readiness = core.readiness.clone();
     let publisher = Publisher {
         registry: core.context.registry.clone(),
@@ -54,7 +54,7 @@ impl OtherPods {
 
 /// The store for records; `None` if nothing is published. `pods` finds which of those with records are alive.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has pods"))]
-fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
+fn store(settings: &Cloud, core: &Core, pods: &OtherPods) -> Option<Store> {
     // The settings were checked to have an address.
     let (registry, pod) = (&settings.registry, settings.pod_ip?);
     Some(match registry.publish.clone() {
@@ -75,6 +75,7 @@ fn store(settings: &Cloud, core: &Core, pods: OtherPods) -> Option<Store> {
         Publish::ConfigMap(name) => {
             let cluster = kubernetes::reached(registry.cluster.as_ref()?);
             let endpoints = core.pods.endpoints.clone();
+            let pods = pods.clone();
             let lives = Lives::new(move |pod| Box::pin(pods.clone().answers(pod)));
             let map = ConfigMapParams { cluster, name, pod, endpoints, lives };
             Store::ConfigMap(Box::new(ConfigMap::new(map)))

@@ -158,7 +158,7 @@ async fn a_client_may_ask_again_and_again_over_one_connection() {
 async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
-    let context = Arc::new(context(Gate::default(), drain, table, Some(link)));
+    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
     let door = Door::new(Limits::slots(1));
     let (here, elsewhere) = (Source::of(STRANGER.ip()), Source::of([198, 51, 100, 1].into()));
     for keeps in [true, false] {
@@ -180,18 +180,17 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
 async fn a_session_that_is_carried_holds_no_slot_at_the_door() {
     let drain = Drain::new();
     let (table, link, mut offered) = linked(&drain);
-    let context = Arc::new(context(Gate::default(), drain, table, Some(link)));
+    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
     let door = Door::new(Limits::slots(1));
     let slot = door.try_enter(&Source::of(STRANGER.ip())).unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
     let front = Arc::new(Front { front_end: Switch, context });
-    let serving = tokio::spawn(front.serve(Accepted { socket, from: STRANGER, slot }));
+    drain.spawn(Span::none(), front.serve(Accepted { socket, from: STRANGER, slot }));
     client.write_all(b"node1:22\n").await.unwrap();
     let mut far = offered.recv().await.unwrap().accept();
     client.write_all(b"carried").await.unwrap();
     assert_eq!(take(&mut far).await.unwrap(), "carried");
     assert!(door.try_enter(&Source::of([198, 51, 100, 1].into())).is_ok());
-    serving.abort();
 }
 
 /// What becomes of a request, and its line in the access log.

@@ -68,9 +68,12 @@ impl Partial for ServicePart {
 }
 
 #[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) struct SlicePart {
     #[serde(deserialize_with = "meta")]
     metadata: ObjectMeta,
+    #[serde(default)]
+    address_type: String,
     // Both may be null.
     endpoints: Option<Vec<SliceEndpoint>>,
     ports: Option<Vec<PortSpec>>,
@@ -98,6 +101,10 @@ impl Partial for SlicePart {
     }
 
     fn facts(self) -> Option<SliceFacts> {
+        // Of names Kubernetes does not check what they are, and one that reads as 127.0.0.1 would be the edge itself.
+        if self.address_type == "FQDN" {
+            return None;
+        }
         let service = self.metadata.labels.as_ref()?.get(SERVICE_LABEL)?;
         let service = format!("{}/{service}", self.metadata.namespace.as_deref()?).into();
         // Unknown counts as ready, as Kubernetes wants it; of several addresses the first one stands for all.

@@ -113,3 +113,14 @@ fn a_port_that_is_none_is_left_out_and_the_object_is_still_read() {
     let numbers: Vec<_> = facts.ports.iter().map(|port| port.number).collect();
     assert_eq!((numbers, facts.ready.len()), (vec![80], 1));
 }
+
+#[test]
+fn a_slice_of_names_holds_no_addresses() {
+    let meta = json!({"name": "web-1", "namespace": "shop", "labels": {"kubernetes.io/service-name": "web"}});
+    let of_type = |kind: &str| {
+        let endpoints = json!([{"addresses": ["127.0.0.1"], "nodeName": "node1"}]);
+        read::<SlicePart>(json!({"metadata": meta, "addressType": kind, "endpoints": endpoints, "ports": []}))
+    };
+    assert!(of_type("IPv4").is_some());
+    assert!(of_type("FQDN").is_none());
+}
