@@ -2,9 +2,8 @@
 
 use super::*;
 #[cfg(feature = "kubernetes")]
-use crate::config::cloud::{
-    ClusterSettings, EtcdEndpoint, EtcdSettings, Named, Publish, RegistrySettings, SiblingSettings,
-};
+use crate::config::cloud::ClusterSettings;
+use crate::config::cloud::{EtcdEndpoint, EtcdSettings, Named, Publish, RegistrySettings, SiblingSettings};
 
 fn read(lines: &str) -> Result<(RegistrySettings, Vec<Warning>), Faults> {
     let env = Environment { pod_ip: Some("10.0.0.7".to_owned()), ..Environment::default() };
