@@ -1,6 +1,6 @@
 //! Makes text of peers and clients safe to show in a log, a status line or a page.
 
-/// A peer's text as one printable line of at most [`MOST`] bytes. A character that could end a line, move a cursor or
+/// A peer's text as one printable line of at most `MOST` bytes. A character that could end a line, move a cursor or
 /// change the direction of writing becomes a space.
 ///
 /// Each text of a peer passes through here where it is read, so that later code may use it freely.
