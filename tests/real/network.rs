@@ -91,11 +91,15 @@ impl Network {
     }
 
     /// Starts `tunnel --m=edge` on a node towards that pod, with these tables beside the usual, and waits until it is
-    /// linked.
+    /// linked, and CoreDNS knows at which pod.
     pub(crate) fn edge(&self, number: usize, pod: &str, tables: &str) -> Running {
         let node = format!("node{number}");
         let config = self.place.edge_config(&node, &format!("{pod}:9000"), ADMIN) + tables;
-        self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[])
+        let running = self.tunnel(&self.edges[number - 1], ("edge", &node), &config, "127.0.0.1", &[]);
+        wait_until(&format!("DNS leads {node} to {pod}"), PATIENCE, || {
+            self.tries(&format!("getent ahostsv4 {node}")).stdout.contains(pod)
+        });
+        running
     }
 
     fn tunnel(
