@@ -58,10 +58,7 @@ pub enum Denial {
     #[error("bad request: {0}")]
     Request(&'static str),
     /// Nothing in the request says for which node it is.
-    #[error(
-        "neither Host nor server name (SNI) names a node, and the path no pod: kube-apiserver names it if started with \
-         --kubelet-certificate-authority"
-    )]
+    #[error("neither the Host nor a TLS server name is a node's, and the path is no known pod's")]
     Unnamed,
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
@@ -74,8 +71,8 @@ pub enum Denial {
     NoNode(Target),
     /// A TLS client that names no server, so that the node cannot be told.
     #[error(
-        "the client's TLS hello names no node (it has no SNI): kube-apiserver names one only if it is started with \
-         --kubelet-certificate-authority"
+        "the client's TLS hello names no node (it has no SNI): for exec, attach and port-forward kube-apiserver names one \
+         only if it is started with --kubelet-certificate-authority"
     )]
     NoServerName,
     /// The target is known, and at no node, or at two.

@@ -4,7 +4,6 @@
 use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls;
@@ -12,9 +11,8 @@ use tokio_rustls::rustls::server::Acceptor;
 use tracing::{Span, debug, field, info_span};
 
 use super::Denial;
-use super::serve::{FrontEnd, Handshake, OpenRequest, Visit, new_trace};
+use super::serve::{FrontEnd, Handshake, Visit};
 use crate::names::{NodeName, Target};
-use crate::net::socket::Connection;
 use crate::protocol::Category;
 
 /// One port of `[mode.cloud.https.addr]` whose TLS is passed through.
@@ -35,7 +33,7 @@ impl FrontEnd<TcpStream> for Passthrough {
     }
 
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
-        alert(denial)
+        denial.alert()
     }
 
     async fn handshake(&self, mut socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
@@ -46,19 +44,12 @@ impl FrontEnd<TcpStream> for Passthrough {
                 return Handshake::Failed { cause, socket: Some(socket) };
             }
         };
-        let request = hello.node().map(|node| OpenRequest {
-            node: Some(node),
-            target: self.target.clone(),
-            credentials: HeaderMap::new(),
-        });
-        let opened = tokio::select! {
-            biased;
-            opened = visit.open(request, new_trace()) => opened,
-            () = socket.gone() => return Handshake::Failed { cause: "reset_while_opening", socket: None },
+        let Some(opened) = visit.open_at(hello.node(), &self.target, &socket).await else {
+            return Handshake::Failed { cause: "reset_while_opening", socket: None };
         };
         match opened {
             Ok(session) => Handshake::Opened { session, socket, early: hello.bytes },
-            Err(denied) => match socket.write_all(&alert(&denied.denial)).await {
+            Err(denied) => match socket.write_all(&denied.denial.alert()).await {
                 Ok(()) => Handshake::Denied(socket),
                 Err(_) => Handshake::Failed { cause: "reset", socket: None },
             },
@@ -133,29 +124,11 @@ fn no_tls(error: &rustls::Error) -> NoHello {
     NoHello { cause: "no_tls", why: error.to_string() }
 }
 
-/// The fatal TLS alert that is closest to a denial.
-fn alert(denial: &Denial) -> Bytes {
-    let description = match denial {
-        Denial::Forbidden(_) => ACCESS_DENIED,
-        Denial::NoServerName | Denial::BadTarget(_) => UNRECOGNIZED_NAME,
-        _ => INTERNAL_ERROR,
-    };
-    Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
-}
-
 /// Longest ClientHello in bytes. Those of browsers and Go are below 2 KiB; one with a client's many tickets fits.
 const HELLO_BYTES: usize = 16 * 1024;
 
 /// Bytes of the first read: nearly every ClientHello.
 const FIRST_READ: usize = 2048;
-
-/// TLS's type of record for alerts.
-const ALERT: u8 = 21;
-/// The level of an alert after which the connection ends.
-const FATAL: u8 = 2;
-const ACCESS_DENIED: u8 = 49;
-const INTERNAL_ERROR: u8 = 80;
-const UNRECOGNIZED_NAME: u8 = 112;
 
 #[cfg(test)]
 mod tests {
@@ -230,15 +203,6 @@ mod tests {
             (&long, "long_hello"),
         ] {
             assert_eq!(read(bytes, 1000).await.unwrap_err().cause, cause, "{cause}");
-        }
-    }
-
-    #[test]
-    fn a_denial_is_an_alert() {
-        for (denial, description) in
-            [(Denial::NoServerName, 112), (Denial::Forbidden(String::new()), 49), (Denial::Busy("full"), 80)]
-        {
-            assert_eq!(alert(&denial)[..], [21, 3, 3, 0, 2, 2, description]);
         }
     }
 }

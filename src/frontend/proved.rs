@@ -46,8 +46,7 @@ impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
 
     /// An alert, the only answer that TLS allows before the handshake.
     fn rejection_bytes(&self, denial: &Denial, _trace: &str) -> Bytes {
-        let description = if matches!(denial, Denial::Forbidden(_)) { ACCESS_DENIED } else { INTERNAL_ERROR };
-        Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
+        denial.alert()
     }
 
     async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<F::Connection> {
@@ -97,9 +96,3 @@ impl<F: FrontEnd<UnixStream>> FrontEnd<UnixStream> for Local<F> {
         self.0.handshake(socket, visit).await
     }
 }
-
-/// RFC 8446: the type of the record, its level, and its description.
-const ALERT: u8 = 21;
-const FATAL: u8 = 2;
-const ACCESS_DENIED: u8 = 49;
-const INTERNAL_ERROR: u8 = 80;

@@ -51,8 +51,10 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
     /// some.
     fn span(&self, from: SocketAddr) -> Span;
 
-    /// A few bytes that are sent to a client that is rejected before its head is read; empty for none.
-    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes;
+    /// A few bytes that are sent to a client that is rejected before its head is read; empty for none, the default.
+    fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
+        Bytes::new()
+    }
 
     /// Reads the head, passes the request to [`Visit::open`], and answers the client. A front end that serves many
     /// requests over one connection passes each to [`Visit::judge`] instead.

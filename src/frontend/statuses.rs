@@ -1,5 +1,7 @@
-//! The one table from what went wrong to an answer in HTTP: status, label for metrics and logs, next step.
+//! The one table from what went wrong to an answer: in HTTP status, label for metrics and logs, and next step; in TLS an
+//! alert.
 
+use bytes::Bytes;
 use http::StatusCode;
 
 use super::Denial;
@@ -8,6 +10,16 @@ use crate::registry::NotLocated;
 use crate::route::RouteError;
 
 impl Denial {
+    /// The answer where TLS comes in place of HTTP: the fatal alert that is closest, RFC 8446 6.2.
+    pub(super) fn alert(&self) -> Bytes {
+        let description = match self {
+            Self::Forbidden(_) => ACCESS_DENIED,
+            Self::NoServerName | Self::BadTarget(_) => UNRECOGNIZED_NAME,
+            _ => INTERNAL_ERROR,
+        };
+        Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
+    }
+
     /// Status, fixed word and next step for each cause.
     pub(super) fn row(&self) -> (StatusCode, &'static str, &'static str) {
         use StatusCode as S;
@@ -32,7 +44,8 @@ impl Denial {
             Self::Unnamed => (
                 S::MISDIRECTED_REQUEST,
                 "no_node",
-                "ask by the node's name; or let this pod ask Kubernetes, so that it knows where pods are",
+                "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without it \
+                 a pod that may ask Kubernetes knows where pods are",
             ),
             Self::Unanswered(_) => (
                 S::BAD_GATEWAY,
@@ -44,7 +57,11 @@ impl Denial {
             }
             Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
             Self::NotLocated(why) => not_located(why),
-            Self::OffLimits(_) => (S::FORBIDDEN, "off_limits", "ask for the node by its name"),
+            Self::OffLimits(_) => (
+                S::FORBIDDEN,
+                "off_limits",
+                "ask for a node by its name; for its own loopback, as <node>:<port>",
+            ),
             Self::Direct(refusal) => not_dialled(refusal),
             Self::NoServerName => {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
@@ -128,5 +145,27 @@ pub(super) fn in_general(code: Code) -> &'static str {
         Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
         Code::Violation => "the protocol was violated",
         Code::Internal => "internal error",
+    }
+}
+
+/// TLS's type of record for alerts.
+const ALERT: u8 = 21;
+/// The level of an alert after which the connection ends.
+const FATAL: u8 = 2;
+const ACCESS_DENIED: u8 = 49;
+const INTERNAL_ERROR: u8 = 80;
+const UNRECOGNIZED_NAME: u8 = 112;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_is_an_alert() {
+        for (denial, description) in
+            [(Denial::NoServerName, 112), (Denial::Forbidden(String::new()), 49), (Denial::Busy("full"), 80)]
+        {
+            assert_eq!(denial.alert()[..], [21, 3, 3, 0, 2, 2, description]);
+        }
     }
 }

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bytes::Bytes;
-use http::HeaderMap;
 use tokio::net::TcpStream;
 use tracing::{Span, field, info_span, warn};
 
 use super::Denial;
-use super::serve::{FrontEnd, Handshake, OpenRequest, Visit, new_trace};
+use super::serve::{FrontEnd, Handshake, Visit};
 use crate::names::{NodeName, Target};
 use crate::net::proxied;
 use crate::net::socket::Connection;
@@ -70,21 +69,10 @@ impl FrontEnd<TcpStream> for Tcp {
         info_span!("tcp", client = %from, trace = field::Empty, session = field::Empty)
     }
 
-    fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
-        Bytes::new()
-    }
-
     async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
         let client = visit.from();
-        let request = self.node().map(|node| OpenRequest {
-            node: Some(node),
-            target: self.target.clone(),
-            credentials: HeaderMap::new(),
-        });
-        let opened = tokio::select! {
-            biased;
-            opened = visit.open(request, new_trace()) => opened,
-            () = socket.gone() => return Handshake::Failed { cause: "reset_while_opening", socket: None },
+        let Some(opened) = visit.open_at(self.node(), &self.target, &socket).await else {
+            return Handshake::Failed { cause: "reset_while_opening", socket: None };
         };
         match opened {
             Ok(session) => {

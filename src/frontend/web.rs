@@ -179,6 +179,6 @@ mod tests {
         assert_eq!(node("apiserver:6443", "/exec/shop/db/c", Some("edge2")).unwrap(), "edge2");
         let denied = node("127.0.0.1:6443", "/exec/shop/web-0/nginx", None).unwrap_err();
         assert_eq!(denied.status(), 421);
-        assert!(denied.to_string().contains("--kubelet-certificate-authority"), "{denied}");
+        assert!(denied.next_step().contains("--kubelet-certificate-authority"), "{denied}");
     }
 }

@@ -156,7 +156,7 @@ async fn the_server_name_says_which_node_where_host_does_not() {
     let mut client = dial(&pod, "127.0.0.1", Some(shows), &[]).await.unwrap();
     say(&mut client, &get("127.0.0.1:6443", "/exec/shop/web/nginx")).await;
     let told = head(&mut client).await.unwrap();
-    assert!(told.starts_with("HTTP/1.1 421 neither Host nor server name (SNI) names a node"), "{told}");
+    assert!(told.starts_with("HTTP/1.1 421 neither the Host nor a TLS server name is a node's"), "{told}");
 }
 
 #[tokio::test]

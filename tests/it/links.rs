@@ -54,8 +54,11 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(TOKEN, "wrong"));
-    not_ready(&edge, "link: the cloud refused: invalid token (Unauthenticated): compare the token here")
-        .await;
+    not_ready(
+        &edge,
+        "link: the cloud refused: invalid token (Unauthenticated): compare token or token_file here",
+    )
+    .await;
     assert!(pod.pod.registry.nodes().is_empty());
     assert!(pod.pod.metrics.calls_refused.counted("token") > 0);
 }

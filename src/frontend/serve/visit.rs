@@ -10,11 +10,12 @@ use tokio::time::Instant;
 use tracing::{Span, field};
 
 use super::destination::Destination;
-use super::{FrontContext, FrontEnd, Granted};
+use super::{FrontContext, FrontEnd, Granted, new_trace};
 use crate::carry::Opened;
 use crate::frontend::{ClientKey, Denial};
 use crate::names::{NodeName, Target};
 use crate::net::door::Slot;
+use crate::net::socket::Connection;
 use crate::protocol::Category;
 use crate::telemetry::Access;
 
@@ -91,11 +92,10 @@ impl<'a> Visit<'a> {
         door: Slot,
         head_done: oneshot::Sender<()>,
     ) -> Self {
-        let (front, category) = (F::NAME, F::CATEGORY);
         Self {
             context,
-            front,
-            category,
+            front: F::NAME,
+            category: F::CATEGORY,
             from,
             proof: Proof::None,
             head_done: Some(head_done),
@@ -140,6 +140,22 @@ impl<'a> Visit<'a> {
         })
     }
 
+    /// As [`Self::open`], for a front end that knows the node. `None`: the client has gone meanwhile.
+    pub async fn open_at<C: Connection>(
+        &mut self,
+        node: Result<NodeName, Denial>,
+        target: &Target,
+        client: &C,
+    ) -> Option<Result<Granted, Denied>> {
+        let (target, credentials) = (target.clone(), HeaderMap::new());
+        let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
+        tokio::select! {
+            biased;
+            opened = self.open(request, new_trace()) => Some(opened),
+            () = client.gone() => None,
+        }
+    }
+
     /// Whether the client may have what it asks for. A denial is counted and logged. Until [`Self::waits`] the client
     /// waits for this end. Cancel safe.
     ///
@@ -158,12 +174,10 @@ impl<'a> Visit<'a> {
         let mut access = Access::begin(self.front, self.from.to_string());
         access.trace = trace;
         Span::current().record("trace", access.trace.as_str());
-        let (category, from) = (self.category, self.from);
+        let (context, category, from) = (Arc::clone(self.context), self.category, self.from);
         match self.check(request, &mut access).await {
-            Ok(destination) => {
-                Ok(Permitted { context: Arc::clone(self.context), category, from, destination, access })
-            }
-            Err(denial) => Err(Denied::new(denial, access, self.context, from)),
+            Ok(destination) => Ok(Permitted { context, category, from, destination, access }),
+            Err(denial) => Err(Denied::new(denial, access, &context, from)),
         }
     }
 
@@ -252,10 +266,7 @@ impl Permitted {
     /// Opens it in that slot, which comes back with a denial.
     async fn open_in(self, slot: Slot<ClientKey>) -> Result<Granted, (Denied, Slot<ClientKey>)> {
         let Self { context, category, from, destination, mut access } = self;
-        let client = match &access.user {
-            Some(user) => format!("{user}@{from}"),
-            None => from.to_string(),
-        };
+        let client = access.user.as_ref().map_or_else(|| from.to_string(), |user| format!("{user}@{from}"));
         let begun = Instant::now();
         let opened = destination.open(&context, (category, client), &mut access).await;
         context.metrics.opening.observe(begun.elapsed());

@@ -53,10 +53,6 @@ impl FrontEnd<UnixStream> for Lines {
         Span::none()
     }
 
-    fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
-        Bytes::new()
-    }
-
     async fn handshake(&self, socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
@@ -87,10 +83,6 @@ impl FrontEnd<UnixStream> for Switch {
 
     fn span(&self, _from: SocketAddr) -> Span {
         Span::none()
-    }
-
-    fn rejection_bytes(&self, _denial: &Denial, _trace: &str) -> Bytes {
-        Bytes::new()
     }
 
     async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {

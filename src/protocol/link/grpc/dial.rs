@@ -195,7 +195,7 @@ fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Reques
 fn remedy(code: Code) -> &'static str {
     match code {
         Code::Unauthenticated => {
-            ": compare the token here with this node's line, or else the default line, in the cloud's token file"
+            ": compare token or token_file here with this node's line, or else the default line, in the cloud's tokenfile"
         }
         _ => "",
     }
