@@ -4,6 +4,7 @@
 pub(crate) mod node;
 mod ways;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -65,6 +66,8 @@ impl Cluster {
         wait_until("apiserver is ready", 3 * PATIENCE, || {
             self.network.tries("kubectl get --raw /readyz").status.success()
         });
+        // It says so before the first objects are there.
+        self.sh("kubectl wait --for=create --timeout=90s namespace/default");
     }
 
     /// Runs a line of bash in the cloud, where kubectl is at hand; what it prints.
@@ -76,7 +79,15 @@ impl Cluster {
     pub(crate) fn apply(&self, name: &str, object: &Value) {
         let file = self.network.place.path().join(format!("{name}.json"));
         std::fs::write(&file, object.to_string()).unwrap();
-        self.sh(&format!("kubectl apply -f {}", file.display()));
+        let line = format!("kubectl apply -f {}", file.display());
+        // Just after its start apiserver refuses some for a moment: it does not know their kinds or their namespace yet.
+        wait_until(&line, 3 * PATIENCE, || {
+            let said = self.network.tries(&line);
+            if !said.status.success() {
+                let _ = writeln!(std::io::stderr(), "{line}: {said:?}");
+            }
+            said.status.success()
+        });
     }
 
     /// Starts a pod of the tunnel; kube-apiserver comes to the one at [`POD`].
