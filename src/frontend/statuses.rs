@@ -30,7 +30,7 @@ impl Denial {
             Self::Forbidden(_) => (
                 S::FORBIDDEN,
                 "forbidden",
-                "ask the operator of tunnel-cloud to allow it in allow_from or rules",
+                "ask whoever runs this port to allow it there in allow_from or rules",
             ),
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
@@ -62,7 +62,20 @@ impl Denial {
                 "off_limits",
                 "ask for a node by its name; for its own loopback, as <node>:<port>",
             ),
-            Self::Direct(refusal) => not_dialled(refusal),
+            Self::Direct(refusal) => {
+                not_dialled(refusal, "add the target to [mode.cloud.direct] targets of tunnel-cloud")
+            }
+            Self::Cloud(refusal) => {
+                not_dialled(refusal, "add the target to [mode.cloud.allow] targets of tunnel-cloud")
+            }
+            Self::Home(_) => (
+                S::MISDIRECTED_REQUEST,
+                "own_node",
+                "list this machine's names and addresses in the client's no_proxy",
+            ),
+            Self::Unlinked => {
+                (S::BAD_GATEWAY, "offline", "see /readyz of this edge, and what it logs about its link")
+            }
             Self::NoServerName => {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
@@ -94,7 +107,9 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
             (StatusCode::BAD_GATEWAY, "check that the node can resolve and reach the target")
         }
         Code::NotAllowed => {
-            (StatusCode::FORBIDDEN, "add the target to [mode.edge.allow] in that node's config")
+            let next = "add the target to [mode.edge.allow] in that node's config, and for edges the node to \
+                        [mode.cloud.allow] of tunnel-cloud";
+            (StatusCode::FORBIDDEN, next)
         }
         Code::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -123,11 +138,12 @@ fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
     }
 }
 
-/// The same for a target that this process could not dial.
-fn not_dialled(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
+/// The same for a target that a pod could not dial; `allow` says how to let it.
+fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static str, &'static str) {
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
-        Code::NotAllowed => "add the target to [mode.cloud.direct] targets of tunnel-cloud",
+        Code::NotAllowed => allow,
+        Code::Busy => "try again in a moment",
         _ => "check that the pod of tunnel-cloud can resolve and reach the target",
     };
     (status, name, next)
