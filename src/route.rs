@@ -138,11 +138,9 @@ impl Route {
         let opening = opening.map_err(|TableFull| {
             RouteError::Busy(match self.paths {
                 PathSource::Pod(_) | PathSource::Pods(_) => {
-                    "this pod has no room left: [mode.cloud.session] max or memory of tunnel-cloud"
+                    "this pod has no room left: [mode.cloud.session] max or memory of the pod"
                 }
-                PathSource::Edge(_) => {
-                    "this edge has no room left: [mode.edge.session] memory of tunnel-edge"
-                }
+                PathSource::Edge(_) => "this edge has no room left: [mode.edge.session] memory of the edge",
             })
         })?;
         let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));

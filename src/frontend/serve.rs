@@ -109,9 +109,9 @@ impl FrontContext {
     fn full(&self, why: NoSlot) -> Denial {
         Denial::Busy(match (why, &self.home) {
             (NoSlot::ForOne, None) => {
-                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of tunnel-cloud"
+                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
             }
-            (NoSlot::ForAll, None) => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+            (NoSlot::ForAll, None) => "this pod is full: [mode.cloud.session] max of the pod is reached",
             (NoSlot::ForOne, Some(_)) => "you have as many sessions as one client of this edge may",
             (NoSlot::ForAll, Some(_)) => "this edge is full: it has as many sessions as it may",
         })

@@ -63,10 +63,10 @@ impl Denial {
                 "ask for a node by its name; for its own loopback, as <node>:<port>",
             ),
             Self::Direct(refusal) => {
-                not_dialled(refusal, "add the target to [mode.cloud.direct] targets of tunnel-cloud")
+                not_dialled(refusal, "add the target to [mode.cloud.direct] targets of the pod")
             }
             Self::Cloud(refusal) => {
-                not_dialled(refusal, "add the target to [mode.cloud.allow] targets of tunnel-cloud")
+                not_dialled(refusal, "add the target to [mode.cloud.allow] targets of the pod")
             }
             Self::Home(_) => (
                 S::MISDIRECTED_REQUEST,
@@ -79,14 +79,14 @@ impl Denial {
             Self::NoServerName => {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
-            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
+            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
             }
             Self::Route(RouteError::Offline { .. }) => (
                 S::BAD_GATEWAY,
                 "offline",
-                "check that tunnel-edge runs on that node, and read what it logs about its link",
+                "check that `tunnel --m=edge` runs on that node, and read what it logs about its link",
             ),
             Self::Route(RouteError::Timeout { .. }) => {
                 (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
@@ -108,7 +108,7 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
         }
         Code::NotAllowed => {
             let next = "add the target to [mode.edge.allow] in that node's config, and for edges the node to \
-                        [mode.cloud.allow] of tunnel-cloud";
+                        [mode.cloud.allow] of the pod";
             (StatusCode::FORBIDDEN, next)
         }
         Code::Busy => (
@@ -144,7 +144,7 @@ fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static 
     let next = match refusal.code {
         Code::NotAllowed => allow,
         Code::Busy => "try again in a moment",
-        _ => "check that the pod of tunnel-cloud can resolve and reach the target",
+        _ => "check that the pod can resolve and reach the target",
     };
     (status, name, next)
 }
