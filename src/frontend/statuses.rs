@@ -62,12 +62,8 @@ impl Denial {
                 "off_limits",
                 "ask for a node by its name; for its own loopback, as <node>:<port>",
             ),
-            Self::Direct(refusal) => {
-                not_dialled(refusal, "add the target to [mode.cloud.direct] targets of the pod")
-            }
-            Self::Cloud(refusal) => {
-                not_dialled(refusal, "add the target to [mode.cloud.allow] targets of the pod")
-            }
+            Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
+            Self::Cloud(refusal) => not_dialled(refusal, ALLOW_EDGES),
             Self::Home(_) => (
                 S::MISDIRECTED_REQUEST,
                 "own_node",
@@ -80,19 +76,27 @@ impl Denial {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
             Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node"),
-            Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
-                (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
-            }
-            Self::Route(RouteError::Offline { .. }) => (
-                S::BAD_GATEWAY,
-                "offline",
-                "check that `tunnel --m=edge` runs on that node, and read what it logs about its link",
-            ),
-            Self::Route(RouteError::Timeout { .. }) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
-            }
-            Self::Route(RouteError::Refused { refusal, .. }) => refused(refusal),
+            Self::Busy(_) => BUSY,
+            Self::Route(why) => not_routed(why),
         }
+    }
+}
+
+/// The same for a session that found no way.
+fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
+    match why {
+        RouteError::Busy(_) => BUSY,
+        RouteError::Offline { .. } => (
+            StatusCode::BAD_GATEWAY,
+            "offline",
+            "check that `tunnel --m=edge` runs on that node, and read what it logs about its link",
+        ),
+        RouteError::Timeout { .. } => (
+            StatusCode::GATEWAY_TIMEOUT,
+            "timeout",
+            "try again; check how busy that node and its network are",
+        ),
+        RouteError::Refused { refusal, .. } => refused(refusal),
     }
 }
 
@@ -143,7 +147,7 @@ fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static 
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
         Code::NotAllowed => allow,
-        Code::Busy => "try again in a moment",
+        Code::Busy => BUSY.2,
         _ => "check that the pod can resolve and reach the target",
     };
     (status, name, next)
@@ -164,6 +168,12 @@ pub(super) fn in_general(code: Code) -> &'static str {
     }
 }
 
+/// There is no room, or no more work is taken.
+const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy", "try again in a moment");
+/// What lets clients have a target dialled by a pod.
+const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of the pod";
+/// The same for edges.
+const ALLOW_EDGES: &str = "add the target to [mode.cloud.allow] targets of the pod";
 /// TLS's type of record for alerts.
 const ALERT: u8 = 21;
 /// The level of an alert after which the connection ends.
