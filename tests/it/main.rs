@@ -17,6 +17,7 @@ mod conflict;
 mod connect;
 mod doors;
 mod drain;
+mod edge_proxy;
 mod egress;
 mod finding;
 mod herd;

@@ -45,12 +45,9 @@ fn asked(network: &Network, job: &str, instance: &str) -> Vec<String> {
 
 /// A page of metrics on a node, which says whose it is.
 fn page(network: &Network, number: usize) -> Running {
-    let dir = network.place.path().join(format!("page{number}"));
-    std::fs::create_dir(&dir).unwrap();
-    std::fs::write(dir.join("metrics"), format!("page{{of=\"node{number}\"}} 1\n")).unwrap();
-    let mut httpd = network.edges[number - 1].command("busybox");
-    httpd.args(["httpd", "-f", "-p", "127.0.0.1:9100", "-h"]).arg(&dir);
-    Running::start(&format!("httpd{number}"), network.place.path(), &mut httpd)
+    let text = format!("page{{of=\"node{number}\"}} 1\n");
+    let name = format!("node{number}");
+    network.page(&network.edges[number - 1], (&name, "127.0.0.1:9100"), ("metrics", &text))
 }
 
 /// One that asks both nodes each second, in each of these ways.
