@@ -38,3 +38,4 @@ mod ssh;
 mod sshd;
 mod traces;
 mod tunnel;
+mod web;
