@@ -24,6 +24,7 @@ mod halfclose;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod measure;
 mod names;
 mod network;
 mod parts;
