@@ -26,7 +26,7 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
     );
     for job in ["proxy", "name"] {
         for node in ["node1", "node2"] {
-            wait_until(&format!("{node} is scraped by {job}"), PATIENCE, || {
+            wait_until(&format!("{node} is scraped by {job}"), 3 * PATIENCE, || {
                 asked(&network, job, &format!("{node}:9100")) == [node]
             });
         }
