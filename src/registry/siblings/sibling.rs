@@ -127,6 +127,14 @@ impl Sibling {
         self.wanted.notify_one();
     }
 
+    /// Has a link to it made, or kept if there is one.
+    pub(super) fn hold(&self) {
+        self.touch();
+        if self.up().is_none() {
+            self.wanted.notify_one();
+        }
+    }
+
     /// Notes that its link has just been used.
     pub(super) fn touch(&self) {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
