@@ -99,9 +99,9 @@ impl From<door::NoSlot> for Denial {
     fn from(why: door::NoSlot) -> Self {
         Self::Busy(match why {
             door::NoSlot::ForOne => {
-                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of tunnel-cloud"
+                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
             }
-            door::NoSlot::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+            door::NoSlot::ForAll => "this pod is full: [mode.cloud.session] max of the pod is reached",
         })
     }
 }

@@ -63,10 +63,10 @@ fn run(args: &Args) -> ExitCode {
         answer(&format!("{}: ok", config.display()));
         return ExitCode::SUCCESS;
     };
-    tell(&refused, &config);
+    report(&refused, &config);
     if logs.are_in_files_only() {
         // Who starts it looks here.
-        Logs::on_stderr(args.log_format == Form::Json, || tell(&refused, &config));
+        Logs::on_stderr(args.log_format == Form::Json, || report(&refused, &config));
     }
     ExitCode::from(code(gravest))
 }
@@ -89,7 +89,7 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
 }
 
 /// One line for each fault.
-fn tell(faults: &StartFaults, config: &Path) {
+fn report(faults: &StartFaults, config: &Path) {
     for found in faults {
         let Fault { key, line, text } = &found.fault;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
@@ -192,7 +192,7 @@ fn run_demo(check: bool) -> ExitCode {
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Mode::Cloud)?.block_on(async {
             let mut signals = Signals::new()?;
-            command::demo(check, signals.next(), &say).await
+            command::demo(check, signals.next(), &print_stderr).await
         });
         drop(logs);
         done
@@ -200,7 +200,7 @@ fn run_demo(check: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            say(&format!("tunnel: {e:#}"));
+            print_stderr(&format!("tunnel: {e:#}"));
             ExitCode::FAILURE
         }
     }
@@ -272,7 +272,7 @@ fn answer(text: &str) {
 
 /// Prints a line on stderr, for the person at the terminal.
 #[expect(clippy::print_stderr, reason = "what people are told before and beside the logs")]
-fn say(text: &str) {
+fn print_stderr(text: &str) {
     eprintln!("{text}");
 }
 

@@ -31,7 +31,7 @@ use crate::net::hooked::Hooked;
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
 use body::AnswerBody;
-use clock::{Clock, Deadline, Heard};
+use clock::{Clock, Deadline, OnRead};
 use exchange::Exchange;
 
 /// Judges the requests of one client, and opens sessions for them.
@@ -75,7 +75,7 @@ where
     socket.breaks_off(true);
     let clock = Arc::new(Clock::new());
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
-    let io = TokioIo::new(Hooked { io: socket, hook: Heard(Arc::clone(&clock)) });
+    let io = TokioIo::new(Hooked { io: socket, hook: OnRead(Arc::clone(&clock)) });
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
     let mut connection = server().serve_connection(io, service_fn(answer));
     let mut draining = pin!(context.drain.draining());

@@ -27,11 +27,9 @@ impl Denial {
             Self::BadTarget(_) => {
                 (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
             }
-            Self::Forbidden(_) => (
-                S::FORBIDDEN,
-                "forbidden",
-                "ask the operator of tunnel-cloud to allow it in allow_from or rules",
-            ),
+            Self::Forbidden(_) => {
+                (S::FORBIDDEN, "forbidden", "ask the operator of the pod to allow it in allow_from or rules")
+            }
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
                 "method",
@@ -66,14 +64,14 @@ impl Denial {
             Self::NoServerName => {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
-            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
+            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node"),
             Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
                 (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
             }
             Self::Route(RouteError::Offline { .. }) => (
                 S::BAD_GATEWAY,
                 "offline",
-                "check that tunnel-edge runs on that node, and read what it logs about its link",
+                "check that `tunnel --m=edge` runs on that node, and read what it logs about its link",
             ),
             Self::Route(RouteError::Timeout { .. }) => {
                 (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
@@ -127,8 +125,8 @@ fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
 fn not_dialled(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
-        Code::NotAllowed => "add the target to [mode.cloud.direct] targets of tunnel-cloud",
-        _ => "check that the pod of tunnel-cloud can resolve and reach the target",
+        Code::NotAllowed => "add the target to [mode.cloud.direct] targets of the pod",
+        _ => "check that the pod can resolve and reach the target",
     };
     (status, name, next)
 }

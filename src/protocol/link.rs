@@ -96,7 +96,13 @@ impl Link {
             reader: Reader::default(),
             events: VecDeque::new(),
             since_rest: 0,
-            alive: Alive { heard: now, last_ping: now, looked: now, silence, ask_after },
+            alive: Alive {
+                last_received: now,
+                last_ping: now,
+                looked: now,
+                silence_limit: silence,
+                ask_after,
+            },
             stall: Stall::new(now),
             fed: None,
             more_ending: match &puller.dialect {
@@ -145,8 +151,8 @@ impl Link {
             tokio::select! {
                 biased;
                 piece = self.ahead.next_piece(incoming) => {
-                    self.alive.heard = Instant::now();
-                    self.sender.heard(self.alive.heard);
+                    self.alive.last_received = Instant::now();
+                    self.sender.received(self.alive.last_received);
                     return piece.map_err(LinkEnded::from);
                 }
                 () = self.sender.closed() => return Err(LinkEnded::ClosedHere),
@@ -158,9 +164,9 @@ impl Link {
 
     fn check_life(&mut self) -> Result<(), LinkEnded> {
         let now = Instant::now();
-        let (silent, unasked) = (now - self.alive.heard, now - self.alive.last_ping);
+        let (silent, unasked) = (now - self.alive.last_received, now - self.alive.last_ping);
         self.alive.looked = now;
-        if silent >= self.alive.silence {
+        if silent >= self.alive.silence_limit {
             return Err(LinkEnded::Silent);
         }
         self.check_read(now)?;

@@ -217,7 +217,7 @@ impl Finder {
     pub fn gained(&self, node: &NodeName) {
         if let Some(others) = &self.others {
             others.known.forget_all(node);
-            others.siblings.tell(node);
+            others.siblings.announce(node);
         }
     }
 

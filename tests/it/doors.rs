@@ -175,7 +175,7 @@ async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
     let mut held = [pod.open(&target).await, pod.open(&target).await];
     let refused = pod.ask(&target).await;
     assert_eq!(refused.status, 503, "{refused:?}");
-    let key = "[mode.cloud.session] max_for_client of tunnel-cloud";
+    let key = "[mode.cloud.session] max_for_client of the pod";
     assert!(refused.phrase.contains(key), "{refused:?}");
     echoed(&mut open_from(OTHER, &pod, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();

@@ -325,7 +325,7 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
     let found = Found {
         question: 0,
         here: true,
-        heard: Duration::ZERO,
+        silence: Duration::ZERO,
         instance: Some(Instance::from_bits(99)),
         age: None,
     };

@@ -7,11 +7,11 @@ use tokio::time::Instant;
 /// Time of the peer's last frame, and the ping or end that follows silence.
 #[derive(Debug)]
 pub(super) struct Alive {
-    pub(super) heard: Instant,
+    pub(super) last_received: Instant,
     pub(super) last_ping: Instant,
     pub(super) looked: Instant,
     /// Silence after which the link is given up.
-    pub(super) silence: Duration,
+    pub(super) silence_limit: Duration,
     /// Silence after which the peer is pinged.
     pub(super) ask_after: Duration,
 }
@@ -19,7 +19,7 @@ pub(super) struct Alive {
 impl Alive {
     /// When to look for signs of life next.
     pub(super) fn next(&self) -> Instant {
-        (self.heard.max(self.last_ping) + self.ask_after)
+        (self.last_received.max(self.last_ping) + self.ask_after)
             .min(self.looked + PING_AFTER * 2)
             .max(self.looked + CHECK_INTERVAL)
     }
