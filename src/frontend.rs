@@ -21,8 +21,8 @@ pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
 pub use proxy::Proxy;
 pub use serve::{
-    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
-    serve,
+    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, Home, OpenRequest, Permitted, Proof,
+    Visit, serve,
 };
 pub use tcp::Tcp;
 pub use web::{Http, Https, NodePort};
@@ -33,7 +33,6 @@ use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 
 use crate::names::{NameError, Target};
-use crate::net::door;
 use crate::protocol::Refusal;
 use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
@@ -87,23 +86,22 @@ pub enum Denial {
     /// The port leads to whichever node there is, and there is none.
     #[error("no node is linked to this pod, and none is known to be linked to another")]
     NoNodes,
+    /// The target is the edge's own machine, or is called so. Usual cause: a program that sends all it asks for to its
+    /// proxy.
+    #[error("{0} is at this machine itself: ask there, not through its proxy")]
+    Home(Target),
+    /// The edge has no link.
+    #[error("this edge is not linked to the cloud")]
+    Unlinked,
+    /// The cloud did not dial the target for this edge.
+    #[error("{0}")]
+    Cloud(Refusal),
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
     /// No session could be opened.
     #[error(transparent)]
     Route(#[from] RouteError),
-}
-
-impl From<door::NoSlot> for Denial {
-    fn from(why: door::NoSlot) -> Self {
-        Self::Busy(match why {
-            door::NoSlot::ForOne => {
-                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
-            }
-            door::NoSlot::ForAll => "this pod is full: [mode.cloud.session] max of the pod is reached",
-        })
-    }
 }
 
 impl Denial {
@@ -132,7 +130,7 @@ impl Denial {
                 format!("node {node}: {}", in_general(refusal.code))
             }
             Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
-            Self::Direct(refusal) if !trusted => in_general(refusal.code).to_owned(),
+            Self::Direct(refusal) | Self::Cloud(refusal) if !trusted => in_general(refusal.code).to_owned(),
             Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
                 format!("{ip} is an address at several nodes")
             }

@@ -259,6 +259,7 @@ fn environment() -> Environment {
         kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
         proxy_authorization: read("PROXY_AUTHORIZATION"),
         cloud_proxy: read("CLOUD_PROXY"),
+        edge_no_proxy: read("EDGE_NO_PROXY"),
         kubeconfig: None,
         https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
         no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),

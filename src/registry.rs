@@ -114,29 +114,6 @@ impl Nodes {
     fn all(&self) -> Vec<Linked> {
         self.linked.values().chain(self.older.values()).chain(self.leaving.values()).cloned().collect()
     }
-
-    /// Takes out the link by which a node is found, or the older one beside it; that becomes the node's current one
-    /// again. `None`: neither is that link.
-    fn take(&mut self, node: &NodeName, sender: &LinkSender) -> Option<Linked> {
-        let is =
-            |of: &HashMap<NodeName, Linked>| of.get(node).is_some_and(|known| known.sender.id == sender.id);
-        if is(&self.older) {
-            return self.older.remove(node);
-        }
-        if !is(&self.linked) {
-            return None;
-        }
-        if let Some(older) = self.older.remove(node) {
-            return self.linked.insert(node.clone(), older);
-        }
-        if self.gone.len() >= MOST_GONE {
-            self.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
-        }
-        if self.gone.len() < MOST_GONE {
-            self.gone.insert(node.clone(), Instant::now());
-        }
-        self.linked.remove(node)
-    }
 }
 
 impl Registry {

@@ -1,11 +1,40 @@
 //! Edges that link elsewhere while this pod goes on.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::Registry;
+use tokio::time::Instant;
+
+use super::{Linked, MOST_GONE, Nodes, Registry};
+use crate::names::NodeName;
 use crate::protocol::LinkSender;
+
+impl Nodes {
+    /// Takes out the link by which a node is found, or the older one beside it; that becomes the node's current one
+    /// again. `None`: neither is that link.
+    pub(super) fn take(&mut self, node: &NodeName, sender: &LinkSender) -> Option<Linked> {
+        let is =
+            |of: &HashMap<NodeName, Linked>| of.get(node).is_some_and(|known| known.sender.id == sender.id);
+        if is(&self.older) {
+            return self.older.remove(node);
+        }
+        if !is(&self.linked) {
+            return None;
+        }
+        if let Some(older) = self.older.remove(node) {
+            return self.linked.insert(node.clone(), older);
+        }
+        if self.gone.len() >= MOST_GONE {
+            self.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
+        }
+        if self.gone.len() < MOST_GONE {
+            self.gone.insert(node.clone(), Instant::now());
+        }
+        self.linked.remove(node)
+    }
+}
 
 impl Registry {
     /// How many nodes are found here, and how many of them were asked to link elsewhere and have not done it yet.
@@ -58,7 +87,6 @@ mod tests {
     use super::*;
     use crate::names::Instance;
     use crate::protocol::{Dialect, LinkId, Peer};
-    use crate::registry::Linked;
     use crate::telemetry::Metrics;
 
     /// A new link of the node with that number.

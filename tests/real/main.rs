@@ -19,6 +19,7 @@ mod configmap;
 mod cut;
 mod direct;
 mod drain;
+mod edge_proxy;
 mod fleet;
 mod halfclose;
 mod kubectl;

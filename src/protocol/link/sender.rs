@@ -224,11 +224,6 @@ impl LinkSender {
         self.closed.cancelled().await;
     }
 
-    /// Makes the puller look again, for what a dialect has to send by itself.
-    pub(crate) fn rouse(&self) {
-        self.lock().wake();
-    }
-
     /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
     pub(crate) fn is_behind(&self) -> bool {
         self.lock().answers.len() >= MOST_REPLIES

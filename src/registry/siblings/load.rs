@@ -27,12 +27,17 @@ impl Siblings {
         let (known, incoming) = self.pods();
         let mut told = Vec::new();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
-            if let Some(up) = sibling.up() {
-                up.load(load);
-                told.extend(up.instance);
-            }
-            if hold && sibling.listed.load(Relaxed) {
-                sibling.hold();
+            let hold = hold && sibling.listed.load(Relaxed);
+            match sibling.up() {
+                Some(up) => {
+                    up.load(load);
+                    told.extend(up.instance);
+                    if hold {
+                        sibling.touch();
+                    }
+                }
+                None if hold => sibling.wanted.notify_one(),
+                None => {}
             }
         }
         let untold = |sender: &&Arc<LinkSender>| sender.instance.is_none_or(|pod| !told.contains(&pod));

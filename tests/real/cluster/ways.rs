@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::webhook::PORT as HOOK;
 use crate::certificates::Files;
 use crate::network::POD;
 use crate::tunnel::TestDir;
@@ -58,11 +59,10 @@ impl Way {
             ),
             Self::Unix => format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
             Self::Passthrough { .. } => format!(
-                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\nauth = \"none\"\n"
+                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"{HOOK}\" = \"127.0.0.1:{HOOK}\" }}\nauth = \"none\"\n"
             ),
             Self::Terminate { .. } => {
-                let (cert, key) = (place.path().join("https.crt"), place.path().join("https.key"));
-                place.authority.0.server(&["node1"]).unwrap().write(&cert, &key).unwrap();
+                let Files { cert, key, .. } = shown(place, "node1");
                 format!(
                     "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
                 )
@@ -79,8 +79,16 @@ impl Way {
 
     /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
     pub(super) fn asks(self) -> bool {
-        self == Self::Terminate { verified: false }
+        matches!(self, Self::Egress | Self::Terminate { verified: false })
     }
+}
+
+/// What a pod of the tunnel shows kube-apiserver from now on: a certificate for this name.
+pub(super) fn shown(place: &TestDir, name: &str) -> Files {
+    let at = |end: &str| place.path().join(format!("https.{end}"));
+    let files = Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") };
+    place.authority.0.server(&[name]).unwrap().write(&files.cert, &files.key).unwrap();
+    files
 }
 
 /// What a kubelet's clients show it.

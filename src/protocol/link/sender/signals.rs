@@ -82,6 +82,11 @@ impl LinkSender {
         self.dismissed.get()
     }
 
+    /// Makes the puller look again, for what a dialect has to send by itself.
+    pub(crate) fn rouse(&self) {
+        self.lock().wake();
+    }
+
     fn signal(&self, node: &NodeName, body: FrameKind) -> bool {
         let mut waiting = self.lock();
         let room = waiting.replies.len() < MOST_REPLIES && !waiting.closed && self.resumes;
