@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Form, Mode, is_wrong};
+use tunnel::command::{self, Args, Command, Form, Mode, Module, is_wrong};
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings;
 use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         }
     };
     match args.command {
-        Some(Command::Demo { check }) => run_demo(check),
+        Some(Command::Demo { check, with }) => run_demo(check, &with),
         None => run(&args),
     }
 }
@@ -187,12 +187,12 @@ async fn serve(
     }
 }
 
-fn run_demo(check: bool) -> ExitCode {
+fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Mode::Cloud)?.block_on(async {
             let mut signals = Signals::new()?;
-            command::demo(check, signals.next(), &print_stderr).await
+            command::demo(check, with, signals.next(), &print_stderr).await
         });
         drop(logs);
         done
