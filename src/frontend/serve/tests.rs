@@ -10,6 +10,8 @@ use tokio::sync::mpsc;
 
 use crate::carry::tests::{linked, take};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
+use crate::frontend::Router;
+use crate::frontend::requests::Requests;
 use crate::frontend::serve::destination::Destination;
 use crate::names::{NameError, NodeName};
 use crate::net::ByteStream;
@@ -174,6 +176,30 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
         granted.unwrap();
         assert_eq!(door.try_enter(&elsewhere).is_err(), keeps);
     }
+}
+
+#[tokio::test]
+async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
+    let drain = Drain::new();
+    let (table, link, _offered) = linked(&drain);
+    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
+    let door = Door::new(Limits::slots(2));
+    let here = Source::of(STRANGER.ip());
+    let (slot, _other) = (door.try_enter(&here).unwrap(), door.try_enter(&here).unwrap());
+    let lost = slot.lost();
+    let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+    let mut requests = Requests::new(&mut visit, |_: &_| asks("node1:22"));
+    let head = http::Request::new(()).into_parts().0;
+    let newcomer = |n| door.try_enter(&Source::of([10, 0, 0, n].into())).unwrap();
+    for _ in 0..2 {
+        requests.judge(Ok(&head)).await.unwrap();
+        let _newcomers: Vec<_> = (0..9).map(newcomer).collect();
+        assert!(!lost.is_cancelled(), "its request is at work");
+        requests.answered();
+    }
+    assert!(!lost.is_cancelled());
+    let _newcomers = (newcomer(1), newcomer(2));
+    assert!(lost.is_cancelled(), "it is idle");
 }
 
 #[tokio::test]
