@@ -1,7 +1,7 @@
 //! Where a client's target is: at a node, or dialled by this process itself; and how it is opened there.
 
 use crate::carry::FarEnd;
-use crate::dialer::DirectDialer;
+use crate::dialer::{DirectDialer, NotDialled};
 use crate::frontend::auth::Gate;
 use crate::frontend::{Denial, FrontContext};
 use crate::names::{Host, NodeName, Target};
@@ -83,7 +83,8 @@ impl Destination {
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
         if node == NodeName::outside() {
             let Some((dialer, direct)) = direct else { return Err(Denial::NoNode(target)) };
-            return connect(dialer, &direct, all, context).await.map_err(Denial::Direct);
+            let connected = connect(dialer, &direct, all, context).await;
+            return connected.map_err(|why| not_dialled(why, target));
         }
         let (category, client) = as_whom;
         let request = Request { node: node.clone(), target: target.clone(), category, client };
@@ -106,15 +107,16 @@ impl Destination {
                         access.node = Some(NodeName::outside());
                         Ok(connection)
                     }
+                    Err(why) if why.off_limits || is_literal(&direct) => Err(not_dialled(why, target)),
                     // Neither way is open, and the node is what was asked for.
-                    Err(refusal) if refusal.code == Code::NotAllowed && !is_literal(&direct) => {
+                    Err(NotDialled { refusal, .. }) if refusal.code == Code::NotAllowed => {
                         Err(RouteError::Offline { node, missing }.into())
                     }
-                    Err(refusal) if refusal.code == Code::TargetUnreachable && !is_literal(&direct) => {
+                    Err(NotDialled { refusal, .. }) if refusal.code == Code::TargetUnreachable => {
                         let missing = NotFound { dns: Some(refusal.reason), ..missing };
                         Err(RouteError::Offline { node, missing }.into())
                     }
-                    Err(refusal) => Err(Denial::Direct(refusal)),
+                    Err(why) => Err(not_dialled(why, target)),
                 }
             }
             (why, _) => Err(why.into()),
@@ -135,9 +137,13 @@ async fn connect(
     target: &Target,
     all: bool,
     context: &FrontContext,
-) -> Result<FarEnd, Refusal> {
+) -> Result<FarEnd, NotDialled> {
     let connection = dialer.dial(target, all).await?;
     Ok(FarEnd::direct(connection, context.pool.clone()))
+}
+
+fn not_dialled(why: NotDialled, target: Target) -> Denial {
+    if why.off_limits { Denial::OffLimits(target) } else { Denial::Direct(why.refusal) }
 }
 
 /// An edge does not take its pods' addresses for its own: a client that may know the reason gets the key to set there.
