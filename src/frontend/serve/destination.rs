@@ -25,6 +25,14 @@ pub(super) struct Destination {
 }
 
 impl Gate {
+    /// The node that a client means by a name: its own one, or the one that it has in the zone.
+    pub(in crate::frontend) fn own_name(&self, name: NodeName) -> NodeName {
+        match &self.zone {
+            Some(zone) => zone.node(name),
+            None => name,
+        }
+    }
+
     /// Where the target is; only this function decides it. `node` is the node if the front end knows it; `all`: whether
     /// the client may have every target dialled that no edge reaches.
     pub(super) fn locate(
@@ -34,18 +42,14 @@ impl Gate {
         context: &FrontContext,
         all: bool,
     ) -> Result<Destination, Denial> {
-        let own_name = |named: NodeName| match &self.zone {
-            Some(zone) => zone.node(named),
-            None => named,
-        };
         if let Some(node) = node {
-            return Ok(Destination { node: own_name(node), target, direct: None, all });
+            return Ok(Destination { node: self.own_name(node), target, direct: None, all });
         }
         let asked = match &target.host {
             Host::Ip(_) => target.clone(),
             // Whichever name the client used, the edge knows its own.
             Host::Name(name) => {
-                let host = own_name(name.parse()?).as_str().parse()?;
+                let host = self.own_name(name.parse()?).as_str().parse()?;
                 Target { host, port: target.port }
             }
         };
