@@ -175,8 +175,9 @@ impl Finder {
             }),
         };
         found.map_err(|not_found| {
-            let moving = others.known.lost(&node).is_some_and(|since| since < MOVE_WINDOW);
-            NotFound { moving, ..not_found }
+            let lost = others.known.lost(&node);
+            let moving = lost.is_some_and(|since| since < MOVE_WINDOW);
+            NotFound { moving, unasked: lost.is_some() && !not_found.trouble.is_empty(), ..not_found }
         })
     }
 

@@ -20,12 +20,14 @@ pub struct NotFound {
     pub another: bool,
     /// It was linked a moment ago, and may be linking to another pod.
     pub moving: bool,
+    /// It was last found at another pod, and not all pods could be asked.
+    pub unasked: bool,
 }
 
 impl NotFound {
     /// No link from that node is remembered anywhere: it may have no edge at all.
     pub fn is_of_a_stranger(&self) -> bool {
-        self.seen.is_none() && !self.moving && !self.another
+        self.seen.is_none() && !self.moving && !self.another && !self.unasked
     }
 
     /// The whole of it, behind the node's name.
