@@ -65,13 +65,22 @@ impl Keeper {
         let mut backoff = Backoff::new();
         let mut said = String::new();
         let links = self.ground.drain.clone();
+        let (mut tokens, mut authority) = (self.tokens.changes(), self.tls.changes());
         loop {
             let pause = backoff.pause(rand::random());
+            let news = async {
+                tokio::select! {
+                    () = self.freed.notified() => {}
+                    _ = tokens.changed() => {}
+                    _ = authority.changed() => {}
+                }
+            };
             tokio::select! {
                 () = links.draining() => return,
                 () = sleep(pause) => {}
-                () = self.freed.notified() => {
-                    // The pod is gone for good, so what takes its place is there, or about to be.
+                // What takes the place of a pod that is gone is there, or about to be; and what kept the link from
+                // coming may have been mended.
+                () = news => {
                     backoff = Backoff::new();
                     continue;
                 }
