@@ -8,7 +8,7 @@ use crate::registry::siblings::Unreachable;
 /// No pod has the node: the pods that were asked, and their answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotFound {
-    /// How long ago the node was last linked here, if ever.
+    /// How long ago the node was last linked here, or known to be at another pod, if ever.
     pub seen: Option<Duration>,
     /// Why DNS named no pod, if DNS was asked.
     pub dns: Option<String>,
@@ -20,14 +20,12 @@ pub struct NotFound {
     pub another: bool,
     /// It was linked a moment ago, and may be linking to another pod.
     pub moving: bool,
-    /// It was last found at another pod, and not all pods could be asked.
-    pub unasked: bool,
 }
 
 impl NotFound {
     /// No link from that node is remembered anywhere: it may have no edge at all.
     pub fn is_of_a_stranger(&self) -> bool {
-        self.seen.is_none() && !self.moving && !self.another && !self.unasked
+        self.seen.is_none() && !self.moving && !self.another
     }
 
     /// The whole of it, behind the node's name.
