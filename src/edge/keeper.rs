@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
 
@@ -48,24 +48,15 @@ impl Keeper {
         let mut backoff = Backoff::new();
         let mut said = String::new();
         let links = self.ground.drain.clone();
-        let (mut tokens, mut authority) = (self.way.tokens.changes(), self.way.tls.changes());
+        let mut changes = [self.way.tokens.changes(), self.way.tls.changes()];
         let (mut place, mut wish, mut made) = (0, Wish::default(), None);
         loop {
             if made.is_none() {
                 let pause = backoff.pause(rand::random());
-                let news = async {
-                    tokio::select! {
-                        () = self.freed.notified() => {}
-                        _ = tokens.changed() => {}
-                        _ = authority.changed() => {}
-                    }
-                };
                 tokio::select! {
                     () = links.draining() => return,
                     () = sleep(pause) => {}
-                    // What takes the place of a pod that is gone is there, or about to be; and what kept the link from
-                    // coming may have been mended.
-                    () = news => {
+                    () = self.news(&mut changes) => {
                         backoff = Backoff::new();
                         continue;
                     }
@@ -103,6 +94,16 @@ impl Keeper {
                 }
             }
             self.ground.metrics.reconnects.inc();
+        }
+    }
+
+    /// Waits for a reason to dial at once: a pod is gone for good, so what takes its place is there, or about to be; or a
+    /// token or the authority has changed, which may have kept the link from coming. Cancel safe.
+    async fn news(&self, [tokens, authority]: &mut [watch::Receiver<()>; 2]) {
+        tokio::select! {
+            () = self.freed.notified() => {}
+            _ = tokens.changed() => {}
+            _ = authority.changed() => {}
         }
     }
 
