@@ -31,6 +31,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tracing::debug;
 
 use crate::names::{NameError, Target};
 use crate::protocol::Refusal;
@@ -181,6 +183,15 @@ fn no_head(error: &hyper::Error) -> &'static str {
     }
 }
 
+/// Answers a client whose first bytes are those of HTTP/2, which nobody has offered it: hyper has no answer for it.
+async fn turn_away_http_2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
+    if begin.starts_with(HTTP_2) {
+        debug!("the client speaks HTTP/2 without asking for it: only HTTP/1.1 is served here");
+        let _ = socket.write_all(NO_HTTP_2.as_bytes()).await;
+        let _ = socket.flush().await;
+    }
+}
+
 /// An answer as it goes over an HTTP/1 connection.
 fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
     let (status, body) = (answer.status(), answer.body());
@@ -204,6 +215,13 @@ fn phrase(sentence: &str) -> Vec<u8> {
 
 /// Longest reason phrase in bytes: what fits beside the status on one line of a terminal or two.
 const PHRASE_BYTES: usize = 120;
+
+/// How HTTP/2 begins.
+const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n";
+
+/// Short enough for any socket's empty buffer.
+const NO_HTTP_2: &str =
+    "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// The header in which SuperEdge passes its trace, both ways.
 const TRACE: HeaderName = HeaderName::from_static("traceid");

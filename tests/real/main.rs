@@ -25,6 +25,7 @@ mod halfclose;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod measure;
 mod names;
 mod network;
 mod parts;
@@ -39,3 +40,4 @@ mod ssh;
 mod sshd;
 mod traces;
 mod tunnel;
+mod web;

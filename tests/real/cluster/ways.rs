@@ -12,6 +12,8 @@ use crate::tunnel::TestDir;
 /// What kube-apiserver is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
+    /// The node's own address, where the kubelet listens: no tunnel.
+    Direct,
     /// The egress selector, over mutual TLS.
     Egress,
     /// The egress selector, over a unix socket.
@@ -33,6 +35,7 @@ impl Way {
     pub(super) fn apiserver_flags(self, place: &TestDir) -> Vec<String> {
         let dir = place.path();
         let transport = match self {
+            Self::Direct => return vec!["--kubelet-preferred-address-types=InternalIP".to_owned()],
             Self::Egress => {
                 let (cert, key) = (dir.join("egress-client.crt"), dir.join("egress-client.key"));
                 place.authority.0.client(APISERVER).unwrap().write(&cert, &key).unwrap();
@@ -54,6 +57,7 @@ impl Way {
     pub(super) fn tables(self, place: &TestDir) -> String {
         let Files { ca, cert, key } = &place.files;
         match self {
+            Self::Direct => String::new(),
             Self::Egress => format!(
                 "[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
             ),
