@@ -45,7 +45,7 @@ struct Flags {
     /// Leave `ssh -R` out.
     #[arg(long)]
     no_ssh: bool,
-    /// Only these figures; `idle` (ten minutes), `thousand`, `edges` and `resume` run only when named here or by --all.
+    /// Only these figures; `idle` (ten minutes), `thousand`, `edges`, `shrink`, `balance` and `resume` run only when named here or by --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
     /// Every figure, the long ones too.
@@ -113,6 +113,10 @@ pub(crate) enum Figure {
     Resume,
     /// Ten thousand idle edges at one pod, and half of them coming back to it.
     Edges,
+    /// One pod's memory once nine of ten edges have gone.
+    Shrink,
+    /// Half as many edges at two pods, and a third pod that comes late.
+    Balance,
 }
 
 fn main() -> Result<()> {
@@ -144,7 +148,8 @@ fn main() -> Result<()> {
         edges: flags.edges,
         against: flags.against,
     };
-    let long = [Figure::Idle, Figure::Thousand, Figure::Edges, Figure::Resume];
+    let long =
+        [Figure::Idle, Figure::Thousand, Figure::Edges, Figure::Shrink, Figure::Balance, Figure::Resume];
     let wanted: Vec<Figure> = Figure::value_variants()
         .iter()
         .copied()

@@ -27,7 +27,8 @@ pub(super) struct Sibling {
     pub(super) listed: AtomicBool,
     /// What is to be announced to it.
     news: Announcements,
-    wanted: Notify,
+    /// Notified when a link is to be made; not while there is one.
+    pub(super) wanted: Notify,
     dismissed: CancellationToken,
     /// When its link was last used.
     used: Mutex<Instant>,
@@ -279,10 +280,7 @@ impl Sibling {
     /// Until when nobody tries again, if the last try failed.
     #[cfg(test)]
     pub(super) fn failed_until(&self) -> Option<Instant> {
-        match &*self.state.borrow() {
-            State::Failed(until, _) => Some(*until),
-            _ => None,
-        }
+        if let State::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
     }
 
     fn unused(&self) -> Duration {
