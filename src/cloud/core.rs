@@ -62,7 +62,12 @@ impl Core {
         let mut stopping = stopping(settings);
         let links = stopping.links.clone();
         let table = SessionTable::new(Instance::random(), limits(settings), metrics.clone());
-        let ground = LinkContext { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
+        let ground = LinkContext {
+            table: table.clone(),
+            metrics: metrics.clone(),
+            drain: links.clone(),
+            congestion: settings.server.congestion.clone(),
+        };
         let proven = Proven::start(files.tokens.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
@@ -180,4 +185,4 @@ fn for_clients(dialer: &TargetDialer, settings: &Cloud) -> TargetDialer {
 }
 
 /// Receive windows of a pod's sessions in bytes.
-const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };
+const WINDOWS: Windows = Windows { start: 64 * 1024, max: 8 << 20 };

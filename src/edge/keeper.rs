@@ -103,7 +103,8 @@ impl Keeper {
 
     async fn connect(&self) -> anyhow::Result<Link> {
         let socket = timeout(CONNECT, self.dial()).await.context("connecting took too long")??;
-        tune_link(&socket).context("connection was gone at once")?;
+        let congestion = self.ground.congestion.as_deref();
+        tune_link(&socket, congestion).context("connection was gone at once")?;
         let tls = TlsConnector::from(self.tls.load());
         let io = timeout(CONNECT, tls.connect(self.name.clone(), Buffered::new(socket, self.pool.clone())));
         let io = io.await.context("the TLS handshake took too long")?;

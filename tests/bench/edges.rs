@@ -103,7 +103,7 @@ impl Edges {
                 node: format!("edge{number}").parse().context("a node's name")?,
                 tls: Arc::new(own),
                 pool: pool.clone(),
-                ground: LinkContext { table, metrics, drain: drain.clone() },
+                ground: LinkContext { table, metrics, drain: drain.clone(), congestion: None },
                 counts: counts.clone(),
             };
             let begin = BETWEEN * u32::try_from(number - self.first)?;
@@ -149,7 +149,7 @@ impl Edge {
 
     async fn connect(&self) -> Result<Link> {
         let socket = dial(&[self.pod], PATIENCE).await.context("connecting")?;
-        tune_link(&socket)?;
+        tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
         let name = tls::server_name("localhost")?;
         let shaken = timeout(PATIENCE, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
