@@ -231,9 +231,9 @@ const LINK: &str = "link";
 const NAME: &str = "name";
 /// Condition of readiness: not stopping.
 const RUNNING: &str = "running";
-/// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes. The largest is
-/// twice what 100 Mbit/s carry in 300 ms.
-const WINDOWS: Windows = Windows { start: 32 * 1024, max: 8 << 20 };
+/// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes. The largest is as
+/// a pod's: 100 Mbit/s at 300 ms.
+const WINDOWS: Windows = Windows { start: 32 * 1024, max: 4 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
 /// For sessions to end by themselves once they know the cause, and for the last resets to leave before the link is

@@ -185,4 +185,4 @@ fn for_clients(dialer: &TargetDialer, settings: &Cloud) -> TargetDialer {
 }
 
 /// Receive windows of a pod's sessions in bytes.
-const WINDOWS: Windows = Windows { start: 64 * 1024, max: 8 << 20 };
+const WINDOWS: Windows = Windows { start: 64 * 1024, max: 4 << 20 };

@@ -80,7 +80,7 @@ pub struct Https {
 }
 
 /// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
-pub const MEMORY: usize = 16 << 20;
+pub const MEMORY: usize = 12 << 20;
 
 impl EdgeSettings {
     /// Reads an edge's settings.

@@ -252,7 +252,7 @@ fn as_u64(len: usize) -> u64 {
 /// A write waits once this much is unsent: two large frames, so that the link never runs dry.
 const MAX_UNSENT: u64 = 128 * 1024;
 /// Sent and unreceived bytes a session keeps at the most, whatever the peer's limit: the largest window.
-const MAX_KEPT: u64 = 8 * 1024 * 1024;
+const MAX_KEPT: u64 = 4 * 1024 * 1024;
 /// Bytes that a session may always keep when others have spent the budget. A peer acknowledges at least every 64 KiB; a
 /// session that may keep that and a frame never waits for an acknowledgement that is not due.
 const FAIR_KEPT: u64 = 128 * 1024;
@@ -369,7 +369,7 @@ mod tests {
             half.write(vec![0; 64 * 1024].into());
             while half.take(65_400).is_some() {}
         }
-        assert!(half.written() >= 8 << 20 && half.written() < 9 << 20);
+        assert!(half.written() >= 4 << 20 && half.written() < 5 << 20);
     }
 
     #[test]
