@@ -24,7 +24,7 @@ impl Linked {
         Found {
             question,
             here: true,
-            heard: self.sender.silence(),
+            silence: self.sender.silence(),
             instance: Some(self.instance.unwrap_or(own)),
             age: Some(self.sender.age()),
         }

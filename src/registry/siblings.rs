@@ -111,7 +111,7 @@ impl Siblings {
             while !incoming.sender.is_closed() {
                 tokio::select! {
                     () = incoming.sender.closed() => {}
-                    () = incoming.news.come() => incoming.news.tell(&incoming.sender, &registry, own).await,
+                    () = incoming.news.come() => incoming.news.send(&incoming.sender, &registry, own).await,
                 }
             }
         });
@@ -123,12 +123,12 @@ impl Siblings {
     }
 
     /// Announces to all other pods that a node is linked here now.
-    pub fn tell(&self, node: &NodeName) {
+    pub fn announce(&self, node: &NodeName) {
         let (known, incoming) = self.pods();
         let mut linked = Vec::new();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
             linked.extend(sibling.up().and_then(|up| up.instance));
-            sibling.tell(node);
+            sibling.announce(node);
         }
         let untold = |incoming: &&Incoming| incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod));
         for incoming in incoming.iter().filter(untold) {
@@ -187,11 +187,11 @@ impl Siblings {
             found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
             () = sender.closed() => return Err(silent()),
         };
-        let Found { here, heard, instance, .. } = found;
+        let Found { here, silence, instance, .. } = found;
         let from = sender.instance;
         Ok(FindAnswer {
             pod: from,
-            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }),
+            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, silence }),
         })
     }
 

@@ -4,6 +4,8 @@ mod bulk;
 mod cut;
 mod echoes;
 mod edges;
+mod egress;
+mod https;
 pub(crate) mod lines;
 mod memory;
 mod over_line;
@@ -71,6 +73,8 @@ impl Bench {
             Figure::Paced => self.paced(table),
             Figure::Stalled => self.stalled(table),
             Figure::Open => self.open(table),
+            Figure::Egress => self.egress(table),
+            Figure::Https => self.https(table),
             Figure::Tail => self.tail(table),
             Figure::Memory => self.memory(100, table),
             Figure::Thousand => self.memory(1000, table),

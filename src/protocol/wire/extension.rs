@@ -191,14 +191,20 @@ fn about(found: &Found) -> Control {
     // 0 stands for none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = wire(found.instance);
-    Control { code: u32::from(code as u8), heard: millis(found.heard), instance, age, ..Control::default() }
+    Control {
+        code: u32::from(code as u8),
+        silence: millis(found.silence),
+        instance,
+        age,
+        ..Control::default()
+    }
 }
 
 fn found(c: &Control) -> Found {
     let here = Code::from_wire(c.code) == Code::Over;
-    let heard = Duration::from_millis(c.heard);
+    let silence = Duration::from_millis(c.silence);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
-    Found { question: c.epoch, here, heard, instance: Instance::from_bytes(&c.instance), age }
+    Found { question: c.epoch, here, silence, instance: Instance::from_bytes(&c.instance), age }
 }
 
 fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
@@ -339,9 +345,9 @@ mod tests {
     fn signals_keep_their_numbers_and_only_pods_ask_for_nodes() {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
-        let (heard, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
-        let found = Found { question: 3, here: true, heard, instance, age };
-        let away = Found { question: 0, here: false, heard: Duration::ZERO, instance: None, age: None };
+        let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
+        let found = Found { question: 3, here: true, silence, instance, age };
+        let away = Found { question: 0, here: false, silence: Duration::ZERO, instance: None, age: None };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
         for (body, theirs, others) in [

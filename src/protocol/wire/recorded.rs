@@ -80,8 +80,8 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
 fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
     let found = |age: Option<u64>| {
-        let (heard, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
-        FrameKind::Found(Found { question: 7, here: true, heard, instance: Some(instance()), age })
+        let (silence, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
+        FrameKind::Found(Found { question: 7, here: true, silence, instance: Some(instance()), age })
     };
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
@@ -117,10 +117,10 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
-        let crate::protocol::wire::plain::Received::Session(heard) = plain.on_message(message, now) else {
+        let crate::protocol::wire::plain::Received::Session(message) = plain.on_message(message, now) else {
             panic!("an Open")
         };
-        let body = FrameKind::Session(heard.id, Category::Ssh, frame);
+        let body = FrameKind::Session(message.id, Category::Ssh, frame);
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         said.push((name, plain.next_message().unwrap()));
     };

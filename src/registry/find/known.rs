@@ -1,4 +1,4 @@
-//! At which pod a node was found last: used until it proves wrong.
+//! At which pod a node was found last: used until it proves wrong, and remembered as having been there.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,8 @@ pub(super) struct LocationCache {
 /// The pod that has a node, as far as this process knows.
 #[derive(Debug)]
 struct At {
-    pod: SiblingPod,
+    /// None: it is not there any more.
+    pod: Option<SiblingPod>,
     instance: Option<Instance>,
     /// Since when no pod has it, although this one had: the node may be linking to another.
     lost: Option<Instant>,
@@ -31,13 +32,15 @@ struct At {
 impl LocationCache {
     /// The last known pod of the node, and the node's process.
     pub(super) fn of(&self, node: &NodeName) -> Option<(SiblingPod, Option<Instance>)> {
-        self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
+        self.lock().get(node).and_then(|at| Some((at.pod.clone()?, at.instance)))
     }
 
     /// The first by name of the nodes at pods to which there is a link, and whether there are others.
     pub(super) fn first(&self) -> Option<(NodeName, bool)> {
         let nodes = self.lock();
-        let mut living = nodes.iter().filter(|(_, at)| at.lost.is_none() && at.pod.up().is_some());
+        let mut living = nodes
+            .iter()
+            .filter(|(_, at)| at.lost.is_none() && at.pod.as_ref().is_some_and(|pod| pod.up().is_some()));
         let (mut first, mut several) = (living.next()?.0, false);
         for (node, _) in living {
             several = true;
@@ -59,7 +62,7 @@ impl LocationCache {
                 keep
             });
         }
-        nodes.insert(node.clone(), At { pod, instance, lost: None });
+        nodes.insert(node.clone(), At { pod: Some(pod), instance, lost: None });
         drop(nodes);
         self.missed().remove(node);
     }
@@ -83,14 +86,23 @@ impl LocationCache {
 
     /// No pod has the node: for how long that has been so, if it was known to be at one.
     pub(super) fn lost(&self, node: &NodeName) -> Option<Duration> {
-        self.lock().get_mut(node).map(|at| at.lost.get_or_insert_with(Instant::now).elapsed())
+        let mut nodes = self.lock();
+        let at = nodes.get_mut(node).filter(|at| at.pod.is_some())?;
+        Some(at.lost.get_or_insert_with(Instant::now).elapsed())
     }
 
-    /// Forgets the node if it is remembered at that pod; an entry that another thread has made for a newer pod stays.
+    /// How long ago the node turned out not to be at another pod any more; none if it is not known to have been there.
+    pub(super) fn seen(&self, node: &NodeName) -> Option<Duration> {
+        self.lock().get(node)?.lost.map(|at| at.elapsed())
+    }
+
+    /// Notes that the node is not at that pod, if it is remembered there; an entry that another thread has made for a
+    /// newer pod stays.
     pub(super) fn forget(&self, node: &NodeName, pod: &SiblingPod) {
-        let mut nodes = self.lock();
-        if nodes.get(node).is_some_and(|at| at.pod.is(pod)) {
-            nodes.remove(node);
+        if let Some(at) = self.lock().get_mut(node)
+            && at.pod.take_if(|known| known.is(pod)).is_some()
+        {
+            at.lost.get_or_insert_with(Instant::now);
         }
     }
 
@@ -169,7 +181,9 @@ mod tests {
         let newest: NodeName = format!("node{}", MAX_LOCATIONS + 9).parse().unwrap();
         known.forget(&newest, &two);
         assert!(known.of(&newest).is_some(), "it is not the other pod that was wrong");
+        assert_eq!(known.seen(&newest), None);
         known.forget(&newest, &one);
-        assert!(known.of(&newest).is_none());
+        assert!(known.of(&newest).is_none() && known.lost(&newest).is_none());
+        assert!(known.seen(&newest).is_some(), "it was there");
     }
 }

@@ -156,8 +156,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
             },
             Some(answer) = asking.answers.next() => match answer {
                 Ok(FindAnswer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
-                    let fresh = yes.heard <= FRESH;
-                    if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
+                    let fresh = yes.silence <= FRESH;
+                    if best.as_ref().is_none_or(|best| yes.silence < best.silence) {
                         best = Some(yes);
                     }
                     if fresh {

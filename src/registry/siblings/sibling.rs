@@ -122,7 +122,7 @@ impl Sibling {
     }
 
     /// Announces a node to it, and makes a link for that if there is none.
-    pub(super) fn tell(&self, node: &NodeName) {
+    pub(super) fn announce(&self, node: &NodeName) {
         self.news.add(node);
         self.wanted.notify_one();
     }
@@ -219,7 +219,7 @@ impl Sibling {
         self.note(None, means);
         means.registry.told_of_a_pod();
         if !self.news.is_empty() {
-            self.news.tell(&sender, &means.registry, own).await;
+            self.news.send(&sender, &means.registry, own).await;
         }
         // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
@@ -229,7 +229,7 @@ impl Sibling {
                 () = sender.closed() => {}
                 () = self.news.come() => {
                     self.touch();
-                    self.news.tell(&sender, &means.registry, own).await;
+                    self.news.send(&sender, &means.registry, own).await;
                 }
                 () = sleep(IDLE / 4) => {
                     if sender.sessions() > 0 {

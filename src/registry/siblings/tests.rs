@@ -127,7 +127,7 @@ async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
     for _ in 0..60 {
         for n in 0..10 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            siblings.tell(&format!("node{n}").parse().unwrap());
+            siblings.announce(&format!("node{n}").parse().unwrap());
         }
         let _ = dead.link().await;
         held.extend(std::iter::from_fn(|| listener.accept().ok()));
@@ -157,7 +157,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     siblings.joined(&link);
     let pod = siblings.all().pop().unwrap();
     let node = "node1".parse().unwrap();
-    let found = |question| Found { question, here: true, heard: Duration::ZERO, instance: None, age: None };
+    let found = |question| Found { question, here: true, silence: Duration::ZERO, instance: None, age: None };
     let other = LinkSender::new(LinkId(8), Peer::Pod, None, Dialect::NEWEST);
     let answers = async {
         while siblings.questions().is_empty() {
@@ -207,7 +207,7 @@ async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     let SiblingPod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
     let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
     for n in 0..10_000 {
-        siblings.tell(&format!("node{n}").parse().unwrap());
+        siblings.announce(&format!("node{n}").parse().unwrap());
         tokio::time::sleep(Duration::from_millis(1)).await;
         if let Some(until) = dead.failed_until()
             && last != Some(until)

@@ -69,8 +69,8 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
 }
 
 /// Says whether the node is here.
-pub(crate) async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
-    let found = Found { question, here, heard, instance: Some(Instance::from_bits(1)), age: None };
+pub(crate) async fn says(call: &Call, question: u64, here: bool, silence: Duration) {
+    let found = Found { question, here, silence, instance: Some(Instance::from_bits(1)), age: None };
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
 }
 
@@ -80,7 +80,7 @@ pub(crate) async fn announces(call: &mut Call, instance: u128) {
     let found = Found {
         question: 0,
         here: true,
-        heard: Duration::ZERO,
+        silence: Duration::ZERO,
         instance: Some(Instance::from_bits(instance)),
         age: None,
     };
