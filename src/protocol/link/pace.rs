@@ -157,13 +157,19 @@ impl Pace {
 
     /// What the kernel has shown, if that is the whole way.
     fn seen(&mut self) -> Option<&mut Kernel> {
-        let whole = |kernel: &&mut Box<Kernel>| !self.hidden.is_much(kernel.cap.least());
-        self.kernel.as_mut().filter(whole).map(Box::as_mut)
+        if self.sees_all() { self.kernel.as_deref_mut() } else { None }
     }
 
     fn seen_cap(&self) -> &Cap {
-        let whole = |kernel: &&Box<Kernel>| !self.hidden.is_much(kernel.cap.least());
-        self.kernel.as_ref().filter(whole).map_or(&self.pinged, |kernel| &kernel.cap)
+        match &self.kernel {
+            Some(kernel) if self.sees_all() => &kernel.cap,
+            _ => &self.pinged,
+        }
+    }
+
+    /// Whether the kernel tells, and no proxy hides a part of the way.
+    fn sees_all(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| !self.hidden.is_much(kernel.cap.least()))
     }
 }
 

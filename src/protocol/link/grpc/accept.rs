@@ -85,8 +85,7 @@ where
     IO: Connection + 'static,
 {
     let gauge = io.tcp().and_then(Gauge::of);
-    let connection = CancellationToken::new();
-    let accepted = CancellationToken::new();
+    let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
     let ahead = ReadAhead::default();
     let service = {
         let handler = CallHandler {
