@@ -1,5 +1,6 @@
 //! The figures: what is started for each, and what is asked of it.
 
+mod balance;
 mod bulk;
 mod cut;
 mod echoes;
@@ -86,6 +87,8 @@ impl Bench {
             Figure::Relayed => self.relayed(table),
             Figure::Resume => self.resume(table),
             Figure::Edges => self.idle_edges(table),
+            Figure::Shrink => self.shrink(table),
+            Figure::Balance => self.balance(table),
         }
     }
 

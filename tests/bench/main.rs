@@ -45,7 +45,7 @@ struct Flags {
     /// Leave `ssh -R` out.
     #[arg(long)]
     no_ssh: bool,
-    /// Only these figures; `idle` (ten minutes), `lines` (half an hour), `thousand`, `edges` and
+    /// Only these figures; `idle` (ten minutes), `lines` (half an hour), `thousand`, `edges`, `shrink`, `balance` and
     /// `resume` run only when named here or by --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
@@ -118,6 +118,10 @@ pub(crate) enum Figure {
     Resume,
     /// Ten thousand idle edges at one pod, and half of them coming back to it.
     Edges,
+    /// One pod's memory once nine of ten edges have gone.
+    Shrink,
+    /// Half as many edges at two pods, and a third pod that comes late.
+    Balance,
 }
 
 fn main() -> Result<()> {
@@ -150,7 +154,15 @@ fn main() -> Result<()> {
         edges: flags.edges,
         against: flags.against,
     };
-    let long = [Figure::Idle, Figure::Lines, Figure::Thousand, Figure::Edges, Figure::Resume];
+    let long = [
+        Figure::Idle,
+        Figure::Lines,
+        Figure::Thousand,
+        Figure::Edges,
+        Figure::Shrink,
+        Figure::Balance,
+        Figure::Resume,
+    ];
     let wanted: Vec<Figure> = Figure::value_variants()
         .iter()
         .copied()

@@ -33,7 +33,9 @@ fn links(pod: &TestPod) -> i64 {
 #[tokio::test]
 async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 2);
+    let all = pods::addresses(2);
+    let lines = format!("{}\nrebalance = false", pods::siblings(&all));
+    let pods: Vec<_> = all.iter().map(|at| TestPod::from_text(&pods::config(&place, *at, &lines))).collect();
     let _edge = edge(&place, &pods[1], "node1").await;
     // Each has tried the other at its start.
     wait_until("the pods are linked", || (links(&pods[0]), links(&pods[1])) == (2, 3)).await;

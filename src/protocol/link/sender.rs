@@ -15,7 +15,7 @@ mod members;
 mod signals;
 mod waiting;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -56,6 +56,8 @@ pub struct LinkSender {
     /// Notified at each answer to a ping.
     answered: Notify,
     closed: CancellationToken,
+    /// Whether a Drain was said here.
+    drained: AtomicBool,
     /// Why it was closed, if another process has the peer's name.
     dismissed: OnceLock<String>,
     waiting: Mutex<Waiting>,
@@ -84,6 +86,7 @@ impl LinkSender {
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
+            drained: AtomicBool::new(false),
             dismissed: OnceLock::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
@@ -222,11 +225,6 @@ impl LinkSender {
     /// Waits until the link is closed. Cancel safe.
     pub async fn closed(&self) {
         self.closed.cancelled().await;
-    }
-
-    /// Makes the puller look again, for what a dialect has to send by itself.
-    pub(crate) fn rouse(&self) {
-        self.lock().wake();
     }
 
     /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
