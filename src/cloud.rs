@@ -1,5 +1,6 @@
 //! Builds and runs a pod.
 
+mod balance;
 mod bridge;
 mod callers;
 mod certificates;
@@ -121,6 +122,7 @@ impl Pod {
         let admin = pod.admin(level, !settings.server.log_listen.is_local());
         admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
+        balance::spawn(&core.context, settings.registry.rebalance);
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
         let PodBound { grpc, log, .. } = &pod.bound;
         info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");

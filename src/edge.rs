@@ -3,6 +3,7 @@
 mod files;
 mod keeper;
 mod proxy;
+mod way;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -19,13 +20,14 @@ use tracing::{info, info_span, warn};
 use files::{EdgeFiles, Ports};
 use keeper::Keeper;
 use proxy::ProxyPort;
+use way::Way;
 
 use crate::admin::{Admin, Program, Readiness};
 use crate::backend::Backend;
-use crate::config::edge::{Client, EdgeSettings as Settings, MEMORY};
+use crate::config::edge::{EdgeSettings as Settings, MEMORY};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
 use crate::drain::{Drain, Drained};
-use crate::names::{Instance, Target};
+use crate::names::Instance;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::protocol::grpc::LinkContext;
@@ -83,7 +85,7 @@ impl Edge {
         }
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
-        let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
+        let span = info_span!("link", node = %keeper.way.node);
         edge.links.spawn(span, Arc::new(keeper).keep());
         edge.admin(level, level_from_anywhere).spawn(ports.log, ports.metrics, &edge.admin);
         if let Some(log) = edge.bound.log {
@@ -129,7 +131,7 @@ impl Edge {
     /// What keeps the link to the cloud, and serves what comes over it.
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Keeper {
         let Settings { client, targets, own, .. } = settings;
-        let EdgeFiles { tls, name, targets: target_tls, tokens, proxy, resolver } = files;
+        let EdgeFiles { tls, places, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
             place: Place::Node(client.node.clone()),
@@ -139,20 +141,26 @@ impl Edge {
             listening: self.bound.log.into_iter().chain(self.bound.proxy).collect(),
             resolver: resolver.clone(),
         };
-        Keeper {
-            name,
-            authority: authority(&client),
+        let ground = LinkContext {
+            table: self.table.clone(),
+            metrics: self.metrics.clone(),
+            drain: self.links.clone(),
+            congestion: client.congestion,
+        };
+        let way = Way {
+            node: client.node,
+            places,
             tokens,
             turn: AtomicUsize::new(0),
             tls,
             proxy,
             resolver,
             pool: pool.clone(),
-            ground: LinkContext {
-                table: self.table.clone(),
-                metrics: self.metrics.clone(),
-                drain: self.links.clone(),
-            },
+            ground: ground.clone(),
+        };
+        Keeper {
+            way,
+            ground,
             backend: Backend::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
                 .with_tls(target_tls),
             sessions: self.sessions.clone(),
@@ -160,16 +168,16 @@ impl Edge {
             uplinks: self.uplinks.clone(),
             route: self.route.clone(),
             freed: Notify::new(),
-            client,
         }
     }
 
     /// Follows files, and tidies up.
     fn spawn_upkeep(&self, keeper: &Keeper, pool: Pool) {
         let links = &self.links;
-        links.spawn(info_span!("token"), keeper.tokens.clone().watch(links.clone()));
-        links.spawn(info_span!("tls"), keeper.tls.clone().watch(links.clone()));
-        links.spawn(info_span!("dns"), keeper.resolver.clone().watch(links.clone()));
+        let way = &keeper.way;
+        links.spawn(info_span!("token"), way.tokens.clone().watch(links.clone()));
+        links.spawn(info_span!("tls"), way.tls.clone().watch(links.clone()));
+        links.spawn(info_span!("dns"), way.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
@@ -230,11 +238,6 @@ fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(EdgeFiles, Por
     Some((files?, ports?, proxy?))
 }
 
-/// What goes into `:authority`: the name in the certificate, as Go's edges do.
-fn authority(client: &Client) -> String {
-    Target { host: client.dns.clone(), port: client.server.port }.to_string()
-}
-
 /// How long opening a session from here may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(12);
 /// Condition of readiness: there is a link.
@@ -243,8 +246,9 @@ const LINK: &str = "link";
 const NAME: &str = "name";
 /// Condition of readiness: not stopping.
 const RUNNING: &str = "running";
-/// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes.
-const WINDOWS: Windows = Windows { start: 32 * 1024, max: 1 << 20 };
+/// Receive windows of an edge's sessions: a target on loopback or in the same network takes what comes. The largest is as
+/// a pod's: 100 Mbit/s at 300 ms.
+const WINDOWS: Windows = Windows { start: 32 * 1024, max: 4 << 20 };
 /// Sessions at once; each costs a few KiB, and the cloud has its own limit.
 const MOST_SESSIONS: usize = 20_000;
 /// For sessions to end by themselves once they know the cause, and for the last resets to leave before the link is

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod awaited;
+mod balance;
 #[cfg(feature = "kubernetes")]
 mod cluster;
 mod conflicts;
@@ -12,6 +13,7 @@ mod find;
 #[cfg(feature = "kubernetes")]
 mod follow;
 mod linked;
+mod moves;
 mod publish;
 mod siblings;
 mod uplinks;
@@ -36,6 +38,7 @@ pub use addresses::{
 };
 pub use awaited::Arrival;
 use awaited::Awaited;
+pub use balance::{Balance, Weights};
 #[cfg(feature = "kubernetes")]
 pub use cluster::{Cluster, ClusterError};
 use conflicts::Conflicts;
@@ -47,7 +50,9 @@ pub use linked::Linked;
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
 pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
-pub use siblings::{FindAnswer, NodeFound, PodAddresses, SiblingPod, Siblings, Unreachable};
+pub use siblings::{
+    FindAnswer, NodeFound, PodAddresses, PodLoad, SiblingPod, Siblings, TOLD_EVERY, Unreachable,
+};
 pub use uplinks::Uplinks;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.
@@ -97,6 +102,9 @@ struct Nodes {
     linked: HashMap<NodeName, Linked>,
     /// The older link of a process that keeps two for a while: at most one for each node.
     older: HashMap<NodeName, Linked>,
+    /// The link of an edge that has said that it has another one, and stays for the sessions that run there: at most one
+    /// for each node. Nobody finds the node by it.
+    leaving: HashMap<NodeName, Linked>,
     /// When each node that is not linked any more lost its link; at most [`MOST_GONE`] entries.
     gone: HashMap<NodeName, Instant>,
 }
@@ -104,7 +112,7 @@ struct Nodes {
 impl Nodes {
     /// Every link, the older ones too.
     fn all(&self) -> Vec<Linked> {
-        self.linked.values().chain(self.older.values()).cloned().collect()
+        self.linked.values().chain(self.older.values()).chain(self.leaving.values()).cloned().collect()
     }
 }
 
@@ -215,20 +223,9 @@ impl Registry {
     pub fn remove(&self, sender: &LinkSender) {
         let Some(node) = sender.peer.node() else { return };
         let mut nodes = self.lock();
-        if nodes.older.get(node).is_some_and(|older| older.sender.id == sender.id) {
-            nodes.older.remove(node);
-        } else if nodes.linked.get(node).is_some_and(|linked| linked.sender.id == sender.id)
-            && let Some(older) = nodes.older.remove(node)
-        {
-            nodes.linked.insert(node.clone(), older);
-        } else if nodes.linked.get(node).is_some_and(|linked| linked.sender.id == sender.id) {
-            nodes.linked.remove(node);
-            if nodes.gone.len() >= MOST_GONE {
-                nodes.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
-            }
-            if nodes.gone.len() < MOST_GONE {
-                nodes.gone.insert(node.clone(), Instant::now());
-            }
+        if nodes.leaving.get(node).is_some_and(|leaving| leaving.sender.id == sender.id) {
+            nodes.leaving.remove(node);
+        } else if nodes.take(node, sender).is_some() {
             self.count(&nodes);
             drop(nodes);
             self.changed.send_replace(());
@@ -248,6 +245,14 @@ impl Registry {
         Some((node.clone(), nodes.linked.len() > 1))
     }
 
+    /// The nodes whose links here are the oldest, in that order, `most` of them.
+    pub fn oldest(&self, most: usize) -> Vec<NodeName> {
+        let nodes = self.lock();
+        let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
+        all.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
+        all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
+    }
+
     /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
@@ -257,7 +262,7 @@ impl Registry {
     pub fn drain_all(&self) {
         let all = self.lock().all();
         for linked in all {
-            linked.sender.drain();
+            linked.sender.drain(None);
         }
     }
 

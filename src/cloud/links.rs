@@ -101,7 +101,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     shared.finder.gained(&hello.node);
     make_way(sender.clone(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
-        sender.drain();
+        sender.drain(None);
     }
     run(link, &shared).await;
     shared.registry.remove(&sender);
@@ -162,12 +162,15 @@ async fn run(mut link: Link, shared: &PodContext) {
                 }
             }
             Ok(Event::Conflict(node, conflict)) => shared.finder.gives_way(&node, conflict),
-            // The pod did not ask this edge to move. If it believed the frame, an edge could keep many unlisted links.
-            Ok(Event::Drain) if !shared.stopping.is_cancelled() => {}
-            Ok(Event::Drain) => {
+            Ok(Event::Drain(_)) => {
                 // The edge has another link now, over which it is found.
-                shared.registry.remove(&link.sender);
+                shared.registry.leave(&link.sender);
                 shared.ground.table.release(&link.sender, |_| true);
+            }
+            Ok(Event::Load(load)) => {
+                if let Some(siblings) = &shared.siblings {
+                    siblings.on_load(&link.sender, load);
+                }
             }
             Err(why) => break why,
         }

@@ -2,7 +2,7 @@
 
 mod proxy;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,18 +40,27 @@ pub struct Client {
     pub token: Token,
     /// PEM file of the authorities that may sign the cloud's certificate.
     pub ca: PathBuf,
-    /// The name or address in the cloud's certificate, also `:authority`.
-    pub dns: Host,
-    /// Where the cloud is.
-    pub server: Target,
+    /// Where the cloud is, tried in turn; at least one.
+    pub servers: Vec<Server>,
     /// Health, log level, metrics.
     pub log_listen: Listen,
     /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
     pub metrics_listen: Option<SocketAddr>,
+    /// The kernel's congestion control for the link; `None`: the system's default.
+    pub congestion: Option<Arc<str>>,
     /// `HTTPS_PROXY`: through which proxy to dial, a URL.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY`: for which hosts not.
     pub no_proxy: Option<String>,
+}
+
+/// A place where the cloud is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// Its address.
+    pub at: Target,
+    /// The name or address in its certificate, also `:authority`.
+    pub dns: Host,
 }
 
 /// What proves an edge's name to the cloud.
@@ -84,7 +93,7 @@ pub struct Https {
 }
 
 /// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
-pub const MEMORY: usize = 6 << 20;
+pub const MEMORY: usize = 12 << 20;
 
 impl EdgeSettings {
     /// Reads an edge's settings.
@@ -141,24 +150,23 @@ impl EdgeSettings {
 /// What is wrong or missing, and noted as a fault, is made up.
 fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Client {
     let mut table = stream.table("client", report);
-    let server = server(&mut table, report);
-    let dns = dns(&mut table, report);
+    let servers = servers(&mut table, report);
     let node = node(&mut table, env, report);
     let token = token(&mut table, report);
     let ca = table.read("cert", value::path, report).unwrap_or_else(|| super::CA.into());
     let log_listen = listen::log(&mut table, report);
     let metrics_listen = table.read("metrics_listen", value::socket, report);
+    let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
     unserved::channelz(&mut table, report);
     table.finish(report);
-    let server = server.unwrap_or(Target { host: Host::Ip(Ipv4Addr::UNSPECIFIED.into()), port: 0 });
     Client {
         node: node.unwrap_or_else(NodeName::none),
         token: token.unwrap_or_else(|| Token::Text(Secret::new(""))),
         ca,
-        dns: dns.unwrap_or_else(|| server.host.clone()),
-        server,
+        servers,
         log_listen,
         metrics_listen,
+        congestion,
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
     }
@@ -209,7 +217,7 @@ fn token(table: &mut Table<'_>, report: &mut Report) -> Option<Token> {
     text.map(Token::Text).or(file.map(Token::File))
 }
 
-fn server(table: &mut Table<'_>, report: &mut Report) -> Option<Target> {
+fn servers(table: &mut Table<'_>, report: &mut Report) -> Vec<Server> {
     let read = |value: &_| {
         let text = value::nonempty(value)?;
         let wanted = "want the cloud's host:port, for example tunnel.example.org:9000 or [fd00::1]:9000";
@@ -219,15 +227,17 @@ fn server(table: &mut Table<'_>, report: &mut Report) -> Option<Target> {
         }
         text.parse().map(|target| (target, false)).map_err(|_| value::wrong(value, wanted))
     };
-    let found = table.read("server_name", read, report);
-    if !table.has("server_name") {
+    let before = report.fault_count();
+    let found = table.one_or_list("server_name", read, report).unwrap_or_default();
+    if found.is_empty() && report.fault_count() == before {
         table.complain("server_name", None, "say where the cloud is, as host:port", report);
     }
-    let (target, unfilled) = found?;
-    if unfilled {
+    if found.iter().any(|(_, unfilled)| *unfilled) {
         warn_template(table, "server_name", report);
     }
-    Some(target)
+    let dns = dns(table, report);
+    let server = |at: Target| Server { dns: dns.clone().unwrap_or_else(|| at.host.clone()), at };
+    found.into_iter().map(|(at, _)| server(at)).collect()
 }
 
 fn dns(table: &mut Table<'_>, report: &mut Report) -> Option<Host> {

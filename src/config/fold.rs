@@ -117,6 +117,19 @@ impl<'t> Table<'t> {
         Some(good)
     }
 
+    /// Reads a list, or a single value as a list of one.
+    pub(super) fn one_or_list<T>(
+        &mut self,
+        key: &'static str,
+        reader: impl Fn(&DeValue<'t>) -> Result<T, Wrong>,
+        report: &mut Report,
+    ) -> Option<Vec<T>> {
+        match self.entries.get(&fold(key)) {
+            Some(entry) if matches!(entry.value, DeValue::Array(_)) => self.list(key, reader, report),
+            _ => self.read(key, reader, report).map(|one| vec![one]),
+        }
+    }
+
     /// A table below this one; empty if it is absent, or no table and noted.
     pub(super) fn table(&mut self, key: &'static str, report: &mut Report) -> Self {
         let path = self.key(key);

@@ -99,7 +99,7 @@ fn the_documented_edge_is_closed_and_says_the_defaults() {
     assert_eq!(documented.targets, Targets::default());
     assert_eq!(documented.client.ca, least.client.ca);
     assert_eq!(documented.client.log_listen.at, least.client.log_listen.at);
-    assert_eq!(documented.client.dns.to_string(), "tunnel.example.org");
+    assert_eq!(documented.client.servers[0].dns.to_string(), "tunnel.example.org");
 }
 
 /// The whole keys that stand in a documentation, commented out or not.
@@ -350,6 +350,24 @@ fn keys_that_contradict_each_other_are_faults() {
     }
     let both = edge_faults(&format!("{LEAST}token_file = \"f\""));
     assert_eq!(both.iter().count(), 1);
+}
+
+#[test]
+fn a_cloud_at_several_places_has_the_name_of_each_unless_one_is_given() {
+    let list = LEAST.replace("\"cloud:9000\"", "[\"one:9000\", \"10.0.0.7:443\"]");
+    let places = |text: &str| -> Vec<_> {
+        edge(text).0.client.servers.iter().map(|server| format!("{} {}", server.at, server.dns)).collect()
+    };
+    assert_eq!(places(LEAST), ["cloud:9000 cloud"]);
+    assert_eq!(places(&list), ["one:9000 one", "10.0.0.7:443 10.0.0.7"]);
+    assert_eq!(places(&format!("{list}dns = \"a.b\"")), ["one:9000 a.b", "10.0.0.7:443 a.b"]);
+    for (wrong, key) in
+        [("[\"one:9000\", \"two\"]", "server_name[1]"), ("[]", "server_name"), ("7", "server_name")]
+    {
+        let faults = edge_faults(&LEAST.replace("\"cloud:9000\"", wrong));
+        let keys: Vec<_> = faults.iter().map(|f| f.key.clone()).collect();
+        assert_eq!(keys, [format!("mode.edge.stream.client.{key}")], "{wrong}");
+    }
 }
 
 #[test]

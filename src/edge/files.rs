@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::ServerName;
 
+use super::way::Place;
 use crate::backend::TargetTls;
 use crate::config::Secret;
 use crate::config::edge::{Client, EdgeSettings as Settings, Https, Token};
@@ -19,8 +19,8 @@ use crate::startup::{FaultKind, Startup};
 pub(super) struct EdgeFiles {
     /// Whom the edge believes to be the cloud.
     pub(super) tls: Reload<ClientConfig>,
-    /// The name in the cloud's certificate.
-    pub(super) name: ServerName<'static>,
+    /// Where the cloud is.
+    pub(super) places: Vec<Place>,
     /// TLS to targets.
     pub(super) targets: TargetTls,
     /// What proves the node: one token, or two.
@@ -47,15 +47,16 @@ impl EdgeFiles {
         let trust = Trust::Ca(client.ca.clone());
         let tls = tls::ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
         let tls = startup.keep(FaultKind::Config, &["mode.edge.stream.client.cert"], tls);
-        let name = tls::server_name(&client.dns.to_string());
-        let name = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], name);
+        let places = client.servers.iter().map(Place::new).collect();
+        let places = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], places);
         let targets = targets(&settings.https, startup);
         let tokens = tokens(&client.token, startup);
         let proxy = startup.keep(FaultKind::Config, &["HTTPS_PROXY"], proxy(client));
         let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
+        startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
         Some(Self {
             tls: tls?,
-            name: name?,
+            places: places?,
             targets: targets?,
             tokens: tokens?,
             proxy: proxy?,

@@ -1,36 +1,19 @@
 //! Keeps the edge linked: dials the cloud, serves the link, and dials again.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::Context as _;
-use rand::seq::SliceRandom as _;
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::ClientConfig;
-use tokio_rustls::rustls::pki_types::ServerName;
-use tracing::{field, info, info_span, warn};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
+use tracing::{debug, field, info, info_span, warn};
 
+use super::way::{Made, Way, Wish, is_name_taken};
 use super::{LINK, NAME};
 use crate::admin::Readiness;
 use crate::backend::Backend;
-use crate::config::Secret;
-use crate::config::edge::Client;
 use crate::drain::Drain;
-use crate::names::{Host, Target};
 use crate::net::backoff::{Backoff, MAX_PAUSE};
-use crate::net::dial::dial;
-use crate::net::listen::tune_link;
-use crate::net::pool::Pool;
-use crate::net::proxy::Proxy;
-use crate::net::reload::Reload;
-use crate::net::resolver::Resolver;
-use crate::net::socket::Buffered;
-use crate::protocol::grpc::{self, DialError, LinkContext};
+use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Event, Link, LinkEnded, Refusal};
 use crate::registry::Uplinks;
 use crate::route::Route;
@@ -38,25 +21,25 @@ use crate::route::Route;
 /// What the keeper of the link needs.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    pub(super) client: Client,
-    pub(super) name: ServerName<'static>,
-    pub(super) authority: String,
-    /// What may prove our name, tried in turn.
-    pub(super) tokens: Reload<Vec<Secret>>,
-    /// Which of them is tried next: the one that was taken last.
-    pub(super) turn: AtomicUsize,
-    pub(super) tls: Reload<ClientConfig>,
-    pub(super) proxy: Option<Proxy>,
-    pub(super) resolver: Resolver,
-    pub(super) pool: Pool,
+    pub(super) way: Way,
     pub(super) ground: LinkContext,
     pub(super) backend: Backend,
     pub(super) sessions: Drain,
     pub(super) readiness: Readiness,
     pub(super) uplinks: Arc<Uplinks>,
     pub(super) route: Route,
-    /// Notified when the link to a pod that was stopping has ended.
+    /// Notified when a link that was replaced has ended.
     pub(super) freed: Notify,
+}
+
+/// Why a link is not the edge's newest any more.
+enum Past {
+    /// It has ended.
+    Over,
+    /// Its pod asks for another one in its place.
+    Asked(Wish),
+    /// There is one to a place that is wanted more.
+    Back(Made),
 }
 
 impl Keeper {
@@ -65,22 +48,35 @@ impl Keeper {
         let mut backoff = Backoff::new();
         let mut said = String::new();
         let links = self.ground.drain.clone();
+        let mut changes = [self.way.tokens.changes(), self.way.tls.changes()];
+        let (mut place, mut wish, mut made) = (0, Wish::default(), None);
         loop {
-            let pause = backoff.pause(rand::random());
-            tokio::select! {
-                () = links.draining() => return,
-                () = sleep(pause) => {}
-                () = self.freed.notified() => {
-                    // The pod is gone for good, so what takes its place is there, or about to be.
-                    backoff = Backoff::new();
-                    continue;
+            if made.is_none() {
+                let pause = backoff.pause(rand::random());
+                tokio::select! {
+                    () = links.draining() => return,
+                    () = sleep(pause) => {}
+                    () = self.news(&mut changes) => {
+                        backoff = Backoff::new();
+                        continue;
+                    }
                 }
             }
-            match self.connect().await {
-                Ok(link) => {
+            let next = match made.take() {
+                Some(made) => Ok(made),
+                None => self.way.connect(place, wish).await,
+            };
+            match next {
+                Ok(next) => {
                     said.clear();
+                    place = next.place;
                     let begun = Instant::now();
-                    let carried = self.run(link).await;
+                    let (past, carried) = self.run(next).await;
+                    (wish, made) = match past {
+                        Past::Over => (Wish::default(), None),
+                        Past::Asked(wish) => (wish, None),
+                        Past::Back(made) => (Wish::default(), Some(made)),
+                    };
                     backoff.ended(begun.elapsed(), carried);
                 }
                 Err(why) => {
@@ -92,7 +88,7 @@ impl Keeper {
                         warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {MAX_PAUSE:?}");
                         said = text;
                     }
-                    if why.downcast_ref().is_some_and(DialError::is_name_taken) {
+                    if is_name_taken(&why) {
                         self.leave_name().await;
                     }
                 }
@@ -101,65 +97,50 @@ impl Keeper {
         }
     }
 
-    async fn connect(&self) -> anyhow::Result<Link> {
-        let socket = timeout(CONNECT, self.dial()).await.context("connecting took too long")??;
-        tune_link(&socket).context("connection was gone at once")?;
-        let tls = TlsConnector::from(self.tls.load());
-        let io = timeout(CONNECT, tls.connect(self.name.clone(), Buffered::new(socket, self.pool.clone())));
-        let io = io.await.context("the TLS handshake took too long")?;
-        let io =
-            io.with_context(|| format!("TLS with the cloud as {:?} failed", self.client.dns.to_string()))?;
-        let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
-        let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
-        let dialled = grpc::dial(io, &self.authority, &self.client.node, token, &self.ground).await;
-        if dialled.as_ref().is_err_and(DialError::is_token_refused) {
-            self.turn.store(turn.wrapping_add(1), Relaxed);
-        }
-        Ok(dialled?)
-    }
-
-    async fn dial(&self) -> anyhow::Result<TcpStream> {
-        let server = &self.client.server;
-        match self.proxy.as_ref().filter(|proxy| proxy.applies_to(server)) {
-            Some(proxy) => {
-                let at = self.resolve(proxy.at()).await?;
-                Ok(proxy.connect(&at, server, CONNECT).await?)
-            }
-            None => Ok(dial(&self.resolve(server).await?, CONNECT).await?),
+    /// Waits for a reason to dial at once: a pod is gone for good, so what takes its place is there, or about to be; or a
+    /// token or the authority has changed, which may have kept the link from coming. Cancel safe.
+    async fn news(&self, [tokens, authority]: &mut [watch::Receiver<()>; 2]) {
+        tokio::select! {
+            () = self.freed.notified() => {}
+            _ = tokens.changed() => {}
+            _ = authority.changed() => {}
         }
     }
 
-    async fn resolve(&self, target: &Target) -> anyhow::Result<Vec<SocketAddr>> {
-        let found = match &target.host {
-            Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.resolver.lookup(name).await?,
-        };
-        let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect();
-        // A name may stand for all pods: each edge takes any of them, and another one if that is stopping.
-        addresses.shuffle(&mut rand::rng());
-        Ok(addresses)
-    }
-
-    /// Serves a link until it ends, or until its pod wants it to be replaced. Whether it carried a session.
-    async fn run(self: &Arc<Self>, mut link: Link) -> bool {
-        info!(link = %link.sender.id, pod = link.sender.instance.map(field::debug), dialect = %link.sender.dialect, "linked");
+    /// Serves a link until it ends or is to be replaced. With whether it carried a session.
+    async fn run(self: &Arc<Self>, made: Made) -> (Past, bool) {
+        let Made { mut link, place, at } = made;
+        let pod = link.sender.instance.map(field::debug);
+        info!(link = %link.sender.id, cloud = self.way.named(place), pod, dialect = %link.sender.dialect, "linked");
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
         let mut carried = false;
+        let mut better = Box::pin(self.better(place));
         let why = loop {
-            match link.next().await {
-                Ok(Event::Drain) => {
-                    info!("the pod is stopping: linking to another one");
-                    let keeper = self.clone();
-                    let span = info_span!("old link", pod = link.sender.instance.map(field::debug));
-                    carried |= link.sender.sessions() > 0;
-                    self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
-                    return carried;
+            let past = tokio::select! {
+                biased;
+                event = link.next() => match event {
+                    Ok(Event::Drain(to)) => {
+                        info!("the pod asks for a link to another one in its place");
+                        Past::Asked(Wish { to, not: at })
+                    }
+                    Ok(event) => {
+                        carried |= self.take(event);
+                        continue;
+                    }
+                    Err(why) => break why,
+                },
+                made = &mut better => {
+                    info!(cloud = self.way.named(made.place), "the cloud answers again where it is wanted more");
+                    Past::Back(made)
                 }
-                Ok(event) => carried |= self.take(event),
-                Err(why) => break why,
-            }
+            };
+            let keeper = self.clone();
+            let span = info_span!("old link", pod = link.sender.instance.map(field::debug));
+            carried |= link.sender.sessions() > 0;
+            self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
+            return (past, carried);
         };
         // A session that only went on here was carried as well.
         carried |= link.sender.sessions() > 0;
@@ -168,7 +149,25 @@ impl Keeper {
             warn!("{why}");
             self.leave_name().await;
         }
-        carried
+        (Past::Over, carried)
+    }
+
+    /// A link to a place that is wanted more than number `place`, once one of them answers; never for the first.
+    async fn better(&self, place: usize) -> Made {
+        if place == 0 {
+            std::future::pending::<()>().await;
+        }
+        loop {
+            sleep(BACK.mul_f64(0.5 + rand::random::<f64>())).await;
+            for wanted in 0..place {
+                match self.way.connect_to(wanted, Wish::default()).await {
+                    Ok(made) => return made,
+                    Err(why) => {
+                        debug!(cloud = self.way.named(wanted), error = %format_args!("{why:#}"), "still away")
+                    }
+                }
+            }
+        }
     }
 
     /// Another process of our name is alive: dialling soon again is of no use.
@@ -179,8 +178,8 @@ impl Keeper {
         }
     }
 
-    /// Serves a link whose pod is stopping: what we opened to nodes moves to the next link as soon as there is one;
-    /// the rest may stay until it is over or the pod goes.
+    /// Serves a link that is to be replaced: what we opened to nodes moves to the next link as soon as there is one; the
+    /// rest may stay until it is over or the pod goes.
     async fn hand_over(&self, mut link: Link) {
         let sender = link.sender.clone();
         let mut moved = false;
@@ -200,7 +199,7 @@ impl Keeper {
                     for parked in self.ground.table.leave(&sender, moves) {
                         self.route.mend(parked, &self.ground.drain);
                     }
-                    sender.drain();
+                    sender.drain(None);
                 }
                 _ = look.tick(), if moved => {
                     if sender.sessions() == 0 {
@@ -228,7 +227,11 @@ impl Keeper {
                 self.readiness.note_until(NAME, said.reason, Instant::now() + CONFLICT);
             }
             // A cloud sends an edge none of these, and a second Drain changes nothing.
-            Event::RelayRequest(_) | Event::Find(..) | Event::Found(..) | Event::Drain => {}
+            Event::RelayRequest(_)
+            | Event::Find(..)
+            | Event::Found(..)
+            | Event::Drain(_)
+            | Event::Load(_) => {}
         }
         false
     }
@@ -249,8 +252,8 @@ impl Keeper {
 
 /// How often a link that is not wanted any more is looked at: it is closed when no session runs on it.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// For each step of connecting to the cloud.
-const CONNECT: Duration = Duration::from_secs(10);
+/// Between two tries at places that are wanted more than the one that is linked to; half of it is chance.
+const BACK: Duration = Duration::from_secs(60);
 /// How long to wait when another machine of our name is alive.
 const NAME_TAKEN: Duration = Duration::from_secs(30);
 /// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still

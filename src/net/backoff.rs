@@ -46,16 +46,27 @@ impl Backoff {
     fn ceiling(&self) -> Duration {
         match self.tries {
             0 => AT_FIRST,
-            n => MIN_PAUSE.saturating_mul(1_u32.checked_shl(n - 1).unwrap_or(u32::MAX)).min(MAX_PAUSE),
+            n if n <= BRISK => doubled(MIN_PAUSE, n - 1).min(BRISK_PAUSE),
+            n => doubled(BRISK_PAUSE, n - BRISK).min(MAX_PAUSE),
         }
     }
+}
+
+fn doubled(pause: Duration, times: u32) -> Duration {
+    pause.saturating_mul(1_u32.checked_shl(times).unwrap_or(u32::MAX))
 }
 
 /// Ceiling of the first pause: short for a person, long enough to spread 5,000 edges that come back to one pod.
 const AT_FIRST: Duration = Duration::from_millis(50);
 
-/// Ceiling of the second pause, doubled with each further one.
+/// Ceiling of the second pause, doubled with each further one up to [`BRISK_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Ceiling of the first [`BRISK`] pauses behind it, some three seconds in all: a pod that is restarted is back by then.
+const BRISK_PAUSE: Duration = Duration::from_millis(450);
+
+/// How many pauses stay that short.
+const BRISK: u32 = 9;
 
 /// Ceiling of all pauses: a pod that is back is found within half a minute, and tries at a dead one cost little.
 pub const MAX_PAUSE: Duration = Duration::from_secs(30);
@@ -71,8 +82,9 @@ mod tests {
     #[test]
     fn ceilings_double_up_to_the_most() {
         let mut backoff = Backoff::new();
-        let millis: Vec<_> = (0..12).map(|_| backoff.pause(1.0).as_millis()).collect();
-        assert_eq!(millis, [50, 100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]);
+        let millis: Vec<_> = (0..18).map(|_| backoff.pause(1.0).as_millis()).collect();
+        assert_eq!(millis[..10], [50, 100, 200, 400, 450, 450, 450, 450, 450, 450]);
+        assert_eq!(millis[10..], [900, 1800, 3600, 7200, 14_400, 28_800, 30_000, 30_000]);
     }
 
     #[test]
@@ -82,7 +94,7 @@ mod tests {
             backoff.pause(1.0);
             backoff.ended(WORTH_IT - Duration::from_millis(1), false);
         }
-        assert_eq!(backoff.ceiling(), MIN_PAUSE * 16);
+        assert_eq!(backoff.ceiling(), BRISK_PAUSE);
         let mut lived = backoff.clone();
         lived.ended(WORTH_IT, false);
         backoff.ended(Duration::ZERO, true);
@@ -108,13 +120,23 @@ mod tests {
         }
 
         #[test]
-        fn who_was_without_a_pod_for_a_while_is_back_within_twice_that(chances in prop::collection::vec(0.0..=1.0, 12), away in 1.0..20.0) {
+        fn who_was_without_a_pod_for_a_while_is_back_within_twice_that(chances in prop::collection::vec(0.0..=1.0, 16), away in 1.0..20.0) {
             let (mut backoff, mut now) = (Backoff::new(), 0.0);
             for chance in chances {
                 now += backoff.pause(chance).as_secs_f64();
                 if now >= away { break; }
             }
             prop_assert!(now >= away && now <= 3.0 * away + 0.1, "back at {now}");
+        }
+
+        #[test]
+        fn who_was_without_a_pod_for_a_second_or_so_is_back_within_half_a_second(chances in prop::collection::vec(0.0..=1.0, 16), away in 0.0..1.6) {
+            let (mut backoff, mut now) = (Backoff::new(), 0.0);
+            for chance in chances {
+                now += backoff.pause(chance).as_secs_f64();
+                if now >= away { break; }
+            }
+            prop_assert!(now >= away && now <= away + 0.45, "back at {now}");
         }
     }
 }

@@ -21,7 +21,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::protocol::link::alive::{Alive, HEARTBEAT_EVERY, PING_AFTER, SILENT, SILENT_PLAIN_EDGE};
+use crate::protocol::link::alive::{
+    Alive, HEARTBEAT_EVERY, PING_AFTER, PING_CALLER_AFTER, SILENT, SILENT_PLAIN_EDGE,
+};
 pub use crate::protocol::link::ended::LinkEnded;
 use crate::protocol::link::grpc::ReadAhead;
 pub(super) use crate::protocol::link::puller::{Encoding, Puller};
@@ -82,6 +84,7 @@ impl Link {
             (Encoding::Plain(_), true) => SILENT_PLAIN_EDGE,
             (Encoding::Plain(_), false) => HEARTBEAT_EVERY + SILENT,
         };
+        let ask_after = if far.answers { PING_CALLER_AFTER } else { PING_AFTER };
         Self {
             sender: puller.sender.clone(),
             table: puller.table.clone(),
@@ -93,7 +96,13 @@ impl Link {
             reader: Reader::default(),
             events: VecDeque::new(),
             since_rest: 0,
-            alive: Alive { last_received: now, last_ping: now, looked: now, silence_limit: silence },
+            alive: Alive {
+                last_received: now,
+                last_ping: now,
+                looked: now,
+                silence_limit: silence,
+                ask_after,
+            },
             stall: Stall::new(now),
             fed: None,
             more_ending: match &puller.dialect {
@@ -162,7 +171,7 @@ impl Link {
         }
         self.check_read(now)?;
         let Encoding::Plain(plain) = &self.dialect else {
-            if silent >= PING_AFTER && unasked >= PING_AFTER {
+            if silent >= self.alive.ask_after && unasked >= self.alive.ask_after {
                 self.alive.last_ping = now;
                 self.sender.ping();
             }
@@ -231,7 +240,8 @@ impl Link {
             }
             FrameKind::Find(question) => self.events.push_back(Event::Find(node, question)),
             FrameKind::Found(found) => self.events.push_back(Event::Found(node, found)),
-            FrameKind::Drain => self.events.push_back(Event::Drain),
+            FrameKind::Drain(to) => self.events.push_back(Event::Drain(to)),
+            FrameKind::Load(load) => self.events.push_back(Event::Load(load)),
             FrameKind::Conflict(conflict) => self.events.push_back(Event::Conflict(node, conflict)),
         }
     }

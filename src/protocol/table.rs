@@ -11,6 +11,7 @@ pub(super) mod request;
 mod upkeep;
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -29,7 +30,7 @@ use crate::protocol::session::recv::{RecvHalf, Windows};
 use crate::protocol::session::send::SendHalf;
 use crate::protocol::session::state::SessionState;
 use crate::protocol::session::{Offer, Opening, Parked, SessionCore};
-use crate::protocol::wire::frame::{Category, Conflict, Found, Refusal, SessionKey};
+use crate::protocol::wire::frame::{Category, Conflict, Found, Load, Refusal, SessionKey};
 use crate::telemetry::Metrics;
 
 /// What one process allows itself.
@@ -81,10 +82,12 @@ pub enum Event {
     Find(NodeName, u64),
     /// A pod's answer or announcement about a node.
     Found(NodeName, Found),
-    /// The pod asks its edge to link to another pod, or the edge confirms that it has.
-    Drain,
+    /// The pod asks its edge to link to another pod, rather to the one at that address, or the edge confirms that it has.
+    Drain(Option<SocketAddr>),
     /// A Conflict, from a pod to its edge or to another pod: another process has that node's name.
     Conflict(NodeName, Conflict),
+    /// Another pod says how many nodes it has.
+    Load(Load),
 }
 
 /// There are as many sessions as there may be, or no memory is left to promise.

@@ -6,6 +6,7 @@
 
 mod addresses;
 mod list;
+mod load;
 mod news;
 mod pod;
 mod process;
@@ -19,18 +20,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::info_span;
 
-use crate::names::NodeName;
+use crate::names::{Instance, NodeName};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::Dialer;
 use crate::protocol::grpc::LinkContext;
-use crate::protocol::{Found, Link, LinkId, LinkSender};
+use crate::protocol::{Found, Link, LinkId, LinkSender, Load};
 use crate::registry::Registry;
 
 pub use addresses::PodAddresses;
+pub use load::{PodLoad, TOLD_EVERY};
 use news::{Announcements, UNASKED};
 use pod::Which;
 pub use pod::{FindAnswer, NodeFound, SiblingPod};
@@ -46,6 +48,8 @@ pub struct Siblings {
     /// The questions under way, by number and link: an answer counts only from the link over which it was asked for.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
     next_question: AtomicU64,
+    /// What other pods have said of their nodes, and when.
+    loads: Mutex<HashMap<Instance, (Load, Instant)>>,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +84,7 @@ impl Siblings {
             pods: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNASKED + 1),
+            loads: Mutex::default(),
         });
         let first = addresses.borrow().clone();
         siblings.list(&first);
@@ -98,6 +103,7 @@ impl Siblings {
             before
         };
         self.means.registry.told_of_a_pod();
+        incoming.news.greet(&self.means.registry);
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
             self.means.ground.drain.spawn(info_span!("old"), async move {

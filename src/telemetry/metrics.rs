@@ -36,6 +36,8 @@ pub struct Metrics {
     pub name_conflicts: Counter,
     /// How often an edge began to dial its cloud again.
     pub reconnects: Counter,
+    /// Edges that were asked to link to a pod that has fewer.
+    pub moved: Counter,
     /// Seconds from a ping to its answer, on every link.
     pub round_trip: Timing,
     /// How often a plain link was left unread because a session's queue was full.
@@ -137,6 +139,7 @@ impl Metrics {
             calls_refused: Causes::default(),
             name_conflicts: Counter::default(),
             reconnects: Counter::default(),
+            moved: Counter::default(),
             round_trip: Timing::new(&ROUND_TRIP_SECONDS),
             stalls: Counter::default(),
             sessions: Sessions::default(),

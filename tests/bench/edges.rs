@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use rand::seq::SliceRandom as _;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
@@ -23,7 +24,7 @@ use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
 use tunnel::protocol::grpc::{self, LinkContext};
-use tunnel::protocol::{Link, SessionLimits, SessionTable, Windows};
+use tunnel::protocol::{Event, Link, SessionLimits, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
 
 use crate::role::say;
@@ -32,8 +33,8 @@ use crate::tunnel::TOKEN;
 /// So many edges, and where they link.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Edges {
-    /// The pod.
-    pub(crate) pod: SocketAddr,
+    /// The pods; an edge dials any of them, as behind a balancer.
+    pub(crate) pods: Vec<SocketAddr>,
     /// The authority to trust, PEM.
     pub(crate) ca: PathBuf,
     /// The first edge's number; nodes are called after their numbers.
@@ -47,6 +48,10 @@ pub(crate) struct Edges {
 pub(crate) struct State {
     /// Edges that have a link.
     pub(crate) linked: usize,
+    /// Links at each pod.
+    pub(crate) at: Vec<usize>,
+    /// Times that an edge was asked to link to another pod.
+    pub(crate) asked: u64,
     /// Dials so far, of all edges.
     pub(crate) dials: u64,
     /// Most dials of one edge in a row, since it last had a link that was worth its dial.
@@ -63,6 +68,8 @@ pub(crate) struct State {
 #[derive(Debug, Default)]
 struct Counts {
     linked: AtomicUsize,
+    at: Vec<AtomicUsize>,
+    asked: AtomicU64,
     dials: AtomicU64,
     most: AtomicUsize,
     early: AtomicU64,
@@ -72,7 +79,7 @@ struct Counts {
 
 /// One edge.
 struct Edge {
-    pod: SocketAddr,
+    pods: Arc<[SocketAddr]>,
     node: NodeName,
     tls: Arc<ClientConfig>,
     pool: Pool,
@@ -83,7 +90,9 @@ struct Edge {
 impl Edges {
     /// The process's own part: answers each line of its input with a [`State`], and ends with it.
     pub(crate) fn run(&self) -> Result<()> {
-        let counts = Arc::new(Counts::default());
+        let at = self.pods.iter().map(|_| AtomicUsize::new(0)).collect();
+        let counts = Arc::new(Counts { at, ..Counts::default() });
+        let pods: Arc<[SocketAddr]> = self.pods.clone().into();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let tls = tls::ClientSettings {
             trust: Trust::Ca(self.ca.clone()),
@@ -99,11 +108,11 @@ impl Edges {
             let metrics = Metrics::edge();
             let table = SessionTable::new(Instance::random(), LIMITS, metrics.clone());
             let edge = Edge {
-                pod: self.pod,
+                pods: pods.clone(),
                 node: format!("edge{number}").parse().context("a node's name")?,
                 tls: Arc::new(own),
                 pool: pool.clone(),
-                ground: LinkContext { table, metrics, drain: drain.clone() },
+                ground: LinkContext { table, metrics, drain: drain.clone(), congestion: None },
                 counts: counts.clone(),
             };
             let begin = BETWEEN * u32::try_from(number - self.first)?;
@@ -123,6 +132,7 @@ impl Edge {
         sleep(begin).await;
         let mut backoff = Backoff::new();
         let (mut tries, mut ended) = (0, Instant::now());
+        let mut old = None;
         loop {
             let pause = backoff.pause(rand::random());
             sleep(pause).await;
@@ -133,9 +143,12 @@ impl Edge {
                 self.counts.early.fetch_add(1, Relaxed);
             }
             match self.connect().await {
-                Ok(link) => {
+                Ok((link, at)) => {
                     let begun = Instant::now();
-                    self.serve(link).await;
+                    if let Some(old) = old.take() {
+                        tokio::spawn(leave(old));
+                    }
+                    old = self.serve(link, at).await;
                     backoff.ended(begun.elapsed(), false);
                     if backoff == Backoff::new() {
                         tries = 0;
@@ -147,29 +160,51 @@ impl Edge {
         }
     }
 
-    async fn connect(&self) -> Result<Link> {
-        let socket = dial(&[self.pod], PATIENCE).await.context("connecting")?;
-        tune_link(&socket)?;
+    /// A link, and to which of the pods.
+    async fn connect(&self) -> Result<(Link, usize)> {
+        let mut pods = self.pods.to_vec();
+        pods.shuffle(&mut rand::rng());
+        let socket = dial(&pods, PATIENCE).await.context("connecting")?;
+        let at = socket.peer_addr()?;
+        let at = self.pods.iter().position(|pod| *pod == at).context("a pod that is not listed")?;
+        tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
         let name = tls::server_name("localhost")?;
         let shaken = timeout(PATIENCE, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = shaken.context("the TLS handshake took too long")?.context("TLS")?;
-        Ok(grpc::dial(io, "localhost", &self.node, TOKEN, &self.ground).await?)
+        Ok((grpc::dial(io, "localhost", &self.node, TOKEN, &self.ground).await?, at))
     }
 
-    async fn serve(&self, mut link: Link) {
+    /// Until the link ends, or its pod wants another one in its place: then the link is given back.
+    async fn serve(&self, mut link: Link, at: usize) -> Option<Link> {
         self.counts.linked.fetch_add(1, Relaxed);
+        self.counts.at[at].fetch_add(1, Relaxed);
         let why = loop {
             match link.next().await {
-                // Nobody asks these edges for anything.
+                Ok(Event::Drain(_)) => break None,
+                // Nobody asks these edges for anything else.
                 Ok(_event) => {}
-                Err(why) => break why,
+                Err(why) => break Some(why),
             }
         };
         self.counts.linked.fetch_sub(1, Relaxed);
+        self.counts.at[at].fetch_sub(1, Relaxed);
+        let Some(why) = why else {
+            self.counts.asked.fetch_add(1, Relaxed);
+            return Some(link);
+        };
         link.end(&why);
         count(&self.counts.ended, &why.to_string());
+        None
     }
+}
+
+/// As the real edge does once it has another link: says so, and lets the old one go, as no session runs there.
+async fn leave(mut old: Link) {
+    old.sender.drain(None);
+    let said = timeout(LEAVE, async { while old.next().await.is_ok() {} });
+    let _ = said.await;
+    old.sender.close();
 }
 
 impl Counts {
@@ -178,6 +213,8 @@ impl Counts {
             |of: &Mutex<BTreeMap<String, u64>>| of.lock().unwrap_or_else(PoisonError::into_inner).clone();
         State {
             linked: self.linked.load(Relaxed),
+            at: self.at.iter().map(|at| at.load(Relaxed)).collect(),
+            asked: self.asked.load(Relaxed),
             dials: self.dials.load(Relaxed),
             // Counted afresh from here on.
             most: self.most.swap(0, Relaxed),
@@ -194,6 +231,8 @@ fn count(causes: &Mutex<BTreeMap<String, u64>>, why: &str) {
 
 /// Between one edge's first dial and the next one's: a node joins now and then, never thousands in a blink.
 const BETWEEN: Duration = Duration::from_millis(1);
+/// For the last word on a link that another one has replaced.
+const LEAVE: Duration = Duration::from_millis(250);
 /// For each step of connecting, as long as the real edge waits.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// No session comes: these bind nothing.

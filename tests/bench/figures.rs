@@ -1,12 +1,15 @@
 //! The figures: what is started for each, and what is asked of it.
 
+mod balance;
 mod bulk;
 mod cut;
 mod echoes;
 mod edges;
 mod egress;
 mod https;
+pub(crate) mod lines;
 mod memory;
+mod over_line;
 mod relayed;
 mod restart;
 mod resume;
@@ -42,6 +45,8 @@ pub(crate) struct Bench {
     pub(crate) ssh: bool,
     /// How long the idle line is watched.
     pub(crate) idle: Duration,
+    /// What is asked of the long lines.
+    pub(crate) lines: lines::Asked,
     /// How many edges hang at one pod.
     pub(crate) edges: usize,
     /// A program that cannot resume, to compare with.
@@ -76,11 +81,14 @@ impl Bench {
             Figure::Thousand => self.memory(1000, table),
             Figure::Restart => self.restart(table),
             Figure::Slow => self.slow(table),
+            Figure::Lines => self.lines(table),
             Figure::Idle => self.idle_line(table),
             Figure::Cut => self.cut(table),
             Figure::Relayed => self.relayed(table),
             Figure::Resume => self.resume(table),
             Figure::Edges => self.idle_edges(table),
+            Figure::Shrink => self.shrink(table),
+            Figure::Balance => self.balance(table),
         }
     }
 

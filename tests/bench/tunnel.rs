@@ -54,6 +54,18 @@ impl Tunnel {
         Self::pod_of(place, targets, &self.binary, "cloud2", grpc, &of(self.grpc))
     }
 
+    /// Three pods that know each other.
+    pub(crate) fn three(place: &Place, targets: &Targets, binary: &Path) -> Result<[Self; 3]> {
+        fs::write(place.file("token"), format!("default:{TOKEN}\n"))?;
+        let all = free_ports::<3>()?.map(|port| SocketAddr::from((place.cloud_address, port)));
+        let more = format!(
+            "\n[mode.cloud.registry]\nsiblings = {:?}\nname = \"localhost\"\n",
+            all.map(|at| at.to_string())
+        );
+        let pod = |name, at| Self::pod_of(place, targets, binary, name, at, &more);
+        Ok([pod("cloud", all[0])?, pod("cloud2", all[1])?, pod("cloud3", all[2])?])
+    }
+
     /// Adds tables to the pod's config. Only for a pod that does not run yet.
     pub(crate) fn pod_has(&self, tables: &str) -> Result<()> {
         let path = self.dir.join(format!("{}.toml", self.name));

@@ -33,7 +33,9 @@ fn links(pod: &TestPod) -> i64 {
 #[tokio::test]
 async fn a_link_between_pods_is_made_once_and_dropped_when_nobody_needs_it() {
     let (place, echo) = (TestDir::new(), targets::echo().await);
-    let pods = pods::start(&place, 2);
+    let all = pods::addresses(2);
+    let lines = format!("{}\nrebalance = false", pods::siblings(&all));
+    let pods: Vec<_> = all.iter().map(|at| TestPod::from_text(&pods::config(&place, *at, &lines))).collect();
     let _edge = edge(&place, &pods[1], "node1").await;
     // Each has tried the other at its start.
     wait_until("the pods are linked", || (links(&pods[0]), links(&pods[1])) == (2, 3)).await;
@@ -428,7 +430,7 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let windows = Windows { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // What looks like a pod and is a proxy that takes everything.

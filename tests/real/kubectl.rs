@@ -82,7 +82,7 @@ fn all_works(cluster: &Cluster) {
         kubectl.exec();
         kubectl.exec_with_a_terminal();
         kubectl.attach();
-        // For a tunnel it is one more exec.
+        // For the tunnel it is one more exec. What was copied is what is forwarded.
         if web_sockets {
             kubectl.cp();
         }
@@ -108,8 +108,8 @@ impl Kubectl<'_> {
             self.sh("kubectl exec busy -- sh -c 'echo out; echo err >&2; exit 7' 2>err; echo $?; cat err");
         assert!(said.starts_with("out\n7\nerr\n"), "{said}");
         // EOF arrives, and all before it.
-        let said = self.sh("head -c 20000000 /dev/urandom >given; sha256sum <given
-            kubectl exec -i busy -- sha256sum <given; kubectl exec -i busy -- cat <given >back; cmp given back");
+        let said = self.sh("head -c 20000000 /dev/urandom >typed; sha256sum <typed
+            kubectl exec -i busy -- sha256sum <typed; kubectl exec -i busy -- cat <typed >back; cmp typed back");
         same(&said, 2);
     }
 

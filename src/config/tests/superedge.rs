@@ -206,7 +206,7 @@ fn the_edge_files_of_all_years_load() {
     assert_eq!(old.client.token, Token::Text(Secret::new("6ff2a1ea0f1611eb9896362096106d9d")));
     assert_eq!(old.client.ca.to_str(), Some("../../conf/certs/ca.crt"));
     assert_eq!(
-        (old.client.dns.to_string(), old.client.server.to_string()),
+        (old.client.servers[0].dns.to_string(), old.client.servers[0].at.to_string()),
         ("localhost".into(), "localhost:9000".into())
     );
     assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.stream.client.channelz_addr"]);
@@ -215,14 +215,15 @@ fn the_edge_files_of_all_years_load() {
     assert_eq!(key.to_str(), Some("../../conf/certs/kubelet-client.key"));
 
     let (middle, warnings) = edge(EDGE_HTTPS);
-    assert_eq!(middle.client.dns.to_string(), "tunnel.cloud.io");
+    assert_eq!(middle.client.servers[0].dns.to_string(), "tunnel.cloud.io");
     assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
     let doors = ["mode.edge.http_proxy.proxyport", "mode.edge.stream.client.log_port"];
     assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
 
     let (new, warnings) = edge(EDGE_NEW);
-    assert_eq!((new.client.dns.to_string(), new.client.server.port), ("127.0.0.1".into(), 31234));
+    let server = &new.client.servers[0];
+    assert_eq!((server.dns.to_string(), server.at.port), ("127.0.0.1".into(), 31234));
     assert_eq!(new.client.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
     assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
     assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
@@ -233,7 +234,7 @@ fn the_edge_files_of_all_years_load() {
 #[test]
 fn a_template_that_was_not_filled_in_loads_and_is_named() {
     let (edge, warnings) = edge(EDGE_TEMPLATE);
-    assert_eq!(edge.client.server.port, 9000);
+    assert_eq!(edge.client.servers[0].at.port, 9000);
     let unfilled = ["mode.edge.stream.client.dns", "mode.edge.stream.client.server_name"];
     assert_eq!(warned(&warnings, Concern::Surprise), unfilled);
 }

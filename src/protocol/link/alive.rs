@@ -12,12 +12,14 @@ pub(super) struct Alive {
     pub(super) looked: Instant,
     /// Silence after which the link is given up.
     pub(super) silence_limit: Duration,
+    /// Silence after which the peer is pinged.
+    pub(super) ask_after: Duration,
 }
 
 impl Alive {
     /// When to look for signs of life next.
     pub(super) fn next(&self) -> Instant {
-        (self.last_received.max(self.last_ping) + PING_AFTER)
+        (self.last_received.max(self.last_ping) + self.ask_after)
             .min(self.looked + PING_AFTER * 2)
             .max(self.looked + CHECK_INTERVAL)
     }
@@ -25,6 +27,8 @@ impl Alive {
 
 /// A peer that has sent nothing for this long is pinged.
 pub(super) const PING_AFTER: Duration = Duration::from_secs(5);
+/// The same at the end that was dialled: later, so that an idle link has one ping at a time and not two that cross.
+pub(super) const PING_CALLER_AFTER: Duration = Duration::from_millis(7500);
 /// A link on which nothing at all came in for this long is given up.
 pub(super) const SILENT: Duration = Duration::from_secs(15);
 /// The least time between two looks, so that clocks that stand still do not make us spin.

@@ -10,11 +10,12 @@
 //! session asks for a turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry,
 //! of the same kind. The members have a third lock, which is not held with either.
 
+mod gauged;
 mod members;
 mod signals;
 mod waiting;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -55,6 +56,8 @@ pub struct LinkSender {
     /// Notified at each answer to a ping.
     answered: Notify,
     closed: CancellationToken,
+    /// Whether a Drain was said here.
+    drained: AtomicBool,
     /// Why it was closed, if another process has the peer's name.
     dismissed: OnceLock<String>,
     waiting: Mutex<Waiting>,
@@ -83,6 +86,7 @@ impl LinkSender {
             read: Notify::new(),
             answered: Notify::new(),
             closed: CancellationToken::new(),
+            drained: AtomicBool::new(false),
             dismissed: OnceLock::new(),
             waiting: Mutex::new(Waiting::new(resumes)),
             members: Mutex::new(Some(Members::default())),
@@ -98,7 +102,9 @@ impl LinkSender {
     /// ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
-            let frame = match std::task::ready!(self.poll_next(cx, now)) {
+            self.read_gauge(now);
+            let next = self.lock().poll_next(cx, now);
+            let frame = match std::task::ready!(next) {
                 None => return Poll::Ready(None),
                 Some(Next::Frame(body)) => {
                     let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
@@ -221,11 +227,6 @@ impl LinkSender {
         self.closed.cancelled().await;
     }
 
-    /// Makes the puller look again, for what a dialect has to send by itself.
-    pub(crate) fn rouse(&self) {
-        self.lock().wake();
-    }
-
     /// Whether the peer does not read its answers: then it gets no new sessions, of which each waits to be answered.
     pub(crate) fn is_behind(&self) -> bool {
         self.lock().answers.len() >= MOST_REPLIES
@@ -240,10 +241,6 @@ impl LinkSender {
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
         waiting.replies.len() + waiting.speakers()
-    }
-
-    fn poll_next(&self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
-        self.lock().poll_next(cx, now)
     }
 
     /// Lets the source send what overtakes data, and wait again if it has more of that.

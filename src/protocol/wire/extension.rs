@@ -9,7 +9,7 @@ use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::codec::proto::Control;
 use crate::protocol::wire::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
+    Category, Code, Conflict, Found, Frame, FrameKind, Load, Refusal, SessionFrame,
 };
 use crate::protocol::wire::opener::Opener;
 use crate::protocol::wire::peer::Peer;
@@ -53,7 +53,17 @@ pub fn to_message(frame: Frame) -> StreamMsg {
         FrameKind::Pong(None) => signal(node, HEARTBEAT, None),
         FrameKind::Find(question) => between_pods(node, FIND, question, Control::default()),
         FrameKind::Found(found) => between_pods(node, FOUND, found.question, about(&found)),
-        FrameKind::Drain => signal(node, DRAIN, None),
+        FrameKind::Drain(to) => {
+            let addr = to.map(|to| to.to_string()).unwrap_or_default();
+            StreamMsg { addr, ..signal(node, DRAIN, None) }
+        }
+        FrameKind::Load(Load { nodes, stopping }) => {
+            let code = u32::from(if stopping { Code::Busy } else { Code::Over } as u8);
+            StreamMsg {
+                data: pack(&Control { nodes, code, ..Control::default() }),
+                ..signal(node, LOAD, None)
+            }
+        }
         FrameKind::Conflict(Conflict { instance, reason }) => {
             let said = Control { instance: wire(instance), reason, ..Control::default() };
             StreamMsg { data: pack(&said), ..signal(node, CONFLICT, None) }
@@ -78,7 +88,7 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
     let body = match (message.category.as_str(), message.r#type.as_str()) {
         (STREAM, HEARTBEAT) => FrameKind::Ping(number(&message.data)),
         (STREAM, PONG) => FrameKind::Pong(number(&message.data)),
-        (STREAM, DRAIN) if !pods => FrameKind::Drain,
+        (STREAM, DRAIN) if !pods => FrameKind::Drain(message.addr.parse().ok()),
         (STREAM, CONFLICT) if !matches!(peer, Peer::Edge(_)) => {
             let said = control(&message)?;
             let reason = Refusal::new(Code::Busy, said.reason).reason;
@@ -86,6 +96,10 @@ pub fn from_message(message: StreamMsg, peer: &Peer) -> Result<Frame, NotAFrame>
         }
         (STREAM, FIND) if pods => FrameKind::Find(control(&message)?.epoch),
         (STREAM, FOUND) if pods => FrameKind::Found(found(&control(&message)?)),
+        (STREAM, LOAD) if pods => {
+            let said = control(&message)?;
+            FrameKind::Load(Load { nodes: said.nodes, stopping: Code::from_wire(said.code) != Code::Over })
+        }
         (STREAM, _) => return Err(NotAFrame::UnknownType),
         (category, kind) => {
             let names_acceptor = matches!(kind, OPEN | RESUME) && matches!(peer, Peer::Edge(_));
@@ -246,6 +260,7 @@ const FIND: &str = "find";
 const FOUND: &str = "found";
 const DRAIN: &str = "drain";
 const CONFLICT: &str = "conflict";
+const LOAD: &str = "load";
 const OPEN: &str = "connecting";
 const RESUME: &str = "resume";
 
@@ -353,7 +368,10 @@ mod tests {
         for (body, theirs, others) in [
             (FrameKind::Ping(Some(7)), [&edge[..], &pod].concat(), vec![]),
             (FrameKind::Pong(Some(7)), [&edge[..], &pod].concat(), vec![]),
-            (FrameKind::Drain, edge.to_vec(), pod.to_vec()),
+            (FrameKind::Drain(None), edge.to_vec(), pod.to_vec()),
+            (FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), edge.to_vec(), pod.to_vec()),
+            (FrameKind::Load(Load { nodes: 0, stopping: false }), pod.to_vec(), edge.to_vec()),
+            (FrameKind::Load(Load { nodes: 300, stopping: true }), pod.to_vec(), edge.to_vec()),
             (FrameKind::Find(5), pod.to_vec(), edge.to_vec()),
             (FrameKind::Found(found), pod.to_vec(), edge.to_vec()),
             (FrameKind::Found(away), pod.to_vec(), edge.to_vec()),

@@ -1,6 +1,7 @@
 //! The neutral frames: what two ends of a link send to each other, whatever the dialect.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,10 +33,22 @@ pub enum FrameKind {
     Find(u64),
     /// Between pods: the answer to Find; with question 0 the announcement that a node was linked.
     Found(Found),
-    /// From a pod: asks the edge to link to another pod; nothing is cut yet. From an edge: it has done so.
-    Drain,
+    /// From a pod: asks the edge to link to another pod, rather to the one at that address if the edge knows it; nothing
+    /// is cut yet. From an edge: it has done so.
+    Drain(Option<SocketAddr>),
     /// From a pod: another living process has the same name.
     Conflict(Conflict),
+    /// Between pods: how many nodes are linked to the sender.
+    Load(Load),
+}
+
+/// How much a pod has to do, as it tells the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Nodes that are linked to it.
+    pub nodes: u64,
+    /// Whether it takes no new links.
+    pub stopping: bool,
 }
 
 /// A pod's answer or announcement about a node, which concerns only links to that pod itself.

@@ -76,9 +76,10 @@ impl Dialect {
     pub const CONFLICTS: u8 = 2;
     /// From this version on an end whose connection broke off sends Broken behind its last bytes, and gets an answer.
     pub const BREAKS: u8 = 2;
-
     /// From this version on a pod keeps an older link of a process beside a newer one that is marked so.
     pub const BESIDE: u8 = 2;
+    /// From this version on pods tell each other how many nodes they have.
+    pub const LOADS: u8 = 2;
 
     /// Whether both ends have that version of the extension, or a newer one.
     pub fn has(self, version: u8) -> bool {

@@ -100,7 +100,7 @@ impl Plain {
             }
             FrameKind::Session(id, category, word) => self.send_session_frame(id, category, word, now),
             // Never sent on a plain link: its link sender accepts no signals.
-            FrameKind::Find(_) | FrameKind::Found(_) | FrameKind::Drain | FrameKind::Conflict(_) => None,
+            _ => None,
         }
     }
 

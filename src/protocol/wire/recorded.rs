@@ -13,7 +13,7 @@ use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::wire::codec::{Reader, StreamMsg, encode};
 use crate::protocol::wire::extension::{from_message, to_message};
 use crate::protocol::wire::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame,
+    Category, Code, Conflict, Found, Frame, FrameKind, Load, Refusal, SessionFrame,
 };
 use crate::protocol::wire::hello::{Caller, Hello};
 use crate::protocol::wire::peer::Peer;
@@ -88,7 +88,8 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     vec![
         ("ping", FrameKind::Ping(Some(258)), edge.clone()),
         ("pong", FrameKind::Pong(Some(258)), cloud.clone()),
-        ("drain", FrameKind::Drain, cloud.clone()),
+        ("drain", FrameKind::Drain(None), cloud.clone()),
+        ("drain, elsewhere", FrameKind::Drain(Some(([10, 0, 0, 7], 9000).into())), cloud.clone()),
         ("find", FrameKind::Find(7), Peer::Pod),
         ("found, version 1", found(None), Peer::Pod),
         ("found", found(Some(60_000)), Peer::Pod),
@@ -99,6 +100,8 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
             FrameKind::Conflict(Conflict { instance: None, reason: String::new() }),
             Peer::Pod,
         ),
+        ("load", FrameKind::Load(Load { nodes: 5000, stopping: false }), Peer::Pod),
+        ("load, stopping", FrameKind::Load(Load { nodes: 5000, stopping: true }), Peer::Pod),
     ]
 }
 

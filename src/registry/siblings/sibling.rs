@@ -27,7 +27,8 @@ pub(super) struct Sibling {
     pub(super) listed: AtomicBool,
     /// What is to be announced to it.
     news: Announcements,
-    wanted: Notify,
+    /// Notified when a link is to be made; not while there is one.
+    pub(super) wanted: Notify,
     dismissed: CancellationToken,
     /// When its link was last used.
     used: Mutex<Instant>,
@@ -218,9 +219,8 @@ impl Sibling {
         self.state.send_replace(State::Up(sender.clone()));
         self.note(None, means);
         means.registry.told_of_a_pod();
-        if !self.news.is_empty() {
-            self.news.send(&sender, &means.registry, own).await;
-        }
+        self.news.greet(&means.registry);
+        self.news.send(&sender, &means.registry, own).await;
         // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.touch();
@@ -279,10 +279,7 @@ impl Sibling {
     /// Until when nobody tries again, if the last try failed.
     #[cfg(test)]
     pub(super) fn failed_until(&self) -> Option<Instant> {
-        match &*self.state.borrow() {
-            State::Failed(until, _) => Some(*until),
-            _ => None,
-        }
+        if let State::Failed(until, _) = &*self.state.borrow() { Some(*until) } else { None }
     }
 
     fn unused(&self) -> Duration {

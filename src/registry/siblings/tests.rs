@@ -26,7 +26,7 @@ pub(in crate::registry) fn siblings(
     let windows = Windows { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
-    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (siblings, made) = Siblings::new(addresses, Registry::new(metrics), tls, Pool::new(), ground);
     (siblings, tell, made)
@@ -232,4 +232,46 @@ async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
     let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link);
     assert!(arrival.come().now_or_never().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
+    let (siblings, tell, _made) = siblings(&["127.0.0.1:1"]);
+    let SiblingPod(Which::Known(listed)) = siblings.all().pop().unwrap() else { panic!("it is on the list") };
+    siblings.changes().changed().await.unwrap();
+    let link = |id: u64| {
+        LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+    };
+    let load = |nodes| Load { nodes, stopping: false };
+    let (dialled, incoming) = (link(7), link(8));
+    siblings.joined(&incoming);
+    siblings.on_load(&incoming, load(80));
+    assert_eq!(siblings.loads(), None, "the one that is listed has no link");
+    listed.is_linked(&dialled);
+    assert_eq!(siblings.loads(), None, "it has said nothing yet");
+    siblings.on_load(&dialled, load(70));
+    let known = PodLoad { at: Some(listed.at), nodes: 70 };
+    assert_eq!(siblings.loads(), Some(vec![known, PodLoad { at: None, nodes: 80 }]));
+    siblings.on_load(&incoming, Load { nodes: 0, stopping: true });
+    assert_eq!(siblings.loads(), None, "one is stopping");
+    siblings.left(&incoming);
+    assert_eq!(siblings.loads(), Some(vec![known]));
+    // The pod itself dials, too: it is the same one.
+    let same = LinkSender::new(LinkId(9), Peer::Pod, dialled.instance, Dialect::NEWEST);
+    siblings.joined(&same);
+    assert_eq!(siblings.loads(), Some(vec![known]));
+    tokio::time::advance(Duration::from_secs(20)).await;
+    assert_eq!(siblings.loads(), None, "it has said nothing for a while");
+    tell.send_replace(Vec::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_told_of_loads_under_many_names_keeps_a_bounded_number() {
+    let (siblings, _tell, _made) = siblings(&[]);
+    for id in 0..MOST_KNOWN as u64 + 10 {
+        let link =
+            LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(id.into())), Dialect::NEWEST);
+        siblings.on_load(&link, Load { nodes: 1, stopping: false });
+    }
+    assert_eq!(siblings.loads.lock().unwrap().len(), MOST_KNOWN);
 }

@@ -16,6 +16,8 @@ impl Metrics {
         let help = "Times that two live processes had one node's name";
         to.register("tunnel_name_conflicts", help, self.name_conflicts.clone());
         to.register("tunnel_reconnects", "Times an edge dialled its cloud again", self.reconnects.clone());
+        let help = "Edges that were asked to link to a pod that has fewer";
+        to.register("tunnel_edges_moved", help, self.moved.clone());
         let help = "Time from a ping to its answer";
         to.register_with_unit("tunnel_link_round_trip", help, Unit::Seconds, self.round_trip.0.clone());
         to.register(

@@ -34,7 +34,7 @@ impl Bench {
         let empty = pod.rss()?;
         let half = self.edges / 2;
         let edges = |first, count| {
-            let edges = Edges { pod: tunnel.grpc, ca: place.certificates.ca(), first, count };
+            let edges = Edges { pods: vec![tunnel.grpc], ca: place.certificates.ca(), first, count };
             Process::role(None, &Role::Edges(edges))
         };
         let mut halves = [edges(0, half)?, edges(half, self.edges - half)?];
@@ -201,7 +201,7 @@ impl Drop for Crowd {
     }
 }
 
-fn until_linked(halves: &mut [Process; 2], count: usize) -> Result<()> {
+pub(super) fn until_linked(halves: &mut [Process], count: usize) -> Result<()> {
     let since = Instant::now();
     loop {
         let states = halves.iter_mut().map(Process::ask).collect::<Result<Vec<State>>>()?;

@@ -74,3 +74,39 @@ async fn relay(mut socket: TcpStream, to: SocketAddr, mut cuts: watch::Receiver<
     clients::reset(socket);
     clients::reset(onward);
 }
+
+/// A balancer on loopback: each new connection leads to the next of some addresses.
+pub(crate) struct Balancer {
+    /// Where it listens.
+    pub(crate) at: SocketAddr,
+    to: Arc<Mutex<Vec<SocketAddr>>>,
+    /// Held, as nothing is ever cut.
+    _cut: watch::Sender<Option<Cut>>,
+}
+
+impl Balancer {
+    /// One that leads to all of these in turn.
+    pub(crate) async fn to(to: &[SocketAddr]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let to = Arc::new(Mutex::new(to.to_vec()));
+        let leads = to.clone();
+        let (cut, cuts) = watch::channel(None);
+        beside(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let to = {
+                    let mut leads = leads.lock().unwrap();
+                    leads.rotate_left(1);
+                    leads[0]
+                };
+                beside(relay(socket, to, cuts.clone()));
+            }
+        });
+        Self { at, to, _cut: cut }
+    }
+
+    /// From now on new connections lead to this one, too.
+    pub(crate) fn add(&self, to: SocketAddr) {
+        self.to.lock().unwrap().push(to);
+    }
+}

@@ -1,11 +1,13 @@
 //! What the link itself sends, beside its sessions: signals, last frames, and answers about sessions that are not ours.
 
 use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::names::{Instance, NodeName};
 use crate::protocol::link::sender::{LinkSender, MOST_REPLIES};
 use crate::protocol::wire::frame::{
-    Code, Conflict, Found, Frame, FrameKind, Refusal, SessionFrame, SessionKey,
+    Code, Conflict, Found, Frame, FrameKind, Load, Refusal, SessionFrame, SessionKey,
 };
 use crate::protocol::wire::hello::Dialect;
 
@@ -39,10 +41,23 @@ impl LinkSender {
         self.signal(node, FrameKind::Found(found))
     }
 
-    /// A pod asks its edge to link to another pod; an edge confirms that it has.
-    pub fn drain(&self) {
-        if let Some(node) = self.peer.node() {
-            self.signal(node, FrameKind::Drain);
+    /// A pod asks its edge to link to another pod, rather to the one at that address; an edge confirms that it has.
+    /// False if too much waits to be sent, or the peer knows no Drain.
+    pub fn drain(&self, to: Option<SocketAddr>) -> bool {
+        let said = self.peer.node().is_some_and(|node| self.signal(node, FrameKind::Drain(to)));
+        self.drained.fetch_or(said, Relaxed);
+        said
+    }
+
+    /// Whether [`Self::drain`] was said on this link.
+    pub fn is_drained(&self) -> bool {
+        self.drained.load(Relaxed)
+    }
+
+    /// Tells another pod how many nodes are linked here. Says nothing to a peer of version 1, which does not know it.
+    pub fn load(&self, load: Load) {
+        if self.dialect.has(Dialect::LOADS) {
+            self.signal(&NodeName::none(), FrameKind::Load(load));
         }
     }
 
@@ -65,6 +80,11 @@ impl LinkSender {
     /// Why it was closed, if [`Self::dismiss`] did it.
     pub(crate) fn dismissed(&self) -> Option<&String> {
         self.dismissed.get()
+    }
+
+    /// Makes the puller look again, for what a dialect has to send by itself.
+    pub(crate) fn rouse(&self) {
+        self.lock().wake();
     }
 
     fn signal(&self, node: &NodeName, body: FrameKind) -> bool {

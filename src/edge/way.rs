@@ -1,0 +1,210 @@
+//! The way to the cloud: its places, tried in turn, and what makes a link there.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rand::seq::SliceRandom as _;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::config::Secret;
+use crate::config::edge::Server;
+use crate::names::{Host, NodeName, Target};
+use crate::net::dial::dial;
+use crate::net::listen::tune_link;
+use crate::net::pool::Pool;
+use crate::net::proxy::Proxy;
+use crate::net::reload::Reload;
+use crate::net::resolver::Resolver;
+use crate::net::socket::Buffered;
+use crate::net::tls::{self, TlsError};
+use crate::protocol::Link;
+use crate::protocol::grpc::{self, DialError, LinkContext};
+
+/// What a link to the cloud takes.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) node: NodeName,
+    /// At least one, the one that is wanted most first.
+    pub(super) places: Vec<Place>,
+    /// What may prove our name, tried in turn.
+    pub(super) tokens: Reload<Vec<Secret>>,
+    /// Which of them is tried next: the one that was taken last.
+    pub(super) turn: AtomicUsize,
+    pub(super) tls: Reload<ClientConfig>,
+    pub(super) proxy: Option<Proxy>,
+    pub(super) resolver: Resolver,
+    pub(super) pool: Pool,
+    pub(super) ground: LinkContext,
+}
+
+/// Where the cloud is.
+#[derive(Debug)]
+pub(super) struct Place {
+    at: Target,
+    name: ServerName<'static>,
+    authority: String,
+}
+
+/// A link that was made.
+pub(super) struct Made {
+    pub(super) link: Link,
+    /// Which place it leads to, by number.
+    pub(super) place: usize,
+    /// The address that was dialled; `None` through a proxy.
+    pub(super) at: Option<SocketAddr>,
+}
+
+/// Which of a place's addresses the pod that was linked to wants this edge to dial.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Wish {
+    /// It comes first.
+    pub(super) to: Option<SocketAddr>,
+    /// That pod's own, which comes last.
+    pub(super) not: Option<SocketAddr>,
+}
+
+impl Place {
+    /// # Errors
+    ///
+    /// The name in its certificate cannot be one.
+    pub(super) fn new(server: &Server) -> Result<Self, TlsError> {
+        // What goes into `:authority`: the name in the certificate, as Go's edges do.
+        let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
+        Ok(Self { at: server.at.clone(), name: tls::server_name(&server.dns.to_string())?, authority })
+    }
+}
+
+impl Wish {
+    fn sort(self, addresses: &mut [SocketAddr]) {
+        let rank =
+            |at: &SocketAddr| if Some(*at) == self.to { 0 } else { 1 + u8::from(Some(*at) == self.not) };
+        addresses.sort_by_key(rank);
+    }
+}
+
+impl Way {
+    /// A link to the first place that gives one, beginning with number `first`; behind the last comes number 0.
+    ///
+    /// # Errors
+    ///
+    /// What each of them said. One that says that another process has this node's name is the last one asked.
+    pub(super) async fn connect(&self, first: usize, wish: Wish) -> anyhow::Result<Made> {
+        let mut failed: Option<anyhow::Error> = None;
+        for n in 0..self.places.len() {
+            let place = (first + n) % self.places.len();
+            let why = match self.connect_to(place, wish).await {
+                Ok(made) => return Ok(made),
+                Err(why) if self.places.len() == 1 => why,
+                Err(why) => why.context(format!("{}", self.places[place].at)),
+            };
+            let taken = is_name_taken(&why);
+            failed = Some(match failed {
+                Some(before) if !taken => anyhow::anyhow!("{before:#}; {why:#}"),
+                _ => why,
+            });
+            if taken {
+                break;
+            }
+        }
+        Err(failed.context("no place of the cloud is known")?)
+    }
+
+    /// A link to that place, whatever else there is.
+    pub(super) async fn connect_to(&self, place: usize, wish: Wish) -> anyhow::Result<Made> {
+        let to = self.places.get(place).context("there is no such place")?;
+        let patience = if self.places.len() > 1 { FAIL_OVER } else { CONNECT };
+        let (socket, at) =
+            timeout(patience, self.dial(to, wish, patience)).await.context("connecting took too long")??;
+        let congestion = self.ground.congestion.as_deref();
+        tune_link(&socket, congestion).context("connection was gone at once")?;
+        let tls = TlsConnector::from(self.tls.load());
+        let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
+        let io = io.await.context("the TLS handshake took too long")?;
+        let io = io.with_context(|| format!("TLS with the cloud as {:?} failed", to.name.to_str()))?;
+        let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
+        let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
+        let dialled = grpc::dial(io, &to.authority, &self.node, token, &self.ground).await;
+        if dialled.as_ref().is_err_and(DialError::is_token_refused) {
+            self.turn.store(turn.wrapping_add(1), Relaxed);
+        }
+        Ok(Made { link: dialled?, place, at })
+    }
+
+    /// The name by which messages call a place.
+    pub(super) fn named(&self, place: usize) -> String {
+        self.places.get(place).map(|place| place.at.to_string()).unwrap_or_default()
+    }
+
+    async fn dial(
+        &self,
+        to: &Place,
+        wish: Wish,
+        patience: Duration,
+    ) -> anyhow::Result<(TcpStream, Option<SocketAddr>)> {
+        match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at)) {
+            Some(proxy) => {
+                let at = self.resolve(proxy.at()).await?;
+                Ok((proxy.connect(&at, &to.at, patience).await?, None))
+            }
+            None => {
+                let mut addresses = self.resolve(&to.at).await?;
+                wish.sort(&mut addresses);
+                let socket = dial(&addresses, patience).await?;
+                let at = socket.peer_addr().ok();
+                Ok((socket, at))
+            }
+        }
+    }
+
+    async fn resolve(&self, target: &Target) -> anyhow::Result<Vec<SocketAddr>> {
+        let found = match &target.host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => self.resolver.lookup(name).await?,
+        };
+        let mut addresses: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, target.port)).collect();
+        // A name may stand for all pods: each edge takes any of them, and another one if that is stopping.
+        addresses.shuffle(&mut rand::rng());
+        Ok(addresses)
+    }
+}
+
+/// Whether another living process has our name.
+pub(super) fn is_name_taken(why: &anyhow::Error) -> bool {
+    why.downcast_ref().is_some_and(DialError::is_name_taken)
+}
+
+/// For each step of connecting to the cloud.
+const CONNECT: Duration = Duration::from_secs(10);
+/// For the first of them, the way through the network, where there is another place to try.
+const FAIL_OVER: Duration = Duration::from_secs(4);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_the_pod_wants_the_edge_comes_first_and_the_pod_itself_last() {
+        let at = |last: u8| SocketAddr::from(([10, 0, 0, last], 9000));
+        let sorted = |to, not| {
+            let mut addresses = [at(1), at(2), at(3), at(4)];
+            Wish { to, not }.sort(&mut addresses);
+            addresses.map(|at| match at.ip() {
+                std::net::IpAddr::V4(ip) => ip.octets()[3],
+                std::net::IpAddr::V6(_) => 0,
+            })
+        };
+        assert_eq!(sorted(None, None), [1, 2, 3, 4]);
+        assert_eq!(sorted(Some(at(3)), Some(at(1))), [3, 2, 4, 1]);
+        assert_eq!(
+            sorted(Some(at(9)), Some(at(2))),
+            [1, 3, 4, 2],
+            "an address that the name has not counts for nothing"
+        );
+    }
+}

@@ -1,0 +1,146 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Pods of a cloud, one step a second, whose edges come anywhere when they dial.
+struct Cloud {
+    pods: Vec<(Balance, u64)>,
+    /// Pods that nobody comes to, whatever happens.
+    shut: usize,
+    told: Vec<u64>,
+    second: u32,
+    begun: Instant,
+    moved: u64,
+}
+
+impl Cloud {
+    fn new(nodes: &[u64]) -> Self {
+        let pods = nodes.iter().map(|nodes| (Balance::default(), *nodes)).collect();
+        Self { pods, shut: 0, told: nodes.to_vec(), second: 0, begun: Instant::now(), moved: 0 }
+    }
+
+    fn nodes(&self) -> Vec<u64> {
+        self.pods.iter().map(|(_, nodes)| *nodes).collect()
+    }
+
+    /// A second passes; where each edge that was asked comes to is up to `chance`. How many were asked.
+    fn step(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u64 {
+        let now = self.begun + Duration::from_secs(self.second.into());
+        if self.second.is_multiple_of(5) {
+            self.told = self.nodes();
+        }
+        self.second += 1;
+        let (mut asked, open) = (0, self.pods.len() - self.shut);
+        for n in 0..self.pods.len() {
+            let mut others = self.told.clone();
+            others.remove(n);
+            let (balance, here) = &mut self.pods[n];
+            let here = usize::try_from(*here).unwrap();
+            let most = balance.step(Some(Weights { here, others: &others }), now);
+            assert!(most <= (here / 100).max(1), "{most} of {here} in a second");
+            balance.asked(most);
+            for _ in 0..most {
+                self.pods[n].1 -= 1;
+                self.pods[chance(open)].1 += 1;
+            }
+            asked += most as u64;
+        }
+        self.moved += asked;
+        asked
+    }
+
+    /// Until nobody is asked for a minute. The seconds that it took.
+    fn settles(&mut self, chance: &mut impl FnMut(usize) -> usize) -> u32 {
+        let mut last = self.second;
+        while self.second - last < 60 {
+            assert!(self.second < 3000, "it never comes to rest: {:?}", self.nodes());
+            if self.step(chance) > 0 {
+                last = self.second;
+            }
+        }
+        last
+    }
+}
+
+/// Numbers that look like chance, from a seed.
+fn dice(mut seed: u64) -> impl FnMut(usize) -> usize {
+    move |below| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(seed >> 33).unwrap() % below
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_third_pod_that_comes_late_gets_its_share_of_five_thousand_edges() {
+    let mut cloud = Cloud::new(&[2500, 2500, 0]);
+    let took = cloud.settles(&mut dice(1));
+    let nodes = cloud.nodes();
+    assert!(nodes.iter().all(|nodes| (1500..=1850).contains(nodes)), "{nodes:?} after {took} s");
+    assert!(took <= 120 && cloud.moved <= 5000, "{took} s, {} were asked", cloud.moved);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_pod_among_many_gets_some_although_no_other_has_far_too_many() {
+    let mut nodes = vec![1000; 20];
+    nodes.push(0);
+    let mut cloud = Cloud::new(&nodes);
+    cloud.settles(&mut dice(2));
+    assert!(*cloud.nodes().last().unwrap() >= 700, "{:?}", cloud.nodes());
+}
+
+#[tokio::test(start_paused = true)]
+async fn edges_that_never_come_to_the_emptier_pod_are_left_in_peace() {
+    let mut cloud = Cloud::new(&[4000, 4000, 500]);
+    cloud.shut = 1;
+    cloud.settles(&mut dice(3));
+    assert!(cloud.moved < 3500, "{} were asked", cloud.moved);
+    let (before, mut again) = (cloud.moved, 0);
+    for _ in 0..3600 {
+        again += u32::from(cloud.step(&mut dice(4)) > 0);
+    }
+    assert!(again < 150 && cloud.moved > before, "asked in {again} seconds of the next hour");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_asked_while_a_pod_is_unknown_nor_before_it_has_lasted() {
+    let (mut balance, now) = (Balance::default(), Instant::now());
+    let after = |seconds| now + Duration::from_secs(seconds);
+    let weights = Weights { here: 1000, others: &[0] };
+    for second in 0..10 {
+        assert_eq!(balance.step(Some(weights), after(second)), 0);
+    }
+    assert_eq!(balance.step(None, after(10)), 0);
+    for second in 11..21 {
+        assert_eq!(balance.step(Some(weights), after(second)), 0, "it begins anew");
+    }
+    assert_eq!(balance.step(Some(weights), after(21)), 10, "1 % of them");
+    assert_eq!(balance.step(None, after(22)), 0);
+    assert_eq!(balance.step(Some(Weights { here: 1000, others: &[] }), after(40)), 0, "it is alone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_falls_below_the_mean_and_a_few_edges_are_no_matter() {
+    for (here, others) in [(2, vec![1]), (3, vec![2, 2]), (1, vec![0, 0]), (120, vec![90, 90]), (0, vec![0])]
+    {
+        let (mut balance, now) = (Balance::default(), Instant::now());
+        for second in 0..60 {
+            let asked =
+                balance.step(Some(Weights { here, others: &others }), now + Duration::from_secs(second));
+            assert_eq!(asked, 0, "{here} beside {others:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn it_comes_to_rest_from_everywhere(
+        nodes in prop::collection::vec(0..400_u64, 1..8), seed: u64,
+    ) {
+        let mut cloud = Cloud::new(&nodes);
+        cloud.settles(&mut dice(seed));
+        let (nodes, total) = (cloud.nodes(), nodes.iter().sum::<u64>());
+        prop_assert_eq!(nodes.iter().sum::<u64>(), total);
+    }
+}

@@ -1,0 +1,155 @@
+//! Thousands of edges at two pods, and a third pod that comes late.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::Bench;
+use super::edges::until_linked;
+use crate::edges::{Edges, State};
+use crate::place::Place;
+use crate::process::Process;
+use crate::role::Role;
+use crate::table::{Bound, Row, Table, mib, short};
+use crate::targets::Targets;
+use crate::tunnel::Tunnel;
+
+impl Bench {
+    /// How soon the third pod has its share, and how many dials that takes.
+    pub(super) fn balance(&self, table: &mut Table) -> Result<()> {
+        let Some(binary) = &self.binary else {
+            eprintln!("balance: only the program itself is measured");
+            return Ok(());
+        };
+        let dir = tempfile::tempdir_in(&self.dir)?.keep();
+        let place = Place::loopback(&dir)?;
+        let targets = Targets::start(None, place.edge_address)?;
+        let pods = Tunnel::three(&place, &targets, binary)?;
+        let _two = [pods[0].pod()?, pods[1].pod()?];
+        let count = self.edges / 2;
+        let edges = Edges {
+            pods: pods.each_ref().map(|pod| pod.grpc).to_vec(),
+            ca: place.certificates.ca(),
+            first: 0,
+            count,
+        };
+        let mut edges = [Process::role(None, &Role::Edges(edges))?];
+        until_linked(&mut edges, count)?;
+        thread::sleep(SETTLED);
+        let before: State = edges[0].ask()?;
+        eprintln!("nodes at each pod: {:?}", before.at);
+        let _third = pods[2].pod()?;
+        let since = Instant::now();
+        #[expect(
+            clippy::cast_precision_loss,
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "thousands"
+        )]
+        let most = (count as f64 / 3.0 * 1.2) as usize;
+        let (mut even, mut last, mut asked, mut told) = (None, since, before.asked, since);
+        let state = loop {
+            thread::sleep(LOOK);
+            let state: State = edges[0].ask()?;
+            ensure!(since.elapsed() < PATIENCE, "no rest within {PATIENCE:?}: {:?}", state.at);
+            if even.is_none() && state.at.iter().all(|nodes| *nodes <= most) {
+                even = Some(since.elapsed());
+            }
+            if state.asked > asked {
+                (asked, last) = (state.asked, Instant::now());
+            }
+            if told.elapsed() >= TOLD {
+                eprintln!("{:.0?}: {:?}, {} asked", since.elapsed(), state.at, state.asked - before.asked);
+                told = Instant::now();
+            }
+            if even.is_some() && last.elapsed() >= REST {
+                break state;
+            }
+        };
+        for (why, times) in state.failed.iter().chain(&state.ended) {
+            eprintln!("{times} times: {why}");
+        }
+        let even = even.unwrap_or(PATIENCE).as_secs_f64();
+        let rest = (last - since).as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "thousands")]
+        let share = state.at.get(2).copied().unwrap_or(0) as f64 * 3.0 / count as f64;
+        for (figure, tunnel, value, bound) in [
+            (
+                format!("{count} edges at two pods, a third comes: s until none has over 1.2 times the mean"),
+                format!("{} s; at rest after {} s, with {:?}", short(even), short(rest), state.at),
+                even,
+                Some(Bound::Most(180.0, 120.0)),
+            ),
+            (
+                "its part of the mean then".to_owned(),
+                format!(
+                    "{}; {} edges were asked, {} dials",
+                    short(share),
+                    state.asked - before.asked,
+                    state.dials - before.dials
+                ),
+                share,
+                Some(Bound::Least(0.8, 0.9)),
+            ),
+        ] {
+            table.add(Row { figure, tunnel, reference: String::new(), others: String::new(), value, bound });
+        }
+        Ok(())
+    }
+
+    /// What a pod keeps of nine edges of ten that have gone.
+    pub(super) fn shrink(&self, table: &mut Table) -> Result<()> {
+        let Some(binary) = &self.binary else {
+            eprintln!("shrink: only the program itself is measured");
+            return Ok(());
+        };
+        let dir = tempfile::tempdir_in(&self.dir)?.keep();
+        let place = Place::loopback(&dir)?;
+        let targets = Targets::start(None, place.edge_address)?;
+        let tunnel = Tunnel::configure(&place, &targets, binary)?;
+        let pod = tunnel.pod()?;
+        let tenth = self.edges / 10;
+        let edges = |first, count| {
+            let edges = Edges { pods: vec![tunnel.grpc], ca: place.certificates.ca(), first, count };
+            Process::role(None, &Role::Edges(edges))
+        };
+        let mut all = vec![edges(0, tenth)?];
+        until_linked(&mut all, tenth)?;
+        thread::sleep(SETTLED);
+        let fresh = pod.rss()?;
+        all.push(edges(tenth, self.edges - tenth)?);
+        until_linked(&mut all, self.edges)?;
+        thread::sleep(SETTLED);
+        let full = pod.rss()?;
+        all.pop();
+        thread::sleep(SETTLED);
+        let after = pod.rss()?;
+        #[expect(clippy::cast_precision_loss, reason = "bytes")]
+        let value = after as f64 / fresh as f64;
+        table.add(Row {
+            figure: format!(
+                "pod RSS once {} of {} edges have gone, against a fresh pod's with the rest",
+                self.edges - tenth,
+                self.edges
+            ),
+            tunnel: format!("{} MiB; {} MiB with all", short(mib(after)), short(mib(full))),
+            reference: format!("fresh {} MiB", short(mib(fresh))),
+            others: String::new(),
+            value,
+            bound: Some(Bound::Most(1.2, 1.2)),
+        });
+        Ok(())
+    }
+}
+
+/// Longer than an edge that has come is left in peace, and than buffers of its handshake are kept.
+const SETTLED: Duration = Duration::from_secs(32);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// Between two lines about it.
+const TOLD: Duration = Duration::from_secs(10);
+/// Nobody is asked for so long: it is over.
+const REST: Duration = Duration::from_secs(30);
+/// What has not come to rest by now will not.
+const PATIENCE: Duration = Duration::from_secs(600);
