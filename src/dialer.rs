@@ -47,6 +47,15 @@ pub enum Place {
     ForClients,
 }
 
+/// Why a target was not dialled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotDialled {
+    /// In words for the client.
+    pub refusal: Refusal,
+    /// Whether it is, or its name stands for, what no pod ever dials for a client.
+    pub off_limits: bool,
+}
+
 impl LocalAddresses {
     /// Asks for the addresses each time they are needed; must be quick.
     pub fn new(addresses: impl Fn() -> Vec<IpAddr> + Send + Sync + 'static) -> Self {
@@ -77,7 +86,7 @@ impl TargetDialer {
     /// # Errors
     ///
     /// Why not, in words for the client.
-    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, Refusal> {
+    pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, NotDialled> {
         let deadline = Instant::now() + patience;
         let mut own = (self.own.0)();
         if self.node().is_none() {
@@ -86,7 +95,9 @@ impl TargetDialer {
         }
         let ask = async |name: Arc<str>| self.resolver.lookup(&name).await;
         let found = self.addresses(target, &own, ask, deadline).await?;
-        dial(&found, deadline.saturating_duration_since(Instant::now())).await.map_err(|why| refusal(&why))
+        dial(&found, deadline.saturating_duration_since(Instant::now()))
+            .await
+            .map_err(|why| refusal(&why).into())
     }
 
     /// The addresses to try, all of them allowed, in their order.
@@ -96,17 +107,19 @@ impl TargetDialer {
         own: &[IpAddr],
         lookup: L,
         deadline: Instant,
-    ) -> Result<Vec<SocketAddr>, Refusal>
+    ) -> Result<Vec<SocketAddr>, NotDialled>
     where
         L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
     {
         let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
         // Nothing is asked of the cloud's DNS for an edge that may not dial what comes of it.
         if !at_node && !targets.name_port(target.port) {
-            return Err(self.forbidden(target, None));
+            return Err(self.forbidden(target, None).into());
         }
         let all = match &target.host {
-            Host::Name(name) if !at_node && is_number(name) => return Err(self.forbidden(target, None)),
+            Host::Name(name) if !at_node && is_number(name) => {
+                return Err(self.forbidden(target, None).into());
+            }
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) if self.is_here(name) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
@@ -129,7 +142,7 @@ impl TargetDialer {
             if targets.allows(at, own) && !found.contains(&at) {
                 // Even if others of its addresses are not: what comes of those would only hide the reason.
                 if self.listening.holds(at, own) {
-                    return Err(self.ours(target));
+                    return Err(self.ours(target).into());
                 }
                 found.push(at);
             }
@@ -137,11 +150,13 @@ impl TargetDialer {
         if !found.is_empty() {
             return Ok(found);
         }
-        Err(match (all.first(), &target.host) {
+        let refusal = match (all.first(), &target.host) {
             (None, _) => Refusal::new(Code::TargetUnreachable, format_args!("{target} has no address")),
             (Some(ip), Host::Name(name)) if !self.is_here(name) => self.forbidden(target, Some(plain(*ip))),
             _ => self.forbidden(target, None),
-        })
+        };
+        let off_limits = self.place == Place::ForClients && all.iter().any(|ip| is_off_limits(*ip));
+        Err(NotDialled { refusal, off_limits })
     }
 
     /// The node at which it stands; `None` at a pod.
@@ -185,6 +200,18 @@ impl TargetDialer {
     /// Whether a name means this machine: its node name, or `localhost`, which no resolver is to be asked for.
     fn is_here(&self, name: &str) -> bool {
         self.node().is_some_and(|node| name.eq_ignore_ascii_case(node.as_str())) || name == "localhost"
+    }
+}
+
+impl From<Refusal> for NotDialled {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, off_limits: false }
+    }
+}
+
+impl From<NotDialled> for Refusal {
+    fn from(why: NotDialled) -> Self {
+        why.refusal
     }
 }
 
@@ -244,7 +271,7 @@ impl DirectDialer {
     /// # Errors
     ///
     /// Why not, in words for the client.
-    pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, Refusal> {
+    pub async fn dial(&self, target: &Target, all: bool) -> Result<TcpStream, NotDialled> {
         let dialer = if all { &self.all } else { &self.listed };
         dialer.dial(target, self.patience).await
     }

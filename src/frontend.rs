@@ -136,6 +136,12 @@ impl Denial {
             Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
                 format!("{ip} is an address at several nodes")
             }
+            Self::NotLocated(NotLocated::NoService(_) | NotLocated::NoPort { .. }) if !trusted => {
+                "there is no such Service, or it has no such port".to_owned()
+            }
+            Self::NotLocated(NotLocated::NoEndpoint(..)) if !trusted => {
+                "the Service has no ready endpoint".to_owned()
+            }
             other => other.to_string(),
         }
     }
@@ -300,6 +306,25 @@ mod tests {
         let refused = refused_with(Code::TargetRefused, "10.1.2.3:22 refused the connection");
         assert_eq!(refused.sentence(false), "node edge7: the target refused the connection");
         assert_eq!(refused.sentence(true), "node edge7: 10.1.2.3:22 refused the connection");
+    }
+
+    #[test]
+    fn strangers_are_told_of_services_no_more_than_they_asked() {
+        let service = || "shop/db".to_owned();
+        for why in [
+            NotLocated::NoService(service()),
+            NotLocated::NoPort { service: service(), port: 5432 },
+            NotLocated::NoEndpoint(service(), true),
+            NotLocated::Ambiguous {
+                ip: [10, 0, 0, 7].into(),
+                one: "shop1".parse().unwrap(),
+                other: "shop2".parse().unwrap(),
+            },
+        ] {
+            let denial = Denial::from(why.clone());
+            assert_eq!(denial.sentence(true), why.to_string());
+            assert!(!denial.sentence(false).contains("shop"), "{denial}");
+        }
     }
 
     #[test]

@@ -245,6 +245,14 @@ impl Registry {
         Some((node.clone(), nodes.linked.len() > 1))
     }
 
+    /// The nodes whose links here are the oldest, in that order, `most` of them.
+    pub fn oldest(&self, most: usize) -> Vec<NodeName> {
+        let nodes = self.lock();
+        let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
+        all.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
+        all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
+    }
+
     /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()

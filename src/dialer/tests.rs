@@ -24,6 +24,15 @@ async fn found(
     own: &[&str],
     names: &[&str],
 ) -> Result<Vec<String>, Refusal> {
+    Ok(sought(place, target, own, names).await?)
+}
+
+async fn sought(
+    place: &TargetDialer,
+    target: &str,
+    own: &[&str],
+    names: &[&str],
+) -> Result<Vec<String>, NotDialled> {
     let own: Vec<IpAddr> = own.iter().map(|ip| ip.parse().unwrap()).collect();
     let names: Vec<IpAddr> = names.iter().map(|ip| ip.parse().unwrap()).collect();
     let lookup = async |_| Ok(names.clone());
@@ -83,7 +92,8 @@ async fn a_pod_dials_for_edges_what_is_listed_and_tells_them_nothing_of_the_rest
     let deadline = Instant::now() + Duration::from_secs(1);
     for (place, target) in [(pod(&[]), "web.local:443"), (listed, "web.local:80")] {
         let unasked = async |_| unreachable!("DNS is not asked for what cannot be dialled");
-        let refused = place.addresses(&target.parse().unwrap(), &[], unasked, deadline).await.unwrap_err();
+        let refused =
+            place.addresses(&target.parse().unwrap(), &[], unasked, deadline).await.unwrap_err().refusal;
         assert_eq!(refused.code, Code::NotAllowed);
     }
 }
@@ -110,6 +120,13 @@ async fn a_pod_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_sp
         let refused = found(&pod, target, &[], names).await.unwrap_err();
         assert_eq!(refused.code, Code::NotAllowed, "{target}: {refused}");
         assert_eq!(refused.reason, format!("the cloud does not dial {target} for its clients"));
+    }
+    let unlisted = TargetDialer { place: Place::ForClients, ..place(&["10.0.0.0/8:*"]) };
+    for (pod, name, off_limits) in
+        [(&pod, "127.0.0.1", true), (&pod, "64:ff9b::a9fe:a9fe", true), (&unlisted, "192.0.2.1", false)]
+    {
+        let refused = sought(pod, "web.local:80", &[], &[name]).await.unwrap_err();
+        assert_eq!((refused.refusal.code, refused.off_limits), (Code::NotAllowed, off_limits), "{name}");
     }
     let listening = ["192.0.2.7:22".parse().unwrap()].into_iter().collect();
     let pod = TargetDialer { listening, ..pod };
@@ -181,7 +198,7 @@ async fn a_target_that_does_not_listen_refuses_in_plain_words() {
     let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let target = format!("edge-1:{port}").parse().unwrap();
     let place = at("edge-1", &[], Targets::default());
-    let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err();
+    let refused = place.dial(&target, Duration::from_secs(5)).await.unwrap_err().refusal;
     let says = format!("127.0.0.1:{port} refused the connection");
     assert_eq!(refused.code, Code::TargetRefused);
     // Whether there is IPv6 on this machine or not.
@@ -204,7 +221,7 @@ async fn a_target_that_hangs_on_one_address_is_told_as_such_though_the_other_ref
     }
     let target = format!("edge-1:{}", at.port()).parse().unwrap();
     let place = place(&["127.0.0.0/8:*", "[::1]:*"]);
-    let refused = place.dial(&target, Duration::from_millis(400)).await.unwrap_err();
+    let refused = place.dial(&target, Duration::from_millis(400)).await.unwrap_err().refusal;
     assert_eq!(refused.code, Code::TargetTimeout, "{refused}");
     let says = format!("{at} did not answer within ");
     assert!(refused.reason.starts_with(&says) && refused.reason.contains("[::1]"), "{refused}");
@@ -216,7 +233,8 @@ async fn a_name_that_is_never_answered_ends_with_the_patience() {
     let begun = Instant::now();
     let never = async |_| std::future::pending().await;
     let deadline = begun + Duration::from_secs(4);
-    let refused = place.addresses(&"web:80".parse().unwrap(), &[], never, deadline).await.unwrap_err();
+    let refused =
+        place.addresses(&"web:80".parse().unwrap(), &[], never, deadline).await.unwrap_err().refusal;
     assert_eq!(refused.reason, "web:80 was not resolved in time");
     assert_eq!(begun.elapsed(), Duration::from_secs(4));
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
 
@@ -48,6 +48,7 @@ impl Keeper {
         let mut backoff = Backoff::new();
         let mut said = String::new();
         let links = self.ground.drain.clone();
+        let mut changes = [self.way.tokens.changes(), self.way.tls.changes()];
         let (mut place, mut wish, mut made) = (0, Wish::default(), None);
         loop {
             if made.is_none() {
@@ -55,8 +56,7 @@ impl Keeper {
                 tokio::select! {
                     () = links.draining() => return,
                     () = sleep(pause) => {}
-                    () = self.freed.notified() => {
-                        // The pod is gone for good, so what takes its place is there, or about to be.
+                    () = self.news(&mut changes) => {
                         backoff = Backoff::new();
                         continue;
                     }
@@ -94,6 +94,16 @@ impl Keeper {
                 }
             }
             self.ground.metrics.reconnects.inc();
+        }
+    }
+
+    /// Waits for a reason to dial at once: a pod is gone for good, so what takes its place is there, or about to be; or a
+    /// token or the authority has changed, which may have kept the link from coming. Cancel safe.
+    async fn news(&self, [tokens, authority]: &mut [watch::Receiver<()>; 2]) {
+        tokio::select! {
+            () = self.freed.notified() => {}
+            _ = tokens.changed() => {}
+            _ = authority.changed() => {}
         }
     }
 

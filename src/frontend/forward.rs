@@ -9,6 +9,7 @@ mod exchange;
 mod head;
 mod pipe;
 mod upstream;
+mod watched;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -25,12 +26,12 @@ use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep_until};
 
 use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head, turn_away_http_2};
-use crate::net::hooked::Hooked;
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
 use body::AnswerBody;
-use clock::{Clock, Deadline, OnRead};
+use clock::{Clock, Deadline};
 use exchange::Exchange;
+use watched::Watched;
 
 /// Judges the requests of one client, and opens sessions for them.
 pub trait Router: Send {
@@ -73,7 +74,7 @@ where
     socket.breaks_off(true);
     let clock = Arc::new(Clock::new());
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
-    let io = TokioIo::new(Hooked { io: socket, hook: OnRead(Arc::clone(&clock)) });
+    let io = TokioIo::new(Watched::new(socket, Arc::clone(&clock)));
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
     let mut connection = server().serve_connection(io, service_fn(answer));
     let mut draining = pin!(context.drain.draining());
@@ -89,24 +90,25 @@ where
         if let Poll::Ready(ended) = served {
             return Poll::Ready(End::Hyper(ended));
         }
-        let Some(deadline) = clock.deadline() else { return Poll::Pending };
+        let Some(deadline) = clock.deadline(leaving) else { return Poll::Pending };
         if silence.deadline() != deadline.at() {
             silence.as_mut().reset(deadline.at());
         }
         match (silence.as_mut().poll(cx), deadline) {
             (Poll::Ready(()), Deadline::Head(_)) => return Poll::Ready(End::TooSlow),
-            (Poll::Ready(()), Deadline::Request(_)) if !leaving => {
+            (Poll::Ready(()), Deadline::Answer(_)) => return Poll::Ready(End::Gone),
+            (Poll::Ready(()), Deadline::Request(_)) => {
                 leaving = true;
                 Pin::new(&mut connection).graceful_shutdown();
                 cx.waker().wake_by_ref();
             }
-            _ => {}
+            (Poll::Pending, _) => {}
         }
         Poll::Pending
     })
     .await;
     let parts = connection.into_parts();
-    let (socket, early) = (parts.io.into_inner().io, parts.read_buf);
+    let (socket, early) = parts.io.into_inner().into_parts(parts.read_buf);
     finish(ended, socket, early, exchange.end(), context).await
 }
 
@@ -132,6 +134,7 @@ async fn finish<C: Connection>(
                     socket.breaks_off(false);
                     return Handshake::Failed { cause: "slow_head", socket: Some(socket) };
                 }
+                End::Gone => return Handshake::Failed { cause: "reset", socket: None },
             }
         }
     };
@@ -154,6 +157,8 @@ enum End {
     Hyper(hyper::Result<()>),
     /// The rest of a head did not come.
     TooSlow,
+    /// The client is gone, or as good as gone: it took no more of its answer.
+    Gone,
 }
 
 fn server() -> http1::Builder {
@@ -162,7 +167,8 @@ fn server() -> http1::Builder {
         .preserve_header_case(true)
         .max_header_size(HEAD_BYTES)
         .max_buf_size(HEAD_BYTES)
-        .auto_date_header(false);
+        .auto_date_header(false)
+        .half_close(true);
     server
 }
 

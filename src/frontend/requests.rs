@@ -45,6 +45,9 @@ where
         self.trace = new_trace();
         let request = head.and_then(&self.parse);
         let permitted = self.visit.judge(request, self.trace.clone()).await?;
+        if let Some(slot) = self.visit.slot() {
+            slot.steps_aside();
+        }
         let way = (permitted.user().map(str::to_owned), permitted.node().clone(), permitted.target().clone());
         self.trusted = permitted.is_trusted();
         self.permitted = Some(permitted);

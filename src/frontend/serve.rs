@@ -244,6 +244,7 @@ where
         };
         if let Some(socket) = socket {
             // Closed with care, so that the answer arrives; until then the client keeps its slot.
+            visit.waits();
             linger(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tracing::{Span, field, info_span};
 
 use super::requests::{Requests, credentials};
-use super::{Denial, FrontEnd, Handshake, OpenRequest, Visit, forward};
+use super::{Denial, FrontEnd, Gate, Handshake, OpenRequest, Visit, forward};
 use crate::names::{NodeName, Target};
 use crate::net::socket::Connection;
 use crate::net::tls::TlsSocket;
@@ -83,7 +83,8 @@ impl NodePort {
     ) -> Handshake<C> {
         let context = visit.context();
         let parse = |head: &Parts| {
-            let node = Some(self.node(head, server_name.as_deref(), &context.addresses)?);
+            let gate = context.gate.load();
+            let node = Some(self.node(head, server_name.as_deref(), &gate, &context.addresses)?);
             Ok(OpenRequest { node, target: self.target.clone(), credentials: credentials(&head.headers) })
         };
         forward(socket, Requests::new(visit, parse), context).await
@@ -98,8 +99,10 @@ impl NodePort {
         &self,
         head: &Parts,
         server_name: Option<&str>,
+        gate: &Gate,
         addresses: &AddressBook,
     ) -> Result<NodeName, Denial> {
+        let named = |host: &str| named(host).map(|name| gate.own_name(name));
         let host = head.headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
         let of_host = host.as_ref().and_then(|host| named(host.host()));
         if let Some(node) = of_host.as_ref().filter(|node| self.finder.knows(node)) {
@@ -109,7 +112,7 @@ impl NodePort {
             let (namespace, pod) = pod(head.uri.path())?;
             addresses.node_of_pod(namespace, pod)
         };
-        server_name.and_then(named).or_else(of_pod).or(of_host).ok_or(Denial::Unnamed)
+        server_name.and_then(&named).or_else(of_pod).or(of_host).ok_or(Denial::Unnamed)
     }
 }
 
@@ -135,7 +138,9 @@ const POD_PATHS: [&str; 6] = ["exec", "attach", "portForward", "containerLogs", 
 mod tests {
     use super::*;
     use crate::names::Instance;
-    use crate::registry::{PodFacts, Registry};
+    use crate::policy::Zone;
+    use crate::protocol::{Dialect, LinkId, LinkSender, Peer};
+    use crate::registry::{Linked, PodFacts, Registry};
     use crate::telemetry::Metrics;
 
     fn head(host: &str, path: &str) -> Parts {
@@ -165,18 +170,26 @@ mod tests {
     #[test]
     fn the_node_is_the_hosts_or_the_server_names_or_the_pods() {
         let registry = Registry::new(Metrics::edge());
+        let edge4 = LinkSender::new(LinkId(1), Peer::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
+        registry.insert(Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into() }, false);
         let addresses = AddressBook::default();
         let at_edge3 = PodFacts { node: "edge3".parse().unwrap(), ips: Box::default() };
         addresses.change(|facts| facts.pods.put("shop/db", at_edge3));
         let target = "127.0.0.1:10250".parse().unwrap();
         let port = NodePort { target, finder: Finder::alone(registry, Instance::random()) };
-        let node =
-            |host, path, name| port.node(&head(host, path), name, &addresses).map(|node| node.to_string());
+        let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
+        let gate = Gate { zone: Some(Arc::new(zone)), ..Gate::default() };
+        let node = |host, path, name| {
+            port.node(&head(host, path), name, &gate, &addresses).map(|node| node.to_string())
+        };
         assert_eq!(node("edge1:10250", "/pods", None).unwrap(), "edge1");
         assert_eq!(node("edge1:10250", "/pods", Some("edge2")).unwrap(), "edge2");
         assert_eq!(node("127.0.0.1:6443", "/pods", Some("edge2")).unwrap(), "edge2");
         assert_eq!(node("apiserver:6443", "/exec/shop/db/c", None).unwrap(), "edge3");
         assert_eq!(node("apiserver:6443", "/exec/shop/db/c", Some("edge2")).unwrap(), "edge2");
+        for host in ["edge4:10250", "edge4.nodes.test:10250", "Edge4.Nodes.Test."] {
+            assert_eq!(node(host, "/exec/shop/db/c", None).unwrap().to_lowercase(), "edge4", "{host}");
+        }
         let denied = node("127.0.0.1:6443", "/exec/shop/web-0/nginx", None).unwrap_err();
         assert_eq!(denied.status(), 421);
         assert!(denied.next_step().contains("--kubelet-certificate-authority"), "{denied}");

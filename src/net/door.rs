@@ -163,9 +163,16 @@ impl<K: Clone + Ord + Hash> Slot<K> {
         self.door.inside().shares.mark(self.id, true, Instant::now());
     }
 
-    /// Marks the holder as silent: from now on this process waits for it.
+    /// Frees the slot for others while what the holder does is bounded elsewhere: until [`Self::waits`] it has none to
+    /// lose.
+    pub fn steps_aside(&self) {
+        self.door.apply(|shares| shares.step_aside(self.id, Instant::now()));
+    }
+
+    /// Marks the holder as silent: from now on this process waits for it. If it had stepped aside, it holds a slot
+    /// again.
     pub fn waits(&self) {
-        self.door.inside().shares.mark(self.id, false, Instant::now());
+        self.door.apply(|shares| shares.waits(self.id, Instant::now()));
     }
 
     /// Wraps the holder's connection so that its reads mark the slot as active or silent.

@@ -35,6 +35,11 @@ pub trait Connection: AsyncRead + AsyncWrite + Unpin + Send {
         }
     }
 
+    /// Whether a peer that has finished its direction may still read. Over TLS few do: whoever closes says the same.
+    fn may_half_close(&self) -> bool {
+        true
+    }
+
     /// Sets what the peer sees when this is dropped: a reset (`true`), or an end in good order.
     ///
     /// A session may be cut at any moment, and its bytes must not look complete then: nc, and ssh behind it, would even
@@ -74,6 +79,10 @@ impl<T: Connection> Connection for server::TlsStream<T> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.get_ref().0.tcp()
     }
+
+    fn may_half_close(&self) -> bool {
+        false
+    }
 }
 
 /// As the one of a server.
@@ -86,6 +95,10 @@ impl<T: Connection> Connection for client::TlsStream<T> {
 impl<T: Connection, H: ReadHook + Unpin + Send> Connection for Hooked<T, H> {
     fn tcp(&self) -> Option<&TcpStream> {
         self.io.tcp()
+    }
+
+    fn may_half_close(&self) -> bool {
+        self.io.may_half_close()
     }
 }
 

@@ -15,7 +15,7 @@ pub fn is_off_limits(ip: IpAddr) -> bool {
                 || ip.is_multicast()
                 || ip.is_unicast_link_local()
                 || ip == METADATA6
-                || translated(ip).is_some_and(is_off_limits_v4)
+                || leads_off_limits(ip)
         }
     }
 }
@@ -39,14 +39,26 @@ fn is_off_limits_v4(ip: Ipv4Addr) -> bool {
         || METADATA4.contains(&ip)
 }
 
-/// The IPv4 address that a gateway makes of this one: NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056), SIIT (RFC 2765).
-fn translated(ip: Ipv6Addr) -> Option<Ipv4Addr> {
-    let [a, b, c, d, e, f, high, low] = ip.segments();
-    let of = |high: u16, low: u16| Some(Ipv4Addr::from(u32::from(high) << 16 | u32::from(low)));
+/// Whether a gateway makes of this address an IPv4 one that is off limits: NAT64 (RFC 6052, RFC 8215), 6to4 (RFC 3056),
+/// Teredo (RFC 4380), ISATAP (RFC 5214), SIIT (RFC 2765).
+fn leads_off_limits(ip: Ipv6Addr) -> bool {
+    let [.., o2, o3, o4, o5, o6, o7, _, o9, o10, o11, o12, o13, o14, o15] = ip.octets();
+    let is = |octets: [u8; 4]| is_off_limits_v4(octets.into());
+    let last = [o12, o13, o14, o15];
+    let [a, b, c, d, e, f, ..] = ip.segments();
     match [a, b, c, d, e, f] {
-        [0x64, 0xff9b, 0, 0, 0, 0] | [0x64, 0xff9b, 1, ..] | [0, 0, 0, 0, 0xffff, 0] => of(high, low),
-        [0x2002, ..] => of(b, c),
-        _ => None,
+        [0x64, 0xff9b, 0, 0, 0, 0] | [0, 0, 0, 0, 0xffff, 0] | [.., 0 | 0x200, 0x5efe] => is(last),
+        // Which of its layouts the network uses is not known here. Read by another one than its own, an address mostly
+        // begins with a zero, and no gateway passes on what really does.
+        [0x64, 0xff9b, 1, ..] => {
+            let layouts = [[o6, o7, o9, o10], [o7, o9, o10, o11], [o9, o10, o11, o12], last];
+            let mut real = layouts.into_iter().filter(|octets| octets[0] != 0).peekable();
+            real.peek().is_none() || real.any(is)
+        }
+        [0x2002, ..] => is([o2, o3, o4, o5]),
+        // The server, and the client in disguise.
+        [0x2001, 0, ..] => is([o4, o5, o6, o7]) || is(last.map(|octet| !octet)),
+        _ => false,
     }
 }
 
@@ -89,6 +101,10 @@ mod tests {
             "2002:7f00:1::1",
             "2002:a9fe:a9fe::",
             "::ffff:0:127.0.0.1",
+            "2001:db8::5efe:127.0.0.1",
+            "2001:db8::200:5efe:169.254.169.254",
+            "2001:0:a9fe:a9fe::",
+            "64:ff9b:1::",
         ] {
             assert!(is_off_limits(ip.parse().unwrap()), "{ip}");
         }
@@ -105,6 +121,10 @@ mod tests {
             "2001:db8::1",
             "64:ff9b::a00:1",
             "2002:a00:1::1",
+            "64:ff9b:1::a00:1",
+            "64:ff9b:1:a00:0:100::",
+            "2001:db8::5efe:10.0.0.1",
+            "2001:0:a00:1:8000:63bf:f5ff:fffe",
         ] {
             assert!(!is_off_limits(ip.parse().unwrap()), "{ip}");
         }
@@ -127,9 +147,41 @@ mod tests {
             let naked = is_off_limits(ip.into());
             prop_assert_eq!(is_off_limits(ip.to_ipv6_mapped().into()), naked);
             let [high, low] = [(bits >> 16) as u16, bits as u16];
-            for dress in [[0x64, 0xff9b, 0, 0, 0, 0, high, low], [0x2002, high, low, 0, 0, 0, 0, 1]] {
+            for dress in [
+                [0x64, 0xff9b, 0, 0, 0, 0, high, low],
+                [0x2002, high, low, 0, 0, 0, 0, 1],
+                [0x2001, 0, 0xa00, 1, 0x8000, 0xffff, !high, !low],
+                [0x2001, 0xdb8, 0, 0, 0x200, 0x5efe, high, low],
+            ] {
                 prop_assert_eq!(is_off_limits(Ipv6Addr::from(dress).into()), naked);
             }
+        }
+
+        /// RFC 6052 2.2: the octet behind the first 64 bits, and what stands behind the address, are ignored.
+        #[test]
+        fn no_layout_of_a_network_of_its_own_makes_anything_allowed(
+            last in prop_oneof![Just([127, 0, 0, 1]), Just([169, 254, 169, 254]), Just([168, 63, 129, 16])],
+            layout in 0..4_usize,
+            noise: [u8; 16],
+        ) {
+            let at = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]][layout];
+            let mut octets = noise;
+            octets[..6].copy_from_slice(&[0, 0x64, 0xff, 0x9b, 0, 1]);
+            for (at, octet) in at.into_iter().zip(last) {
+                octets[at] = octet;
+            }
+            prop_assert!(is_off_limits(Ipv6Addr::from(octets).into()));
+        }
+
+        #[test]
+        fn by_every_layout_of_a_network_of_its_own_a_private_address_is_reached(low: [u8; 3], layout in 0..4_usize) {
+            let at = [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]][layout];
+            let mut octets = [0, 0x64, 0xff, 0x9b, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+            let [b, c, d] = low.map(|octet| octet % 100);
+            for (at, octet) in at.into_iter().zip([10, b, c, d]) {
+                octets[at] = octet;
+            }
+            prop_assert!(!is_off_limits(Ipv6Addr::from(octets).into()));
         }
     }
 }

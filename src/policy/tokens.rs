@@ -17,10 +17,16 @@ pub struct Tokens {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unproven {
     /// Nothing could prove it.
-    #[error("the token file has no line for {0}, and no default")]
+    #[error(
+        "the token file has no line for {0}, and no default: add one to the file that mode.cloud.stream.server.tokenfile \
+         names"
+    )]
     NoLine(NodeName),
     /// It is another one than that of the line that counts.
-    #[error("the token differs from that of {0}")]
+    #[error(
+        "the token differs from that of {0} in the file that mode.cloud.stream.server.tokenfile names: give that one to \
+         the edge, as mode.edge.stream.client.token or in its token_file, or change the line"
+    )]
     Differs(&'static str),
 }
 
@@ -134,10 +140,16 @@ mod tests {
         let why = |text, node: &str| {
             Tokens::parse(text).prove(&node.parse().unwrap(), "t").unwrap_err().to_string()
         };
-        assert_eq!(why("node1:t", "node7"), "the token file has no line for node7, and no default");
-        assert_eq!(why("default:\nnode7:", "node7"), "the token file has no line for node7, and no default");
-        assert_eq!(why("node7:a\ndefault:t", "node7"), "the token differs from that of the node's own line");
-        assert_eq!(why("default:a", "node7"), "the token differs from that of the default line");
+        for (text, says) in [
+            ("node1:t", "the token file has no line for node7, and no default: add one"),
+            ("default:\nnode7:", "the token file has no line for node7, and no default: add one"),
+            ("node7:a\ndefault:t", "the token differs from that of the node's own line in the file"),
+            ("default:a", "the token differs from that of the default line in the file"),
+        ] {
+            let told = why(text, "node7");
+            assert!(told.starts_with(says), "{told}");
+            assert!(told.contains("mode.cloud.stream.server.tokenfile"), "{told}");
+        }
     }
 
     #[test]

@@ -263,6 +263,6 @@ impl Finder {
 }
 
 /// How long an edge that has lost its link usually takes to link again: for so long its node counts as moving.
-const MOVE_WINDOW: Duration = Duration::from_secs(3);
+pub(super) const MOVE_WINDOW: Duration = Duration::from_secs(3);
 /// How long an old link has to answer a ping when its node has come elsewhere.
 const PONG_TIMEOUT: Duration = Duration::from_secs(1);

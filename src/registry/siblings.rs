@@ -103,6 +103,7 @@ impl Siblings {
             before
         };
         self.means.registry.told_of_a_pod();
+        incoming.news.greet(&self.means.registry);
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
             self.means.ground.drain.spawn(info_span!("old"), async move {

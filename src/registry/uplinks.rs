@@ -2,9 +2,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::time::Instant;
+
 use crate::names::NodeName;
 use crate::protocol::{LinkId, LinkSender};
 use crate::registry::awaited::{Arrival, Awaited};
+use crate::registry::find::{MOVE_WINDOW, NotFound};
 
 /// The links of an edge: one, and more while a draining pod still holds sessions.
 #[derive(Debug)]
@@ -13,13 +16,15 @@ pub struct Uplinks {
     node: NodeName,
     /// The newest last.
     links: Mutex<Vec<Arc<LinkSender>>>,
+    /// When a link has ended.
+    lost: Mutex<Option<Instant>>,
     came: Awaited,
 }
 
 impl Uplinks {
     /// No link yet.
     pub fn new(node: NodeName) -> Arc<Self> {
-        Arc::new(Self { node, links: Mutex::default(), came: Awaited::default() })
+        Arc::new(Self { node, links: Mutex::default(), lost: Mutex::default(), came: Awaited::default() })
     }
 
     /// The node that this edge is. A request for that name through the cloud means the cloud itself.
@@ -43,11 +48,19 @@ impl Uplinks {
     /// A link has ended.
     pub fn remove(&self, link: &LinkSender) {
         self.lock().retain(|known| known.id != link.id);
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// The newest link, for whatever begins or looks for a path now.
     pub fn newest(&self, not: Option<LinkId>) -> Option<Arc<LinkSender>> {
         self.links().into_iter().rev().find(|link| !link.is_closed() && not != Some(link.id))
+    }
+
+    /// Why there is no link to use: one that has just ended is about to be replaced.
+    pub fn missing(&self) -> NotFound {
+        let lost = *self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let moving = lost.is_some_and(|at| at.elapsed() < MOVE_WINDOW);
+        NotFound { moving, ..NotFound::default() }
     }
 
     /// Whether there is a link.

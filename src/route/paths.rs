@@ -29,7 +29,7 @@ impl PathSource {
             Self::Pod(finder) => finder.find(node, instance, not).await,
             Self::Pods(finder) => finder.find_pod(instance).await,
             Self::Edge(uplinks) => {
-                let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(NotFound::default)?;
+                let newest = uplinks.newest(not.map(|not| not.id)).ok_or_else(|| uplinks.missing())?;
                 // By its own name it means the cloud: the pod that it asks is the one that dials.
                 let own = || newest.instance.filter(|_| uplinks.node() == node);
                 Ok(Path { instance: instance.or_else(own), sender: newest })

@@ -105,6 +105,7 @@ async fn the_pod_never_dials_itself_or_what_clouds_keep_to_machines_however_it_i
     }
     // A name that stands for one: nothing listens for it but the echo on loopback, which hears of nobody.
     let refused = pod.ask(&format!("localhost:{port}")).await;
-    assert_eq!(refused.status, 502, "{refused:?}");
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert!(refused.phrase.starts_with(&format!("localhost:{port} is no target")), "{refused:?}");
     assert_eq!(pod.pod.metrics.sessions.ended("ssh", "over"), 0);
 }

@@ -46,11 +46,14 @@ async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
     (at, count)
 }
 
-/// Answers requests: `/exec` changes the protocol to an echo, `/sum` has trailers, `/put` wants a body of 4 bytes.
+/// Answers requests: `/exec` changes the protocol to an echo, `/sum` has trailers, `/put` wants a body of 4 bytes,
+/// `/silent` gets nothing.
 async fn web<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, client: &str) -> io::Result<()> {
     loop {
         let head = head(stream).await?;
-        let answer = if head.starts_with("GET /exec ") {
+        let answer = if head.starts_with("GET /silent ") {
+            return stream.read_u8().await.map(drop);
+        } else if head.starts_with("GET /exec ") {
             let changed =
                 "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nhi";
             stream.write_all(changed.as_bytes()).await?;
@@ -277,6 +280,27 @@ async fn who_shows_no_certificate_or_another_name_is_not_let_in() {
             || h2.to_string().contains("NoApplicationProtocol"),
         "{h2}"
     );
+}
+
+/// Over TLS the end of a client's direction is its end: a log that is followed may have no next line for hours.
+#[tokio::test]
+async fn a_client_that_goes_while_its_target_is_silent_ends_the_session_at_once() {
+    let place = TestDir::new();
+    let (target, connections) = web_tls(&place).await;
+    let (pod, edge) = terminating(&place, target).await;
+    for (sessions, ends) in [(1, true), (2, false)] {
+        let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+        say(&mut client, &get("node-a", "/silent")).await;
+        wait_until("it has asked", || connections.load(Relaxed) == sessions).await;
+        if ends {
+            client.shutdown().await.unwrap();
+        } else {
+            drop(client);
+        }
+        let ended = || pod.pod.metrics.sessions.ended("https", "client_failed");
+        wait_until("the session is broken off", || ended() == sessions as u64).await;
+    }
+    edge_forgets_all(&edge).await;
 }
 
 #[tokio::test]

@@ -53,6 +53,31 @@ async fn a_plain_edge_is_asked_and_heard_in_superedges_words() {
 }
 
 #[tokio::test]
+async fn programs_behind_a_plain_edge_reach_in_the_cloud_what_its_pod_may_dial() {
+    let (place, echo, other) = (TestDir::new(), targets::echo().await, targets::echo().await);
+    let pod = TestPod::with(&place, &format!("[mode.cloud.allow]\ntargets = [\"{echo}\"]\n"));
+    let mut edge = peer::link(&place, &pod, "node1", None).await;
+    let says = |edge: &Call, kind: &str, addr: String, data: String| {
+        let category = "httpProxy".into();
+        StreamMsg { category, addr, ..edge.plain(kind, "a topic", data.into()) }
+    };
+    let asks = |edge: &Call, to| {
+        says(edge, "connecting", format!("{to}"), format!("CONNECT {to} HTTP/1.1\r\n\r\n\r\n"))
+    };
+    edge.send(asks(&edge, other)).await;
+    let refused = edge.hears().await;
+    assert_eq!(refused.r#type, "connect-failed", "{refused:?}");
+    let why = String::from_utf8_lossy(&refused.data).into_owned();
+    assert!(why.contains("its pods' mode.cloud.allow.targets does not hold it"), "{why}");
+    edge.send(asks(&edge, echo)).await;
+    assert_eq!(edge.hears().await, says(&edge, "connected", String::new(), String::new()));
+    edge.send(says(&edge, "tcp-forward", String::new(), "there and back".into())).await;
+    assert_eq!(edge.hears().await, says(&edge, "tcp-forward", String::new(), "there and back".into()));
+    edge.send(says(&edge, "closed", String::new(), "EOF".into())).await;
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
 async fn a_plain_edges_failed_dial_has_its_status_and_reason() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);

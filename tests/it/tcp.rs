@@ -9,11 +9,16 @@ use crate::inside::inside;
 use crate::support::clients::{echoed, is_reset, reset, rest};
 use crate::support::programs::{TestDir, TestPod, edge, edge_forgets_all};
 use crate::support::{peer, pods, soon, targets, wait_until};
+use crate::words::Lines;
 
 /// Lines of a config with one TCP port that leads there; `more` stands beside the target.
 fn port(to: &str, more: &str) -> String {
     format!("[mode.cloud.tcp]\n\"127.0.0.1:0\" = {{ to = \"{to}\"{more} }}\n")
 }
+
+/// How the line goes on that warns of a port that could lead to more than one node.
+const SEVERAL: &str =
+    "there are several nodes, and the one serves this port that has been linked for longest";
 
 /// What comes before the connection is closed, in good order or not.
 async fn until_closed(mut socket: TcpStream) -> Vec<u8> {
@@ -60,9 +65,14 @@ async fn without_a_node_the_one_serves_that_is_linked_for_longest() {
     is_reset(&mut pod.client("tcp").await).await;
     assert_eq!(pod.pod.metrics.sessions.ended("tcp", "offline"), 1);
     let two = edge(&place, &pod, "node2").await;
+    let (lines, _guard) = Lines::begin();
+    echoed(&mut pod.client("tcp").await, "to the only one").await;
+    assert_eq!(lines.count(SEVERAL), 0);
+    pod.forgets_all().await;
     let one = edge(&place, &pod, "node1").await;
     let mut client = pod.client("tcp").await;
     echoed(&mut client, "to the older").await;
+    assert_eq!(lines.count(SEVERAL), 1);
     assert_eq!((one.table.len(), two.table.len()), (0, 1));
     two.stop(async {}).await;
     is_reset(&mut client).await;
@@ -94,6 +104,27 @@ async fn a_node_at_another_pod_is_reached_by_its_name_and_as_the_only_one() {
         drop(client);
         edge.stop(async {}).await;
     }
+}
+
+#[tokio::test]
+async fn a_pod_that_starts_after_the_nodes_were_linked_elsewhere_is_told_of_some_and_that_there_are_several()
+{
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let all = pods::addresses(2);
+    let config = |at: SocketAddr| pods::config(&place, at, &pods::siblings(&all));
+    let first = TestPod::from_text(&config(all[0]));
+    let _edges = (edge(&place, &first, "node1").await, edge(&place, &first, "node2").await);
+    let (lines, _guard) = Lines::begin();
+    let late = TestPod::from_text(&format!("{}{}", config(all[1]), port(&echo.to_string(), "")));
+    let warned = || lines.count(SEVERAL);
+    while warned() == 0 {
+        let mut client = late.client("tcp").await;
+        // It may be linked to the other pod just now.
+        let _ = client.write_all(b"x").await;
+        let _ = soon("an answer or an end", client.read_u8()).await;
+    }
+    echoed(&mut late.client("tcp").await, "to one of them").await;
+    assert_eq!(warned(), 1);
 }
 
 #[tokio::test]

@@ -62,6 +62,24 @@ async fn a_token_file_that_is_missing_or_empty_or_holds_nothing_ends_no_link() {
 }
 
 #[tokio::test]
+async fn an_edge_whose_token_file_has_changed_dials_at_once() {
+    let place = TestDir::new();
+    place.file("mine", "old\n");
+    let token_file = format!("token_file = \"{}/mine\"", place.path().display());
+    let text = place
+        .edge("node1", targets::nothing().await, "")
+        .replace(&format!("token = \"{TOKEN}\""), &token_file);
+    let edge = start_edge(&text);
+    tokio::time::pause();
+    let tries = || edge.metrics.reconnects.get();
+    wait_within(Duration::from_secs(600), "its pauses have grown to 15 s and more", || tries() >= 12).await;
+    let (before, begun) = (tries(), Instant::now());
+    place.file("mine", "new\n");
+    wait_within(Duration::from_secs(60), "it dials again", || tries() > before).await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn an_edge_with_two_tokens_uses_the_one_that_the_cloud_knows() {
     let place = TestDir::new();
     place.file("token", "node1:old\n");

@@ -15,10 +15,10 @@ use crate::support::{peer, wait_until};
 
 /// The lines that this thread's tasks log, as a reader sees them who escapes nothing.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    fn begin() -> (Self, DefaultGuard) {
+    pub(crate) fn begin() -> (Self, DefaultGuard) {
         LazyLock::force(&SECOND);
         let lines = Self::default();
         let to = lines.clone();
@@ -30,7 +30,7 @@ impl Lines {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    fn count(&self, part: &str) -> usize {
+    pub(crate) fn count(&self, part: &str) -> usize {
         self.text().lines().filter(|line| line.contains(part)).count()
     }
 

@@ -19,8 +19,10 @@ use super::clock::Clock;
 /// hyper sends the client 100 (go on) once the body is first polled. If the client waits for that, the body is not
 /// polled before the target has sent a 100, or nothing for [`CONTINUE_TIME`].
 pub(super) struct Upload {
-    body: Incoming,
+    /// `None`: it is empty.
+    body: Option<Incoming>,
     awaited: Option<Awaited>,
+    clock: Arc<Clock>,
 }
 
 /// The wait for the target's 100 before the body is polled.
@@ -63,8 +65,13 @@ pub(super) enum Content {
 
 impl Upload {
     /// `wanted` resolves when the body may be polled, if its client waits for a 100.
-    pub(super) fn new(body: Incoming, wanted: Option<Arc<Wanted>>) -> Self {
-        Self { body, awaited: wanted.map(|wanted| Awaited { wanted, silence: None }) }
+    pub(super) fn new(body: Incoming, clock: Arc<Clock>, wanted: Option<Arc<Wanted>>) -> Self {
+        Self { body: Some(body), awaited: wanted.map(|wanted| Awaited { wanted, silence: None }), clock }
+    }
+
+    /// The body of a request that has none.
+    pub(super) fn empty(clock: Arc<Clock>) -> Self {
+        Self { body: None, awaited: None, clock }
     }
 
     fn poll_wanted(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Unwanted>> {
@@ -95,15 +102,24 @@ impl Body for Upload {
         if let Err(unwanted) = ready!(self.poll_wanted(cx)) {
             return Poll::Ready(Some(Err(unwanted.into())));
         }
-        Pin::new(&mut self.body).poll_frame(cx).map_err(Into::into)
+        match &mut self.body {
+            Some(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            None => Poll::Ready(None),
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.clock.has_asked();
     }
 }
 
@@ -163,7 +179,11 @@ impl Body for AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match &mut self.body {
-            Content::Target(body) => Pin::new(body).poll_frame(cx),
+            Content::Target(body) => {
+                let frame = ready!(Pin::new(body).poll_frame(cx));
+                self.clock.passed();
+                Poll::Ready(frame)
+            }
             Content::Own(body) => Pin::new(body).poll_frame(cx).map_err(|never| match never {}),
         }
     }

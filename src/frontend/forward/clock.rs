@@ -1,16 +1,11 @@
-//! How long a client may do nothing: between two requests, and within a head.
+//! How long a client may do nothing: between two requests, within a head, and once it has finished its direction.
 
-use std::io;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
 use crate::frontend::HEAD_TIME;
-use crate::net::hooked::ReadHook;
 
 /// What a client's connection is doing, and since when.
 #[derive(Debug)]
@@ -19,6 +14,8 @@ pub(super) struct Clock(Mutex<Inner>);
 #[derive(Debug)]
 struct Inner {
     phase: Phase,
+    /// Whether a request's body has ended since the last look.
+    asked: bool,
     /// Whether an answer was completed since the last look.
     answered: bool,
 }
@@ -27,8 +24,10 @@ struct Inner {
 enum Phase {
     /// It has begun a head.
     Head(Instant),
-    /// Its request is being answered.
-    Busy,
+    /// The body of its request is on its way.
+    Asking,
+    /// Its request is there, and is being answered; by the time, if there is one, it must get some of that.
+    Answering(Option<Instant>),
     /// It has its answer.
     Idle(Instant),
 }
@@ -40,26 +39,43 @@ pub(super) enum Deadline {
     Request(Instant),
     /// The rest of a head was to come.
     Head(Instant),
+    /// It was to take its answer, or it is gone.
+    Answer(Instant),
 }
-
-/// Sets the clock by what comes over a client's connection.
-#[derive(Debug)]
-pub(super) struct OnRead(pub(super) Arc<Clock>);
 
 impl Clock {
     /// The clock of a client that has just come, and is expected to send a request.
     pub(super) fn new() -> Self {
-        Self(Mutex::new(Inner { phase: Phase::Head(Instant::now()), answered: false }))
+        Self(Mutex::new(Inner { phase: Phase::Head(Instant::now()), asked: false, answered: false }))
     }
 
-    /// A head is there.
-    pub(super) fn busy(&self) {
-        self.lock().phase = Phase::Busy;
+    /// A head is there, and a body may follow.
+    pub(super) fn asks(&self, has_body: bool) {
+        self.lock().phase = if has_body { Phase::Asking } else { Phase::Answering(None) };
+    }
+
+    /// Nothing more is read of the request's body.
+    pub(super) fn has_asked(&self) {
+        let mut inner = self.lock();
+        if let Phase::Asking = inner.phase {
+            inner.phase = Phase::Answering(None);
+            inner.asked = true;
+        }
+    }
+
+    /// Whether nothing more is read of a request, and its answer is not complete.
+    pub(super) fn is_answering(&self) -> bool {
+        matches!(self.lock().phase, Phase::Answering(_))
+    }
+
+    /// Whether a request's body has ended since this was last asked.
+    pub(super) fn take_asked(&self) -> bool {
+        std::mem::take(&mut self.lock().asked)
     }
 
     /// An answer is complete.
     pub(super) fn idle(&self) {
-        *self.lock() = Inner { phase: Phase::Idle(Instant::now()), answered: true };
+        *self.lock() = Inner { phase: Phase::Idle(Instant::now()), asked: false, answered: true };
     }
 
     /// Whether an answer was completed since this was last asked.
@@ -67,19 +83,39 @@ impl Clock {
         std::mem::take(&mut self.lock().answered)
     }
 
-    /// By when the client has to do something, if anything is expected of it.
-    pub(super) fn deadline(&self) -> Option<Deadline> {
+    /// By when the client has to do something, if anything is expected of it. One that is `leaving` is asked for no
+    /// further request.
+    pub(super) fn deadline(&self, leaving: bool) -> Option<Deadline> {
         match self.lock().phase {
             Phase::Head(since) => Some(Deadline::Head(since + HEAD_TIME)),
-            Phase::Busy => None,
+            Phase::Asking => None,
+            Phase::Answering(until) => until.map(Deadline::Answer),
+            Phase::Idle(since) if leaving => Some(Deadline::Answer(since + TAKE_TIME)),
             Phase::Idle(since) => Some(Deadline::Request(since + IDLE_TIME)),
         }
     }
 
-    fn on_read(&self) {
+    /// Something has come from the client.
+    pub(super) fn arrived(&self) {
         let mut inner = self.lock();
         if let Phase::Idle(_) = inner.phase {
             inner.phase = Phase::Head(Instant::now());
+        }
+    }
+
+    /// The client has finished its direction. While its request is answered it is there if it `reads`: whoever has gone
+    /// looks the same.
+    pub(super) fn finished(&self, reads: bool) {
+        if let Phase::Answering(until @ None) = &mut self.lock().phase {
+            let patience = if reads { FINISHED_TIME } else { Duration::ZERO };
+            *until = Some(Instant::now() + patience);
+        }
+    }
+
+    /// A part of the answer was passed on.
+    pub(super) fn passed(&self) {
+        if let Phase::Answering(Some(until)) = &mut self.lock().phase {
+            *until = Instant::now() + FINISHED_TIME;
         }
     }
 
@@ -92,26 +128,17 @@ impl Deadline {
     /// The time itself.
     pub(super) fn at(self) -> Instant {
         match self {
-            Self::Request(at) | Self::Head(at) => at,
+            Self::Request(at) | Self::Head(at) | Self::Answer(at) => at,
         }
-    }
-}
-
-impl ReadHook for OnRead {
-    fn poll_read<T: AsyncRead + Unpin>(
-        &mut self,
-        io: Pin<&mut T>,
-        cx: &mut Context<'_>,
-        out: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = out.filled().len();
-        let read = io.poll_read(cx, out);
-        if out.filled().len() > before {
-            self.0.on_read();
-        }
-        read
     }
 }
 
 /// How long a client may keep a connection without asking for anything: as long as Go's clients keep theirs.
 const IDLE_TIME: Duration = Duration::from_secs(90);
+
+/// How long a client that has finished its direction may get nothing of its answer.
+const FINISHED_TIME: Duration = Duration::from_secs(30);
+
+/// How long a client may take for the last bytes of an answer, those for which the system has no room: people pause
+/// their terminals.
+const TAKE_TIME: Duration = Duration::from_secs(600);

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Context;
 
-use http::header::CONNECTION;
+use http::header::{CONNECTION, UPGRADE};
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
@@ -41,6 +41,10 @@ impl<R: Router> Exchange<R> {
     /// server.
     pub(super) fn poll(&self, cx: &mut Context<'_>) {
         self.upstream.poll(cx);
+        if self.clock.take_asked() {
+            // hyper's server is polled again, to watch for the client's end.
+            cx.waker().wake_by_ref();
+        }
         if self.clock.take_answered()
             && let Ok(router) = self.router.try_lock()
         {
@@ -58,10 +62,10 @@ impl<R: Router> Exchange<R> {
         &self,
         request: Request<Incoming>,
     ) -> Result<Response<AnswerBody>, Infallible> {
-        self.clock.busy();
         let (head, body) = request.into_parts();
         // Else hyper would have to read it to its end before the next request.
         let has_body = !body.is_end_stream();
+        self.clock.asks(has_body);
         let answer = match self.forward(head, body).await {
             Ok(answer) => answer,
             Err(Denied { denial, trusted, trace }) => {
@@ -72,6 +76,7 @@ impl<R: Router> Exchange<R> {
                 answer.map(|body| AnswerBody::new(Content::Own(body.into()), Arc::clone(&self.clock), None))
             }
         };
+        self.clock.passed();
         debug!(status = answer.status().as_u16(), "answered");
         Ok(answer)
     }
@@ -86,7 +91,8 @@ impl<R: Router> Exchange<R> {
         let upgrades = head::pass_request(&mut head, &body);
         let waits = version == Version::HTTP_11 && head::expects_continue(&head.headers);
         let wanted = (waits && !body.is_end_stream()).then(Arc::<Wanted>::default);
-        let mut request = Request::from_parts(head, Upload::new(body, wanted.clone()));
+        let mut request =
+            Request::from_parts(head, Upload::new(body, Arc::clone(&self.clock), wanted.clone()));
         if let Some(wanted) = wanted.clone() {
             hyper::ext::on_informational(&mut request, move |informational| {
                 if informational.status() == StatusCode::CONTINUE {
@@ -114,7 +120,8 @@ impl<R: Router> Exchange<R> {
         Ok(Response::from_parts(head, body))
     }
 
-    /// Sends a request over the session that there is, or over a new one.
+    /// Sends a request over the session that there is, or over a new one. The target may end one that was kept just as
+    /// it is asked: then the request is sent again, unless that may do something twice.
     async fn send(
         &self,
         router: &mut R,
@@ -123,6 +130,7 @@ impl<R: Router> Exchange<R> {
     ) -> Result<(SendRequest<Upload>, Response<Incoming>), Denied> {
         let mut kept = self.upstream.reuse(way).await;
         loop {
+            let again = kept.as_ref().and_then(|_| self.repeatable(&request));
             let fresh = kept.is_none();
             let mut sender = match kept.take() {
                 Some(sender) => sender,
@@ -134,11 +142,18 @@ impl<R: Router> Exchange<R> {
             };
             let denial = match self.upstream.send(&mut sender, request).await {
                 Ok(answer) => return Ok((sender, answer)),
-                Err(Unanswered::Unsent(again)) if !fresh => {
-                    request = *again;
+                Err(Unanswered::Unsent(unsent)) if !fresh => {
+                    request = *unsent;
                     continue;
                 }
                 Err(Unanswered::Unsent(_)) => Denial::Unanswered("it has ended the connection".to_owned()),
+                Err(Unanswered::Silence(why)) => match again {
+                    Some(again) => {
+                        request = again;
+                        continue;
+                    }
+                    None => Denial::Unanswered(why),
+                },
                 Err(Unanswered::Body) => {
                     Denial::Request("its body ends early, or is not chunked as it should be")
                 }
@@ -167,5 +182,20 @@ impl<R: Router> Exchange<R> {
         *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
         let body = AnswerBody::new(Content::Own(Full::default()), Arc::clone(&self.clock), None);
         Ok(Response::from_parts(head, body))
+    }
+
+    /// A copy of a request that its target may get twice, RFC 9110 9.2.2. What is asked of another protocol its method
+    /// does not tell: `kubectl exec` asks with GET.
+    fn repeatable(&self, request: &Request<Upload>) -> Option<Request<Upload>> {
+        let upgrades = request.headers().contains_key(UPGRADE);
+        if upgrades || !request.method().is_idempotent() || !request.body().is_end_stream() {
+            return None;
+        }
+        let mut copy = Request::new(Upload::empty(Arc::clone(&self.clock)));
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        *copy.extensions_mut() = request.extensions().clone();
+        Some(copy)
     }
 }

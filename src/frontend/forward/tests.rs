@@ -5,6 +5,8 @@ use super::*;
 use site::{Site, Target};
 use std::time::Duration;
 
+use tokio::time::sleep;
+
 const GET: &str = "GET /a?b=c HTTP/1.1\r\nHost: node1\r\n\r\n";
 const EMPTY: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
 
@@ -101,19 +103,53 @@ async fn a_session_that_the_target_has_ended_is_let_go_of_at_once_and_not_used_a
 
 /// The target's end and the next request cross each other: whether the request was processed cannot be known.
 #[tokio::test]
-async fn what_a_target_may_have_processed_is_not_sent_again() {
+async fn what_may_be_done_twice_is_asked_again_when_a_session_that_was_kept_ends() {
+    for method in ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"] {
+        let (mut site, mut target, _) = asked(GET).await;
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+        site.say(&format!("{method} /c HTTP/1.1\r\nHost: node1\r\nX-Odd-CASE: 1\r\n\r\n")).await;
+        let head = target.head().await;
+        match method {
+            "GET" => target.finish().await,
+            _ => target
+                .session
+                .break_off(crate::protocol::Refusal::new(crate::protocol::Code::GivenUp, "reset")),
+        }
+        let mut again = site.target().await;
+        assert_eq!(again.head().await, head);
+        // Not a third time.
+        again.finish().await;
+        assert!(site.head().await.starts_with("HTTP/1.1 502 "), "{method}");
+        assert!(site.asks_for_no_session());
+    }
+}
+
+#[tokio::test]
+async fn what_a_target_may_have_done_is_not_asked_again() {
+    const POST: &str = "POST / HTTP/1.1\r\nHost: node1\r\nContent-Length: 0\r\n\r\n";
+    const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
+    for (request, answer) in [(POST, ""), (PUT, ""), (ECHO, ""), (GET, "HTTP/1.1 2")] {
+        let (mut site, mut target, _) = asked(GET).await;
+        target.say(EMPTY).await;
+        site.hears(EMPTY).await;
+        site.say(request).await;
+        target.head().await;
+        target.say(answer).await;
+        target.finish().await;
+        let head = site.head().await;
+        assert!(
+            head.starts_with(
+                "HTTP/1.1 502 the target gave no proper answer: it has ended the connection\r\n"
+            ),
+            "{head}"
+        );
+        assert_eq!(head.to_lowercase().contains("connection: close"), request == PUT, "{head}");
+        assert!(site.asks_for_no_session());
+    }
     let (mut site, mut target, _) = asked(GET).await;
-    target.say(EMPTY).await;
-    site.hears(EMPTY).await;
-    site.say(GET).await;
-    target.head().await;
     target.finish().await;
-    let head = site.head().await;
-    assert!(
-        head.starts_with("HTTP/1.1 502 the target gave no proper answer: it has ended the connection\r\n"),
-        "{head}"
-    );
-    assert!(!head.to_lowercase().contains("connection: close"), "{head}");
+    assert!(site.head().await.starts_with("HTTP/1.1 502 "), "the session was new");
     assert!(site.asks_for_no_session());
 }
 
@@ -264,7 +300,8 @@ async fn an_answer_that_is_cut_does_not_look_complete() {
     assert_eq!(site.over().await, "answer_cut");
 }
 
-#[tokio::test]
+/// Whether it is gone, or has only finished its direction, cannot be known at first.
+#[tokio::test(start_paused = true)]
 async fn a_client_that_goes_breaks_off_what_it_asked_for() {
     for request in [GET, "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 9\r\n\r\npart"] {
         let (site, mut target, _) = asked(request).await;
@@ -396,6 +433,65 @@ async fn a_client_may_be_idle_for_90_seconds_and_write_at_a_head_for_10() {
     let begun = tokio::time::Instant::now();
     assert_eq!((site.rest().await, begun.elapsed().as_secs()), (String::new(), 90));
     assert_eq!(site.over().await, "over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_has_finished_its_direction_gets_its_answer() {
+    const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
+    for request in [GET, PUT] {
+        let (mut site, mut target, _) = asked(request).await;
+        site.finish().await;
+        for part in ["HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n", "not", "gone"] {
+            sleep(Duration::from_secs(25)).await;
+            target.say(part).await;
+        }
+        site.hears("HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nnotgone").await;
+        assert_eq!((site.rest().await, site.over().await), (String::new(), "over"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_has_finished_its_direction_and_gets_nothing_counts_as_gone_after_30_seconds() {
+    const PUT: &str = "PUT / HTTP/1.1\r\nHost: node1\r\nContent-Length: 4\r\n\r\nbody";
+    for request in [GET, PUT] {
+        let (mut site, mut target, _) = asked(request).await;
+        let begun = tokio::time::Instant::now();
+        sleep(Duration::from_secs(100)).await;
+        site.finish().await;
+        assert!(!target.rest().await.1, "broken off, not finished");
+        assert_eq!((begun.elapsed().as_secs(), site.over().await), (130, "reset"));
+        assert_eq!(Site::ended(&site.context, "client_failed").await, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_pauses_within_an_answer_is_waited_for() {
+    for finishes in [false, true] {
+        let (mut site, mut target, _) = asked(GET).await;
+        if finishes {
+            site.finish().await;
+        }
+        let body = "x".repeat(1 << 20);
+        let serving = async {
+            target.say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
+        };
+        let reading = async {
+            sleep(Duration::from_secs(3600)).await;
+            site.head().await;
+            site.hears(&body).await;
+        };
+        tokio::join!(serving, reading);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_never_takes_the_last_bytes_of_an_answer_is_given_up_after_ten_minutes() {
+    let (mut site, mut target, _) = asked(GET).await;
+    let body = "x".repeat(site::ROOM + 30_000);
+    target.say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())).await;
+    let begun = tokio::time::Instant::now();
+    let over = tokio::time::timeout(Duration::from_secs(3600), site.over()).await;
+    assert_eq!((over, begun.elapsed().as_secs()), (Ok("reset"), 600));
 }
 
 #[tokio::test]

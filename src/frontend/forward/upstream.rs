@@ -65,7 +65,9 @@ pub(super) enum Unanswered {
     Unsent(Box<Request<Upload>>),
     /// The client's own body did not come, or not as it should.
     Body,
-    /// The target may have seen the request.
+    /// The session has ended without a byte of an answer; the target may have seen the request.
+    Silence(String),
+    /// The target has said something that is no answer.
     Target(String),
 }
 
@@ -123,13 +125,16 @@ impl<W: PartialEq> Upstream<W> {
         };
         let unsent = failed.take_message();
         let error = failed.into_error();
-        let body = error.is_user();
-        let seen = error.to_string();
-        let why = self.end(Some(error));
+        let (body, seen) = (error.is_user(), error.to_string());
+        let (over, cut) = self.take();
+        let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
+        let why = over.and_then(|over| self.leave(Over { error: Some(error), ..over }, cut));
+        let why = why.unwrap_or(seen);
         Err(match unsent {
             Some(request) => Unanswered::Unsent(Box::new(request)),
             None if body => Unanswered::Body,
-            None => Unanswered::Target(why.unwrap_or(seen)),
+            None if silence => Unanswered::Silence(why),
+            None => Unanswered::Target(why),
         })
     }
 
@@ -155,21 +160,19 @@ impl<W: PartialEq> Upstream<W> {
     /// Ends the session, if there is one: in good order if no request is being answered. Logs why the far end has ended
     /// it, if it has.
     pub(super) fn close(&self) {
-        self.end(None);
+        if let (Some(over), cut) = self.take() {
+            self.leave(over, cut);
+        }
     }
 
-    /// Ends the session; `error` is what its request got. Returns why the request has no answer, if the target's end
-    /// gave a reason.
-    fn end(&self, error: Option<hyper::Error>) -> Option<String> {
-        let (over, cut) = {
-            let mut inner = self.lock();
-            let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
-            (inner.take_over().or_else(|| inner.stop()), cut)
-        };
-        let over = over?;
-        self.leave(Over { error: error.or(over.error), ..over }, cut)
+    /// Takes the session, and whether a request is being answered.
+    fn take(&self) -> (Option<Over>, bool) {
+        let mut inner = self.lock();
+        let cut = inner.idle.take().is_none_or(|idle| !idle.sender.is_ready());
+        (inner.take_over().or_else(|| inner.stop()), cut)
     }
 
+    /// Ends a session. Returns why its request has no answer, if the target's end gave a reason.
     fn leave(&self, over: Over, cut: bool) -> Option<String> {
         let Over { pipe, error, unused } = over;
         let ended = pipe.ended();

@@ -1,7 +1,7 @@
 //! Where a client's target is: at a node, or dialled by this process itself; and how it is opened there.
 
 use crate::carry::FarEnd;
-use crate::dialer::DirectDialer;
+use crate::dialer::{DirectDialer, NotDialled};
 use crate::frontend::auth::Gate;
 use crate::frontend::{Denial, FrontContext};
 use crate::names::{Host, NodeName, Target};
@@ -25,6 +25,14 @@ pub(super) struct Destination {
 }
 
 impl Gate {
+    /// The node that a client means by a name: its own one, or the one that it has in the zone.
+    pub(in crate::frontend) fn own_name(&self, name: NodeName) -> NodeName {
+        match &self.zone {
+            Some(zone) => zone.node(name),
+            None => name,
+        }
+    }
+
     /// Where the target is; only this function decides it. `node` is the node if the front end knows it; `all`: whether
     /// the client may have every target dialled that no edge reaches.
     pub(super) fn locate(
@@ -37,18 +45,14 @@ impl Gate {
         if let Some(home) = &context.home {
             return home.locate(target);
         }
-        let own_name = |named: NodeName| match &self.zone {
-            Some(zone) => zone.node(named),
-            None => named,
-        };
         if let Some(node) = node {
-            return Ok(Destination { all, ..Destination::at(own_name(node), target) });
+            return Ok(Destination { all, ..Destination::at(self.own_name(node), target) });
         }
         let asked = match &target.host {
             Host::Ip(_) => target.clone(),
             // Whichever name the client used, the edge knows its own.
             Host::Name(name) => {
-                let host = own_name(name.parse()?).as_str().parse()?;
+                let host = self.own_name(name.parse()?).as_str().parse()?;
                 Target { host, port: target.port }
             }
         };
@@ -94,7 +98,8 @@ impl Destination {
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
         if node == NodeName::outside() {
             let Some((dialer, direct)) = direct else { return Err(Denial::NoNode(target)) };
-            return connect(dialer, &direct, all, context).await.map_err(Denial::Direct);
+            let connected = connect(dialer, &direct, all, context).await;
+            return connected.map_err(|why| not_dialled(why, target));
         }
         let (category, client) = as_whom;
         let request = Request { node: node.clone(), target: target.clone(), category, client };
@@ -117,15 +122,16 @@ impl Destination {
                         access.node = Some(NodeName::outside());
                         Ok(connection)
                     }
+                    Err(why) if why.off_limits || is_literal(&direct) => Err(not_dialled(why, target)),
                     // Neither way is open, and the node is what was asked for.
-                    Err(refusal) if refusal.code == Code::NotAllowed && !is_literal(&direct) => {
+                    Err(NotDialled { refusal, .. }) if refusal.code == Code::NotAllowed => {
                         Err(RouteError::Offline { node, missing }.into())
                     }
-                    Err(refusal) if refusal.code == Code::TargetUnreachable && !is_literal(&direct) => {
+                    Err(NotDialled { refusal, .. }) if refusal.code == Code::TargetUnreachable => {
                         let missing = NotFound { dns: Some(refusal.reason), ..missing };
                         Err(RouteError::Offline { node, missing }.into())
                     }
-                    Err(refusal) => Err(Denial::Direct(refusal)),
+                    Err(why) => Err(not_dialled(why, target)),
                 }
             }
             (why, _) => Err(why.into()),
@@ -146,9 +152,13 @@ async fn connect(
     target: &Target,
     all: bool,
     context: &FrontContext,
-) -> Result<FarEnd, Refusal> {
+) -> Result<FarEnd, NotDialled> {
     let connection = dialer.dial(target, all).await?;
     Ok(FarEnd::direct(connection, context.pool.clone()))
+}
+
+fn not_dialled(why: NotDialled, target: Target) -> Denial {
+    if why.off_limits { Denial::OffLimits(target) } else { Denial::Direct(why.refusal) }
 }
 
 /// An edge does not take its pods' addresses for its own: a client that may know the reason gets the key to set there.

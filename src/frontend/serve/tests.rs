@@ -10,8 +10,10 @@ use tokio::sync::mpsc;
 
 use crate::carry::tests::{linked, take};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
+use crate::frontend::Router;
+use crate::frontend::requests::Requests;
 use crate::frontend::serve::destination::Destination;
-use crate::names::{NameError, NodeName};
+use crate::names::{NameError, NodeName, Target};
 use crate::net::ByteStream;
 use crate::net::door::Source;
 use crate::net::reload::Reload;
@@ -19,6 +21,7 @@ use crate::net::resolver::Resolver;
 use crate::policy::{Listening, Rule, Rules};
 use crate::protocol::{LinkSender, Offer, SessionTable};
 use crate::registry::Uplinks;
+use crate::route::{Request, RouteError};
 use line::{Line, Lines, Switch};
 
 /// A pod's front end of lines, and what is asked of the one link behind it.
@@ -175,6 +178,30 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
         granted.unwrap();
         assert_eq!(door.try_enter(&elsewhere).is_err(), keeps);
     }
+}
+
+#[tokio::test]
+async fn only_an_idle_client_of_many_requests_gives_way_at_the_door() {
+    let drain = Drain::new();
+    let (table, link, _offered) = linked(&drain);
+    let context = Arc::new(context(Gate::default(), drain.clone(), table, Some(link)));
+    let door = Door::new(Limits::slots(2));
+    let here = Source::of(STRANGER.ip());
+    let (slot, _other) = (door.try_enter(&here).unwrap(), door.try_enter(&here).unwrap());
+    let lost = slot.lost();
+    let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
+    let mut requests = Requests::new(&mut visit, |_: &_| asks("node1:22"));
+    let head = http::Request::new(()).into_parts().0;
+    let newcomer = |n| door.try_enter(&Source::of([10, 0, 0, n].into())).unwrap();
+    for _ in 0..2 {
+        requests.judge(Ok(&head)).await.unwrap();
+        let _newcomers: Vec<_> = (0..9).map(newcomer).collect();
+        assert!(!lost.is_cancelled(), "its request is at work");
+        requests.answered();
+    }
+    assert!(!lost.is_cancelled());
+    let _newcomers = (newcomer(1), newcomer(2));
+    assert!(lost.is_cancelled(), "it is idle");
 }
 
 #[tokio::test]
@@ -342,6 +369,33 @@ async fn what_is_at_no_node_is_for_whom_it_is_listed_and_what_is_off_limits_for_
     let gate = Gate { rules: Rules::from_iter([Rule { nodes, ..Rule::default() }]), ..Gate::default() };
     let ruled = knowing(gate, &["0.0.0.0/0:80"]);
     assert_eq!(status(&ruled, "192.0.2.1:80").await, "403", "rules count");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_asks_an_edge_that_has_just_lost_its_link_waits_for_the_next_one() {
+    let drain = Drain::new();
+    let (table, link, mut offered) = linked(&drain);
+    let (uplinks, time) = (Uplinks::new("edge-1".parse().unwrap()), Duration::from_secs(9));
+    let route = Route::from_edge(uplinks.clone(), table, time, time);
+    let (node, target): (NodeName, Target) = ("node2".parse().unwrap(), "node2:22".parse().unwrap());
+    let request = Request { node, target, category: Category::HttpProxy, client: "test".into() };
+    let begun = tokio::time::Instant::now();
+    assert!(matches!(route.open(request.clone()).await.unwrap_err().why, RouteError::Offline { .. }));
+    uplinks.add(link.clone());
+    uplinks.remove(&link);
+    let comes = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        uplinks.add(link.clone());
+        offered.recv().await.unwrap().accept()
+    };
+    let (opened, _far) = tokio::join!(route.open(request.clone()), comes);
+    opened.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    uplinks.remove(&link);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let begun = tokio::time::Instant::now();
+    assert!(matches!(route.open(request).await.unwrap_err().why, RouteError::Offline { .. }));
+    assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits for a link that has been gone for long");
 }
 
 #[tokio::test]

@@ -58,7 +58,8 @@ pub struct Denied {
 ///
 /// A front end whose clients ask once calls [`Self::open`], which gives the slot at the door back. A front end that
 /// serves many requests over one connection calls [`Self::judge`] for each, opens what it needs by [`Permitted::open`],
-/// and calls [`Self::waits`] after each answer: its clients keep their slots at the door.
+/// and calls [`Self::waits`] after each answer. Its clients keep their slots at the door, but step aside from there for
+/// a request that is permitted: a slot among the sessions bounds it, and strangers who fill the door must not end it.
 #[derive(Debug)]
 pub struct Visit<'a> {
     context: &'a Arc<FrontContext>,

@@ -68,6 +68,8 @@ enum State {
         busy: bool,
         since: Instant,
     },
+    /// It holds none, and comes back by [`Shares::waits`].
+    Aside,
 }
 
 /// What one source holds and waits for.
@@ -138,6 +140,32 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         true
     }
 
+    /// Frees a holder's slot for others while what it does is bounded elsewhere: until [`Self::waits`] it has none to
+    /// lose. Does nothing if it holds none.
+    pub fn step_aside(&mut self, id: u64, now: Instant) -> Effects {
+        let Some((who, State::Holds { busy, since })) = self.entrants.get(&id).cloned() else {
+            return Effects::default();
+        };
+        self.held -= 1;
+        self.change(&who, |own| own.held.remove(&(busy, since, id)));
+        self.entrants.insert(id, (who, State::Aside));
+        self.settle(now)
+    }
+
+    /// Marks an entrant as silent from now on. One that has stepped aside holds a slot again: if none is free, that of
+    /// the holder that would be the next to lose one.
+    pub fn waits(&mut self, id: u64, now: Instant) -> Effects {
+        let Some((who, State::Aside)) = self.entrants.get(&id).cloned() else {
+            self.mark(id, false, now);
+            return Effects::default();
+        };
+        let full = self.held >= self.limits.slots;
+        let lost = self.next_to_go().filter(|_| full).map(|(.., lost)| lost);
+        lost.into_iter().for_each(|lost| self.forget(lost));
+        self.hold(id, &who, now);
+        Effects { granted: None, lost }
+    }
+
     /// Removes an entrant, whether it held a slot or waited. Does nothing if it was lost before.
     pub fn leave(&mut self, id: u64, now: Instant) -> Effects {
         self.forget(id);
@@ -156,15 +184,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         effects.granted = self.own.get(&neediest).and_then(|own| own.waiting.first().copied());
         if let Some(id) = effects.granted {
             self.waiting -= 1;
-            self.held += 1;
-            let order = (false, now, id);
-            self.entrants.insert(id, (neediest.clone(), State::Holds { busy: false, since: now }));
-            self.turn += 1;
-            let served = self.turn;
-            self.change(&neediest, |own| {
-                own.served = served;
-                own.waiting.remove(&id) && own.held.insert(order)
-            });
+            self.hold(id, &neediest, now);
         }
         effects
     }
@@ -178,11 +198,30 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     /// source keeps more than the newcomer has then, otherwise only after a long enough silence.
     fn gives_way(&self, newcomer: &K, now: Instant) -> Option<u64> {
         let patience = self.limits.patience?;
-        let (most, rich) = self.by_held.last()?;
-        let (busy, since, id) = self.own.get(rich)?.held.first().copied()?;
+        let (most, busy, since, id) = self.next_to_go()?;
         let has = self.own.get(newcomer).map_or(0, |own| own.held.len());
         let silent = !busy && now.saturating_duration_since(since) >= patience;
-        (has + 1 < *most || silent).then_some(id)
+        (has + 1 < most || silent).then_some(id)
+    }
+
+    /// How many slots the source with most has, and of its holders the first in their order.
+    fn next_to_go(&self) -> Option<(usize, bool, Instant, u64)> {
+        let (most, rich) = self.by_held.last()?;
+        let (busy, since, id) = self.own.get(rich)?.held.first().copied()?;
+        Some((*most, busy, since, id))
+    }
+
+    /// Gives a slot to an entrant, which is silent from now on.
+    fn hold(&mut self, id: u64, who: &K, now: Instant) {
+        self.held += 1;
+        self.turn += 1;
+        let served = self.turn;
+        self.entrants.insert(id, (who.clone(), State::Holds { busy: false, since: now }));
+        self.change(who, |own| {
+            own.served = served;
+            own.waiting.remove(&id);
+            own.held.insert((false, now, id))
+        });
     }
 
     fn longest_waiting(&self) -> Option<u64> {
@@ -201,6 +240,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
                 self.held -= 1;
                 self.change(&who, |own| own.held.remove(&(busy, since, id)));
             }
+            State::Aside => {}
         }
     }
 

@@ -1,11 +1,14 @@
 //! Listening on a unix socket: a file that only its owner may open.
 
 use std::fmt;
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};
@@ -41,13 +44,16 @@ pub enum LocalBindError {
 }
 
 impl LocalListener {
-    /// Listens on a path, whose file nobody but its owner may open. The file of a process that is gone is replaced.
+    /// Listens on a path, whose file nobody but its owner may open. The file of a process that is gone is replaced. Waits
+    /// a moment for another program that begins to listen in the same directory: for start-up.
     ///
     /// # Errors
     ///
     /// Another process listens there, another kind of file has the path, or the system refuses.
     pub fn bind(path: &Path) -> Result<Self, LocalBindError> {
         let failed = |cause| LocalBindError::System { path: path.into(), cause };
+        // Of two that start at once, the second would else remove what the first has just made of the file of a third.
+        let _alone = lock_directory(path).map_err(failed)?;
         match fs::symlink_metadata(path) {
             Ok(found) if !found.file_type().is_socket() => return Err(LocalBindError::NoSocket(path.into())),
             Ok(_) if answers(path).map_err(failed)? => return Err(LocalBindError::Taken(path.into())),
@@ -59,11 +65,8 @@ impl LocalListener {
     }
 
     fn bind_new(path: &Path) -> io::Result<Self> {
-        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        socket.set_nonblocking(true)?;
+        let socket = private_socket()?;
         socket.bind(&SockAddr::unix(path)?)?;
-        // Nobody can connect before it listens, so the file is never open to others.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         let backlog = i32::try_from(BACKLOG).unwrap_or(i32::MAX);
         socket.listen(backlog)?;
         let socket = UnixListener::from_std(socket.into())?;
@@ -93,6 +96,32 @@ impl Drop for LocalListener {
     }
 }
 
+/// A socket whose file will be its owner's alone: the system gives a file the mode of its socket. To change the file's
+/// own mode would be to change that of whatever has its path by then.
+fn private_socket() -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    let file = File::from(OwnedFd::from(socket));
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
+    Ok(OwnedFd::from(file).into())
+}
+
+/// Waits until no other program begins to listen in the directory of a path; none does until the result is dropped.
+fn lock_directory(path: &Path) -> io::Result<File> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (dir, begun) = (File::open(dir)?, Instant::now());
+    loop {
+        match dir.try_lock() {
+            Ok(()) => return Ok(dir),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_TIME => thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => {
+                return Err(io::Error::other("another program locks its directory"));
+            }
+            Err(TryLockError::Error(cause)) => return Err(cause),
+        }
+    }
+}
+
 /// Whether somebody listens on a socket's file.
 fn answers(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -109,6 +138,10 @@ fn answers(path: &Path) -> io::Result<bool> {
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
+
+/// How long another program may lock the directory: to begin to listen takes much less.
+const LOCK_TIME: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
 mod tests {
@@ -141,6 +174,51 @@ mod tests {
         let _second = LocalListener::bind(&path).unwrap();
         drop(first);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn the_file_is_its_owners_from_its_first_moment() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        private_socket().unwrap().bind(&SockAddr::unix(&path).unwrap()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[tokio::test]
+    async fn of_two_that_start_at_once_one_listens_and_the_other_is_told_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("egress.sock");
+        for _ in 0..100 {
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let (start, runtime) = (std::sync::Barrier::new(2), tokio::runtime::Handle::current());
+            let bind = || {
+                let _inside = runtime.enter();
+                start.wait();
+                LocalListener::bind(&path)
+            };
+            let both = thread::scope(|scope| {
+                let both = [scope.spawn(bind), scope.spawn(bind)];
+                both.map(|one| one.join().unwrap())
+            });
+            let (bound, failed): (Vec<_>, Vec<_>) = both.into_iter().partition(Result::is_ok);
+            assert_eq!((bound.len(), failed.len()), (1, 1));
+            assert!(matches!(failed[0], Err(LocalBindError::Taken(_))), "{failed:?}");
+            UnixStream::connect(&path).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_link_leads_to_is_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, file) = (dir.path().join("egress.sock"), dir.path().join("file"));
+        fs::write(&file, "precious").unwrap();
+        for at in [&file, &dir.path().join("nothing")] {
+            std::os::unix::fs::symlink(at, &link).unwrap();
+            let refused = LocalListener::bind(&link).unwrap_err().to_string();
+            assert!(refused.contains("is no socket"), "{refused}");
+            fs::remove_file(&link).unwrap();
+        }
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
     }
 
     #[tokio::test]

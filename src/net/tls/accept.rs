@@ -1,12 +1,13 @@
 //! TLS handshakes with clients: a bounded number at once, each for a bounded time.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::{HandshakeKind, ServerConfig, ServerConnection};
 use tokio_rustls::server::TlsStream;
 
 use super::leaf;
@@ -78,7 +79,8 @@ impl Acceptor {
         let until = Instant::now() + TURN;
         // The turn counts as silent only while this side waits for the client: one that waits for us keeps it.
         let socket = Buffered::new(turn.attend(socket), self.pool.clone());
-        let handshake = TlsAcceptor::from(self.tls.load()).accept(socket).into_fallible();
+        let config = self.tls.load();
+        let handshake = TlsAcceptor::from(Arc::clone(&config)).accept(socket).into_fallible();
         let lost = turn.lost();
         let shaken = tokio::select! {
             biased;
@@ -86,7 +88,10 @@ impl Acceptor {
             shaken = timeout_at(until, handshake) => shaken,
         };
         match shaken {
-            Ok(Ok(stream)) => Ok(Shaken { stream, turn, until }),
+            Ok(Ok(stream)) => match check_dates(stream.get_ref().1, &config) {
+                Ok(()) => Ok(Shaken { stream, turn, until }),
+                Err(why) => Err(Unshaken::new("tls", why)),
+            },
             Ok(Err((error, socket))) => {
                 let failed = Unshaken::new("tls", format!("TLS handshake failed: {error}"));
                 Err(Unshaken { socket: Some(socket), ..failed })
@@ -110,6 +115,23 @@ impl Unshaken {
     }
 }
 
+/// A session that is resumed has the certificate of the handshake that it began with, whose dates TLS itself checks no
+/// more.
+fn check_dates(session: &ServerConnection, config: &ServerConfig) -> Result<(), String> {
+    if session.handshake_kind() != Some(HandshakeKind::Resumed) {
+        return Ok(());
+    }
+    let now = config.time_provider.current_time().map_or(0, |now| now.as_secs());
+    for shown in session.peer_certificates().into_iter().flatten() {
+        if !leaf::validity(shown)?.contains(&now) {
+            return Err(
+                "the client has resumed a session with a certificate that is not valid any more".into()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Connections at once that have their turn.
 pub const HANDSHAKES: usize = 1000;
 
@@ -127,9 +149,12 @@ mod tests {
     use super::*;
     use crate::net::tls::tests::{Authority, client, server};
     use crate::net::tls::{ClientCertificates, Trust, server_name};
-    use tokio::io::AsyncWriteExt;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
     use tokio_rustls::TlsConnector;
+    use tokio_rustls::rustls::pki_types::UnixTime;
+    use tokio_rustls::rustls::time_provider::TimeProvider;
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -140,6 +165,57 @@ mod tests {
     fn slot(from: SocketAddr) -> Slot {
         Door::new(Limits::slots(1)).try_enter(&Source::of(from.ip())).unwrap()
     }
+
+    /// A clock that a test sets, in seconds since 1970.
+    #[derive(Debug)]
+    struct SetTime(Arc<AtomicU64>);
+
+    impl TimeProvider for SetTime {
+        fn current_time(&self) -> Option<UnixTime> {
+            Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Relaxed))))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_session_is_resumed_for_as_long_as_the_clients_certificate_is_valid() {
+        let (ca, now) = (Authority::new("ca"), Arc::new(AtomicU64::new(YEAR_2029)));
+        let clients = ClientCertificates::Required(ca.ca());
+        let mut config = (*server(ca.issue("s", "a.b"), clients).load()).clone();
+        config.time_provider = Arc::new(SetTime(now.clone()));
+        let acceptor = Acceptor::new(Reload::fixed(config), Pool::new(), 9);
+        let shows = ca.issue_for("c", "pod", 2020..2030);
+        let connector = TlsConnector::from(client(Trust::Ca(ca.ca()), Some(shows)).load());
+        let from = "192.0.2.1:1".parse().unwrap();
+        let slot = slot(from);
+        let handshake = async || {
+            let (near, served) = pair().await;
+            let connect = async {
+                let mut near = connector.connect(server_name("a.b").unwrap(), near).await.unwrap();
+                // With what comes behind the handshake a session is resumed.
+                let _ = near.read_u8().await;
+                near.get_ref().1.handshake_kind().unwrap()
+            };
+            let accept = async {
+                let mut shaken = acceptor.accept(served, from, &slot).await?;
+                shaken.stream.write_all(b"x").await.unwrap();
+                Ok::<_, Unshaken>(shaken.names())
+            };
+            let (accepted, kind) = tokio::join!(accept, connect);
+            (accepted.map_err(|unshaken| unshaken.to_string()), kind)
+        };
+        for expected in [HandshakeKind::Full, HandshakeKind::Resumed] {
+            let (accepted, kind) = handshake().await;
+            assert!(accepted.unwrap().unwrap().contains(&"pod".to_owned()));
+            assert_eq!(kind, expected);
+        }
+        now.store(YEAR_2029 + 2 * 366 * 24 * 3600, Relaxed);
+        let (accepted, kind) = handshake().await;
+        assert_eq!(kind, HandshakeKind::Resumed);
+        assert!(accepted.unwrap_err().contains("a certificate that is not valid any more"));
+    }
+
+    /// The middle of that year.
+    const YEAR_2029: u64 = 1_877_000_000;
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_handshake_gives_way_to_another_source_and_silence_ends_by_itself() {

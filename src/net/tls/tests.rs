@@ -34,8 +34,16 @@ impl Authority {
 
     /// Writes certificate and key for `name`, over those that were there.
     pub(crate) fn issue(&self, file: &str, name: &str) -> Identity {
+        self.issue_for(file, name, 1975..4096)
+    }
+
+    /// As [`Self::issue`], valid from the first day of a year to that of another.
+    pub(crate) fn issue_for(&self, file: &str, name: &str, years: std::ops::Range<i32>) -> Identity {
         let key = KeyPair::generate().unwrap();
-        let cert = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(years.start, 1, 1);
+        params.not_after = rcgen::date_time_ymd(years.end, 1, 1);
+        let cert = params.signed_by(&key, &self.issuer).unwrap();
         let at = |end: &str| self.dir.path().join(format!("{file}.{end}"));
         std::fs::write(at("crt"), cert.pem()).unwrap();
         std::fs::write(at("key"), key.serialize_pem()).unwrap();
@@ -285,14 +293,7 @@ async fn a_certificate_that_is_not_valid_now_is_no_pods() {
     let ca = Authority::new("ours");
     let (served, _) = pod(&ca, ca.issue("s", "cloud.test"), None);
     for (from, to) in [(2000, 2001), (2090, 2091)] {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(["cloud.test".to_owned()]).unwrap();
-        (params.not_before, params.not_after) =
-            (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(to, 1, 1));
-        let identity = ca.issue("c", "cloud.test");
-        std::fs::write(&identity.cert, params.signed_by(&key, &ca.issuer).unwrap().pem()).unwrap();
-        std::fs::write(&identity.key, key.serialize_pem()).unwrap();
-        let late = client(Trust::Ca(ca.ca()), Some(identity));
+        let late = client(Trust::Ca(ca.ca()), Some(ca.issue_for("c", "cloud.test", from..to)));
         assert!(meet_as(&served, &late, "cloud.test").await.is_err());
     }
 }

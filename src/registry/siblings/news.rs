@@ -29,9 +29,10 @@ impl Announcements {
         self.more.notify_one();
     }
 
-    /// Whether there is nothing to announce.
-    pub(super) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+    /// Adds two of the nodes that were linked before the other pod was: enough for what leads to any node, and to know
+    /// that there are several. It finds the rest by asking.
+    pub(super) fn greet(&self, registry: &Registry) {
+        registry.oldest(GREETED).iter().for_each(|node| self.add(node));
     }
 
     /// Forgets all of them, as the link has ended.
@@ -70,6 +71,8 @@ impl Announcements {
 
 /// The number that marks an announcement: no question has it.
 pub(super) const UNASKED: u64 = 0;
+/// Nodes that another pod is told of when it is linked.
+const GREETED: usize = 2;
 /// Nodes that may wait to be announced to one pod: more than a pod has.
 const MAX_ANNOUNCED: usize = 50_000;
 /// The pause before another try when too much waits on the link.

@@ -219,9 +219,8 @@ impl Sibling {
         self.state.send_replace(State::Up(sender.clone()));
         self.note(None, means);
         means.registry.told_of_a_pod();
-        if !self.news.is_empty() {
-            self.news.send(&sender, &means.registry, own).await;
-        }
+        self.news.greet(&means.registry);
+        self.news.send(&sender, &means.registry, own).await;
         // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
         self.touch();

@@ -49,7 +49,7 @@ impl Site {
             metrics: context.metrics.clone(),
             answered: Arc::clone(&answered),
         };
-        let (client, socket) = duplex(256 * 1024);
+        let (client, socket) = duplex(ROOM);
         let (ended, over) = oneshot::channel();
         let served = context.clone();
         drain.spawn(Span::none(), async move {
@@ -150,7 +150,9 @@ impl Target {
 
     pub(super) async fn say(&mut self, text: &str) {
         let mut bytes = Bytes::copy_from_slice(text.as_bytes());
-        poll_fn(|cx| self.session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
+        while !bytes.is_empty() {
+            poll_fn(|cx| self.session.poll_write_chunk(cx, &mut bytes)).await.unwrap();
+        }
     }
 
     pub(super) async fn finish(&mut self) {
@@ -252,5 +254,8 @@ impl Connection for DuplexStream {
         None
     }
 }
+
+/// Bytes that wait for the client.
+pub(super) const ROOM: usize = 256 * 1024;
 
 const FRONT: &str = "test";

@@ -12,6 +12,7 @@ enum Step {
     Leave(usize),
     Busy(usize),
     Waits(usize),
+    Aside(usize),
     Later(u64),
 }
 
@@ -20,7 +21,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0_u8..5).prop_map(Step::Enter),
         1 => (0_usize..99).prop_map(Step::Leave),
         1 => (0_usize..99).prop_map(Step::Busy),
-        1 => (0_usize..99).prop_map(Step::Waits),
+        2 => (0_usize..99).prop_map(Step::Waits),
+        1 => (0_usize..99).prop_map(Step::Aside),
         1 => (1_u64..3000).prop_map(Step::Later),
     ]
 }
@@ -35,11 +37,11 @@ impl Model {
     }
 
     fn held(&self, who: u8) -> usize {
-        self.0.iter().filter(|(_, of, state)| *of == who && *state != State::Waits).count()
+        self.0.iter().filter(|(_, of, state)| *of == who && holds(*state)).count()
     }
 
     fn all_held(&self) -> usize {
-        self.0.iter().filter(|(.., state)| *state != State::Waits).count()
+        self.0.iter().filter(|(.., state)| holds(*state)).count()
     }
 
     fn waiting(&self, who: u8) -> usize {
@@ -48,6 +50,15 @@ impl Model {
 
     fn set(&mut self, id: u64, state: State) {
         self.0.iter_mut().filter(|entrant| entrant.0 == id).for_each(|entrant| entrant.2 = state);
+    }
+
+    /// The holder that is the next to lose its slot to whoever may have it: of those of a source, in their order.
+    fn first(&self, of: u8) -> u64 {
+        let order = |(id, who, state): &(u64, u8, State)| match state {
+            State::Holds { busy, since } if *who == of => Some((*busy, *since, *id)),
+            _ => None,
+        };
+        self.0.iter().filter_map(order).min().unwrap().2
     }
 
     /// Checks what happened against what should, and follows it.
@@ -62,17 +73,13 @@ impl Model {
                 State::Holds { busy, since } => {
                     let most = (0..5).map(|who| self.held(who)).max().unwrap();
                     assert_eq!(self.held(of), most, "another source holds more");
-                    let order = |(id, _, state): &(u64, u8, State)| match state {
-                        State::Holds { busy, since } => Some((*busy, *since, *id)),
-                        State::Waits => None,
-                    };
-                    let first = self.0.iter().filter(|entrant| entrant.1 == of).filter_map(order).min();
-                    assert_eq!(first.unwrap().2, lost, "another one of it has been silent for longer");
+                    assert_eq!(self.first(of), lost, "another one of it has been silent for longer");
                     let granted = effects.granted.expect("only for somebody else");
                     let gets = self.0.iter().find(|entrant| entrant.0 == granted).unwrap().1;
                     let silent = !busy && now - since >= limits.patience.expect("somebody may give way");
                     assert!(self.held(gets) + 1 < most || silent, "it was no more than the newcomer's share");
                 }
+                State::Aside => panic!("it held no slot"),
             }
             self.0.retain(|entrant| entrant.0 != lost);
         }
@@ -87,6 +94,10 @@ impl Model {
     }
 }
 
+fn holds(state: State) -> bool {
+    matches!(state, State::Holds { .. })
+}
+
 fn live(limits: Limits, steps: &[Step]) {
     let (mut shares, mut model, mut now) = (Shares::new(limits), Model::default(), Instant::now());
     for step in steps {
@@ -97,8 +108,8 @@ fn live(limits: Limits, steps: &[Step]) {
                 let neediest = model.0.iter().all(|g| g.2 != State::Waits || model.held(g.1) > held);
                 match shares.enter(&who, now) {
                     Err(why) => {
-                        assert_eq!((why, held + model.waiting(who)), (NoSlot::ForOne, limits.for_one));
-                        assert!(limits.for_one < limits.slots);
+                        assert_eq!(why, NoSlot::ForOne);
+                        assert!(held + model.waiting(who) >= limits.for_one && limits.for_one < limits.slots);
                         continue;
                     }
                     Ok((id, effects)) => {
@@ -120,12 +131,35 @@ fn live(limits: Limits, steps: &[Step]) {
                 let effects = shares.leave(id, now);
                 model.follow(effects, limits, now);
             }
-            Step::Busy(n) | Step::Waits(n) => {
+            Step::Busy(n) => {
                 let Some(id) = nth(n) else { continue };
-                let busy = matches!(step, Step::Busy(_));
-                shares.mark(id, busy, now);
+                let held = shares.mark(id, true, now);
+                assert_eq!(held, model.state(id).is_some_and(holds));
+                if held {
+                    model.set(id, State::Holds { busy: true, since: now });
+                }
+            }
+            Step::Aside(n) => {
+                let Some(id) = nth(n) else { continue };
+                if model.state(id).is_some_and(holds) {
+                    model.set(id, State::Aside);
+                }
+                let effects = shares.step_aside(id, now);
+                model.follow(effects, limits, now);
+            }
+            Step::Waits(n) => {
+                let Some(id) = nth(n) else { continue };
+                let effects = shares.waits(id, now);
+                let full = model.state(id) == Some(State::Aside) && model.all_held() == limits.slots;
+                assert_eq!((effects.granted, effects.lost.is_some()), (None, full));
+                if let Some(lost) = effects.lost {
+                    let of = model.0.iter().find(|entrant| entrant.0 == lost).unwrap().1;
+                    assert_eq!(model.held(of), (0..5).map(|who| model.held(who)).max().unwrap());
+                    assert_eq!(lost, model.first(of));
+                    model.0.retain(|entrant| entrant.0 != lost);
+                }
                 if model.state(id) != Some(State::Waits) {
-                    model.set(id, State::Holds { busy, since: now });
+                    model.set(id, State::Holds { busy: false, since: now });
                 }
             }
             Step::Later(millis) => {
@@ -191,6 +225,25 @@ fn of_one_source_the_silent_go_and_those_who_speak_stay() {
     let (newcomer, effects) = shares.enter(&"other", now).unwrap();
     let given = Effects { granted: Some(newcomer), lost: Some(ids[0]) };
     assert_eq!(effects, given, "one that is at work gives way to a source that has nothing");
+}
+
+#[test]
+fn who_has_stepped_aside_loses_nothing_and_has_its_slot_again_when_it_comes_back() {
+    let (mut shares, now) = (Shares::new(Limits::slots(2)), Instant::now());
+    let [works, idle] = ["rich"; 2].map(|who| shares.enter(&who, now).unwrap().0);
+    assert_eq!(shares.step_aside(works, now), Effects::default());
+    let first = shares.enter(&"a", now).unwrap();
+    assert_eq!(first.1, Effects { granted: Some(first.0), lost: None }, "its slot is free");
+    let second = shares.enter(&"b", now).unwrap();
+    assert_eq!(second.1, Effects { granted: Some(second.0), lost: Some(idle) });
+    for n in 0..100 {
+        let later = now + Duration::from_secs(n);
+        let stranger: &str = format!("stranger {n}").leak();
+        assert_ne!(shares.enter(&stranger, later).unwrap().1.lost, Some(works));
+    }
+    let back = shares.waits(works, now);
+    assert!(back.lost.is_some() && back.granted.is_none(), "somebody at the door makes room for it");
+    assert_eq!((shares.held, shares.entrants.len()), (2, 2));
 }
 
 #[test]
