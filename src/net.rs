@@ -2,10 +2,12 @@
 
 pub mod backoff;
 pub mod counted;
+mod diag;
 pub mod dial;
 pub mod door;
 pub mod entrance;
 pub mod files;
+pub mod gauge;
 pub mod hooked;
 pub mod listen;
 pub mod pem;
@@ -18,7 +20,6 @@ pub mod secret;
 pub mod socket;
 pub mod splice;
 pub mod tls;
-mod unacknowledged;
 
 use std::io;
 use std::task::{Context, Poll};

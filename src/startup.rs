@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::config::{self, Fault, Faults, Listen};
-use crate::net::listen::{BindError, Listener, LocalListener};
+use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
 pub use gates::{Gates, Guard};
 
@@ -120,6 +120,11 @@ impl Startup {
         self.keep(FaultKind::Config, &[key], held).is_some()
     }
 
+    /// Whether the kernel has the congestion control that a key names, if any; if not, that is noted.
+    pub fn congestion(&mut self, key: &str, name: Option<&str>) -> Option<()> {
+        self.keep(FaultKind::System, &[key], name.map_or(Ok(()), try_congestion))
+    }
+
     /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
     pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<Listener> {
         if self.is_check || !self.is_given(key) {
@@ -228,6 +233,16 @@ mod tests {
         let told = startup.into_faults().to_string();
         assert!(told.contains("cert: cannot read /nowhere/c") && told.contains("ssh.port"), "{told}");
         assert_eq!(told.lines().count(), 2, "{told}");
+    }
+
+    #[test]
+    fn a_congestion_control_must_be_one_of_the_kernels() {
+        let mut startup = Startup::default();
+        let key = "mode.edge.stream.client.congestion";
+        assert!(startup.congestion(key, None).is_some() && startup.congestion(key, Some("reno")).is_some());
+        assert!(startup.congestion(key, Some("slowpoke")).is_none());
+        let told = startup.into_faults().to_string();
+        assert!(told.starts_with(&format!("{key}: ")) && told.contains("modprobe tcp_slowpoke"), "{told}");
     }
 
     #[tokio::test]

@@ -30,7 +30,7 @@ impl ConnectionHandler for Callers {
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let Accepted { socket, from, slot } = accepted;
         let refused = &self.shared.ground.metrics.calls_refused;
-        if let Err(e) = tune_link(&socket) {
+        if let Err(e) = tune_link(&socket, self.shared.ground.congestion.as_deref()) {
             return debug!(error = %e, "connection was gone at once");
         }
         // Boxed, so that a link does not keep the handshake's memory.

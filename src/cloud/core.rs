@@ -62,7 +62,12 @@ impl Core {
         let mut stopping = stopping(settings);
         let links = stopping.links.clone();
         let table = SessionTable::new(Instance::random(), limits(settings), metrics.clone());
-        let ground = LinkContext { table: table.clone(), metrics: metrics.clone(), drain: links.clone() };
+        let ground = LinkContext {
+            table: table.clone(),
+            metrics: metrics.clone(),
+            drain: links.clone(),
+            congestion: settings.server.congestion.clone(),
+        };
         let proven = Proven::start(files.tokens.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());

@@ -42,6 +42,8 @@ impl PodFiles {
             }
         };
         publisher(settings, startup);
+        let congestion = settings.server.congestion.as_deref();
+        startup.congestion("mode.cloud.stream.server.congestion", congestion)?;
         Some(Self { tls: tls?, siblings, tokens: tokens?, resolver: resolver?, dns: dns? })
     }
 }

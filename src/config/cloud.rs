@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
@@ -78,6 +79,8 @@ pub struct Server {
     pub log_listen: Listen,
     /// Metrics alone; `None`: only on the log port.
     pub metrics_listen: Option<Listen>,
+    /// The kernel's congestion control for links; `None`: the system's default.
+    pub congestion: Option<Arc<str>>,
     /// PEM file of the server's private key.
     pub key: PathBuf,
     /// PEM file of the server's certificates.
@@ -208,6 +211,7 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
         proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
+        congestion: table.read("congestion", value::nonempty, report).map(Arc::from),
         key: table.read("key", value::path, report).unwrap_or_else(|| KEY_FILE.into()),
         cert: table.read("cert", value::path, report).unwrap_or_else(|| CERT.into()),
         tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),

@@ -46,6 +46,8 @@ pub struct Client {
     pub log_listen: Listen,
     /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
     pub metrics_listen: Option<SocketAddr>,
+    /// The kernel's congestion control for the link; `None`: the system's default.
+    pub congestion: Option<Arc<str>>,
     /// `HTTPS_PROXY`: through which proxy to dial, a URL.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY`: for which hosts not.
@@ -91,7 +93,7 @@ pub struct Https {
 }
 
 /// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
-pub const MEMORY: usize = 6 << 20;
+pub const MEMORY: usize = 12 << 20;
 
 impl EdgeSettings {
     /// Reads an edge's settings.
@@ -154,6 +156,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Cli
     let ca = table.read("cert", value::path, report).unwrap_or_else(|| super::CA.into());
     let log_listen = listen::log(&mut table, report);
     let metrics_listen = table.read("metrics_listen", value::socket, report);
+    let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
     unserved::channelz(&mut table, report);
     table.finish(report);
     Client {
@@ -163,6 +166,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Cli
         servers,
         log_listen,
         metrics_listen,
+        congestion,
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),
     }

@@ -53,6 +53,7 @@ impl EdgeFiles {
         let tokens = tokens(&client.token, startup);
         let proxy = startup.keep(FaultKind::Config, &["HTTPS_PROXY"], proxy(client));
         let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
+        startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
         Some(Self {
             tls: tls?,
             places: places?,

@@ -121,7 +121,8 @@ impl Way {
         let patience = if self.places.len() > 1 { FAIL_OVER } else { CONNECT };
         let (socket, at) =
             timeout(patience, self.dial(to, wish, patience)).await.context("connecting took too long")??;
-        tune_link(&socket).context("connection was gone at once")?;
+        let congestion = self.ground.congestion.as_deref();
+        tune_link(&socket, congestion).context("connection was gone at once")?;
         let tls = TlsConnector::from(self.tls.load());
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let io = io.await.context("the TLS handshake took too long")?;

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use socket2::{SockRef, TcpKeepalive};
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tracing::{error, info, warn};
 
@@ -135,13 +135,44 @@ pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_keepalive(&probes)
 }
 
-/// Sets the further options of a link's socket: it dies when sent bytes stay unacknowledged, and its queue in the
-/// kernel is short. Not for clients and targets: the timeout also ends a connection whose reader has only paused.
-pub fn tune_link(socket: &TcpStream) -> io::Result<()> {
+/// Sets the further options of a link's socket: it dies when sent bytes stay unacknowledged, its queue in the kernel is
+/// short, and the kernel sends by `congestion`, if one is named. Not for clients and targets: the timeout also ends a
+/// connection whose reader has only paused.
+pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()> {
     let socket = SockRef::from(socket);
     tune(&socket)?;
+    if let Some(congestion) = congestion {
+        socket.set_tcp_congestion(congestion.as_bytes())?;
+    }
     socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
     socket.set_tcp_notsent_lowat(UNSENT)
+}
+
+/// Tries whether this process may have links sent by a congestion control.
+///
+/// # Errors
+///
+/// A sentence with the remedy: the kernel has not got it, or keeps it for others.
+pub fn try_congestion(name: &str) -> Result<(), String> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|cause| cause.to_string())?;
+    let Err(cause) = socket.set_tcp_congestion(name.as_bytes()) else { return Ok(()) };
+    let listed = |which: &str| {
+        let path = format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control");
+        std::fs::read_to_string(path).map_or("unknown".to_owned(), |names| names.trim().to_owned())
+    };
+    Err(match cause.kind() {
+        io::ErrorKind::NotFound => format!(
+            "this kernel has no congestion control {name:?}, it has: {}; load one (modprobe tcp_{name}), name one of \
+             these, or leave the key out",
+            listed("available")
+        ),
+        io::ErrorKind::PermissionDenied => format!(
+            "this process may not use the congestion control {name:?}, but: {}; add it to the sysctl \
+             net.ipv4.tcp_allowed_congestion_control, name one of these, or leave the key out",
+            listed("allowed")
+        ),
+        _ => format!("cannot use the congestion control {name:?}: {cause}; leave the key out"),
+    })
 }
 
 fn is_of_one_connection(cause: &io::Error) -> bool {
@@ -216,9 +247,22 @@ mod tests {
         assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_EVERY);
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBE_TIMES);
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
-        tune_link(&near).unwrap();
+        tune_link(&near, Some("reno")).unwrap();
+        assert!(socket.tcp_congestion().unwrap().starts_with(b"reno"));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
         assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT);
+    }
+
+    #[test]
+    fn a_congestion_control_that_is_not_there_is_told_with_the_remedy() {
+        assert_eq!(try_congestion("reno"), Ok(()));
+        for name in ["slowpoke", "", "a name that is longer than any"] {
+            let failed = try_congestion(name).unwrap_err();
+            assert!(
+                failed.contains(&format!("{name:?}")) && failed.contains("leave the key out"),
+                "{failed}"
+            );
+        }
     }
 
     #[tokio::test]

@@ -112,7 +112,7 @@ impl Edges {
                 node: format!("edge{number}").parse().context("a node's name")?,
                 tls: Arc::new(own),
                 pool: pool.clone(),
-                ground: LinkContext { table, metrics, drain: drain.clone() },
+                ground: LinkContext { table, metrics, drain: drain.clone(), congestion: None },
                 counts: counts.clone(),
             };
             let begin = BETWEEN * u32::try_from(number - self.first)?;
@@ -167,7 +167,7 @@ impl Edge {
         let socket = dial(&pods, PATIENCE).await.context("connecting")?;
         let at = socket.peer_addr()?;
         let at = self.pods.iter().position(|pod| *pod == at).context("a pod that is not listed")?;
-        tune_link(&socket)?;
+        tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
         let name = tls::server_name("localhost")?;
         let shaken = timeout(PATIENCE, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;

@@ -7,7 +7,9 @@ mod echoes;
 mod edges;
 mod egress;
 mod https;
+pub(crate) mod lines;
 mod memory;
+mod over_line;
 mod relayed;
 mod restart;
 mod resume;
@@ -43,6 +45,8 @@ pub(crate) struct Bench {
     pub(crate) ssh: bool,
     /// How long the idle line is watched.
     pub(crate) idle: Duration,
+    /// What is asked of the long lines.
+    pub(crate) lines: lines::Asked,
     /// How many edges hang at one pod.
     pub(crate) edges: usize,
     /// A program that cannot resume, to compare with.
@@ -77,6 +81,7 @@ impl Bench {
             Figure::Thousand => self.memory(1000, table),
             Figure::Restart => self.restart(table),
             Figure::Slow => self.slow(table),
+            Figure::Lines => self.lines(table),
             Figure::Idle => self.idle_line(table),
             Figure::Cut => self.cut(table),
             Figure::Relayed => self.relayed(table),

@@ -21,6 +21,8 @@ pub(crate) struct Line {
     pub(crate) name: String,
     /// How the line carries.
     pub(crate) carry: Carry,
+    /// The congestion control of all that is sent in the two namespaces.
+    pub(crate) congestion: String,
 }
 
 /// How the line carries, the same both ways.
@@ -32,6 +34,11 @@ pub(crate) struct Carry {
     pub(crate) delay: Duration,
     /// Bytes that may wait for the line; what comes on top is dropped.
     pub(crate) queue: usize,
+    /// Of a thousand packets, how many are lost.
+    pub(crate) loss: u32,
+    /// How much longer than [`Self::delay`] a packet may take one way. How much it is changes by chance, every so long;
+    /// no packet overtakes another.
+    pub(crate) jitter: Duration,
 }
 
 /// The two ends as the benchmark uses them.
@@ -46,9 +53,10 @@ pub(crate) struct Ends {
 
 impl Ends {
     /// Lays a line; it is taken away when this is dropped.
-    pub(crate) fn lay(carry: Carry) -> Result<Self> {
+    pub(crate) fn lay(carry: Carry, congestion: &str) -> Result<Self> {
         let name = format!("bench{}", std::process::id());
-        let mut line = Process::survivor(None, &Role::Line(Line { name: name.clone(), carry }))?;
+        let line = Line { name: name.clone(), carry, congestion: congestion.to_owned() };
+        let mut line = Process::survivor(None, &Role::Line(line))?;
         let _: String =
             line.hear().context("cannot lay a line between namespaces (root and iproute2 needed)")?;
         let spaces = [format!("{name}-a"), format!("{name}-b")];
@@ -73,7 +81,7 @@ impl Line {
     /// Makes three namespaces: the ends', and one in which the devices are made before they are moved, so that
     /// the machine's own network never sees them.
     fn lay(&self) -> Result<Process> {
-        let name = &self.name;
+        let Self { name, congestion, .. } = self;
         for end in SPACES {
             ip(&format!("netns add {name}-{end}"))?;
         }
@@ -84,11 +92,11 @@ impl Line {
             ip(&format!("-n {name}-line link set {device} netns {space}"))?;
             ip(&format!("-n {space} link set lo up"))?;
             ip(&format!("-n {space} addr add {here}/32 dev {device}"))?;
-            ip(&format!("-n {space} link set {device} mtu 1500 txqueuelen 64 up"))?;
+            ip(&format!("-n {space} link set {device} mtu 1500 txqueuelen 1000 up"))?;
             // By route, because the namespace-wide setting is refused where cubic is not the machine's default.
-            ip(&format!("-n {space} route add {there}/32 dev {device} src {here} congctl cubic"))?;
+            ip(&format!("-n {space} route add {there}/32 dev {device} src {here} congctl {congestion}"))?;
             for own in [here, Ipv4Addr::LOCALHOST] {
-                let route = format!("{own}/32 dev lo table local scope host src {own} congctl cubic");
+                let route = format!("{own}/32 dev lo table local scope host src {own} congctl {congestion}");
                 ip(&format!("-n {space} route replace local {route}"))?;
             }
         }
@@ -117,6 +125,7 @@ impl Carry {
     fn take(&self, from: &Tun, way: &OneWay) {
         let mut buffer = [0; 2048];
         let mut line_free = Instant::now();
+        let mut later = Later { until: line_free, by: Duration::ZERO, last: line_free };
         loop {
             // Until it is up a device has nothing; once its namespace is gone it never has again.
             let Ok(n) = from.recv(&mut buffer) else {
@@ -133,9 +142,13 @@ impl Carry {
             #[expect(clippy::cast_precision_loss, reason = "a packet")]
             let on_line = Duration::from_secs_f64(n as f64 * 8.0 / self.rate_f64());
             line_free = start + on_line;
+            if rand::random_ratio(self.loss, 1000) {
+                continue;
+            }
+            let due = later.due(line_free + self.delay, self.jitter);
             let packet = buffer.get(..n).unwrap_or_default().to_vec();
             let mut late = way.late.lock().unwrap_or_else(PoisonError::into_inner);
-            late.push_back((line_free + self.delay, packet));
+            late.push_back((due, packet));
             drop(late);
             way.more.notify_one();
         }
@@ -144,6 +157,27 @@ impl Carry {
     #[expect(clippy::cast_precision_loss, reason = "no line carries 2^52 bits a second")]
     fn rate_f64(&self) -> f64 {
         self.rate as f64
+    }
+}
+
+/// How much longer packets take just now.
+#[derive(Debug)]
+struct Later {
+    until: Instant,
+    by: Duration,
+    /// When the packet before arrives.
+    last: Instant,
+}
+
+impl Later {
+    /// When a packet arrives that would at `due`.
+    fn due(&mut self, due: Instant, jitter: Duration) -> Instant {
+        if due >= self.until {
+            self.until = due + jitter;
+            self.by = jitter.mul_f64(rand::random());
+        }
+        self.last = self.last.max(due + self.by);
+        self.last
     }
 }
 

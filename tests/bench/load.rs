@@ -41,10 +41,12 @@ pub(crate) enum Kind {
 }
 
 /// What came of it.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Moved {
     /// Bytes that arrived, of all clients.
     pub(crate) bytes: u64,
+    /// Of each.
+    pub(crate) each: Vec<u64>,
     /// How long that took.
     pub(crate) time: Duration,
 }
@@ -74,13 +76,13 @@ impl Load {
     pub(crate) fn run(&self) -> Result<()> {
         let streams: Vec<_> =
             (0..self.clients).map(|_| self.way.open()).collect::<std::io::Result<_>>().context("opening")?;
-        let count = Arc::new(AtomicU64::new(0));
         let begin = Instant::now();
         let end = self.time.map(|time| begin + time);
-        let mut workers = Vec::new();
+        let (mut workers, mut counts) = (Vec::new(), Vec::new());
         for (stream, early) in streams {
-            count.fetch_add(early.len() as u64, Ordering::Relaxed);
-            let (kind, count) = (self.kind, count.clone());
+            let count = Arc::new(AtomicU64::new(early.len() as u64));
+            counts.push(count.clone());
+            let kind = self.kind;
             workers.push(thread::spawn(move || kind.work(stream, end, &count)));
         }
         say(&"at work")?;
@@ -91,7 +93,8 @@ impl Load {
         } else {
             until_dismissed();
         }
-        say(&Moved { bytes: count.load(Ordering::Relaxed), time: begin.elapsed() })
+        let each: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        say(&Moved { bytes: each.iter().sum(), each, time: begin.elapsed() })
     }
 }
 

@@ -45,7 +45,8 @@ struct Flags {
     /// Leave `ssh -R` out.
     #[arg(long)]
     no_ssh: bool,
-    /// Only these figures; `idle` (ten minutes), `thousand`, `edges`, `shrink`, `balance` and `resume` run only when named here or by --all.
+    /// Only these figures; `idle` (ten minutes), `lines` (half an hour), `thousand`, `edges`, `shrink`, `balance` and
+    /// `resume` run only when named here or by --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
     /// Every figure, the long ones too.
@@ -54,6 +55,8 @@ struct Flags {
     /// Fewer rounds, shorter: for profiling, not for the record.
     #[arg(long)]
     quick: bool,
+    #[command(flatten)]
+    lines: figures::lines::Asked,
     /// How long the idle line is watched, in seconds.
     #[arg(long, default_value_t = 600)]
     idle_seconds: u64,
@@ -103,6 +106,8 @@ pub(crate) enum Figure {
     Restart,
     /// 20 Mbit/s, 40 ms: echoes beside downloads, bulk.
     Slow,
+    /// Lines as edges have them, each against plain TCP: rates fresh and after a pause, shares, echoes, a second pod.
+    Lines,
     /// Ten idle minutes on that line.
     Idle,
     /// The line between edge and pod cut while a session runs.
@@ -145,11 +150,19 @@ fn main() -> Result<()> {
         ssh: !flags.no_ssh,
         rounds: flags.rounds.unwrap_or(if flags.quick { 2 } else { 5 }),
         idle: Duration::from_secs(flags.idle_seconds),
+        lines: flags.lines,
         edges: flags.edges,
         against: flags.against,
     };
-    let long =
-        [Figure::Idle, Figure::Thousand, Figure::Edges, Figure::Shrink, Figure::Balance, Figure::Resume];
+    let long = [
+        Figure::Idle,
+        Figure::Lines,
+        Figure::Thousand,
+        Figure::Edges,
+        Figure::Shrink,
+        Figure::Balance,
+        Figure::Resume,
+    ];
     let wanted: Vec<Figure> = Figure::value_variants()
         .iter()
         .copied()

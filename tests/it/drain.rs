@@ -14,7 +14,7 @@ use crate::support::call::Call;
 use crate::support::clients::{echoed, get, is_reset, rest};
 use crate::support::peer::ScriptedPod;
 use crate::support::programs::{TestDir, TestPod, at, edge, edge_with, start_edge};
-use crate::support::{beside, hurry, peer, soon, targets, wait_until};
+use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
 
 async fn is_closed(at: SocketAddr) {
     soon("a closed port", async { while TcpStream::connect(at).await.is_ok() {} }).await;
@@ -76,7 +76,7 @@ async fn a_second_signal_ends_a_pod_at_once() {
     let _edge = edge(&place, &pod, "node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "before").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let (signal, second) = tokio::sync::oneshot::channel();
     let connect = pod.connect;
     let stopped = beside(pod.pod.stop(async { drop(second.await) }));
@@ -182,7 +182,7 @@ async fn programs_without_work_stop_at_once() {
     let place = TestDir::new();
     let pod = TestPod::start(&place);
     let edge = edge(&place, &pod, "node1").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     assert_eq!(edge.stop(pending()).await, Drained::Finished);
     assert_eq!(pod.pod.stop(pending()).await, Drained::Finished);
     assert!(begun.elapsed().as_secs() < 3, "{:?}", begun.elapsed());

@@ -10,7 +10,7 @@ use crate::support::call::Call;
 use crate::support::clients::{self, echoed, is_reset, rest};
 use crate::support::peer::ScriptedPod;
 use crate::support::programs::{TestDir, TestPod, edge_forgets_all, start_edge};
-use crate::support::{beside, hurry, peer, soon, targets, wait_until};
+use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
 
 /// Opens a session to a plain edge, which accepts it.
 async fn accepted(pod: &TestPod, edge: &mut Call) -> (tokio::net::TcpStream, String) {
@@ -181,7 +181,7 @@ async fn a_slow_reader_of_a_plain_link_is_reset_and_its_neighbour_goes_on() {
     let mut edge = peer::link(&place, &pod, "node1", None).await;
     let (mut slow, slow_topic) = accepted(&pod, &mut edge).await;
     let (mut neighbour, topic) = accepted(&pod, &mut edge).await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let flood = async {
         // More than all buffers on the way hold.
         for _ in 0..2000 {
@@ -249,7 +249,7 @@ async fn a_target_that_ends_closes_its_plain_session_with_its_last_bytes_before(
     assert_eq!(call.hears().await.r#type, "connected");
     assert_eq!(call.hears().await.data, "last words");
     // The client waits for nothing but this.
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     assert_eq!(call.hears().await.r#type, "closed");
     assert!(begun.elapsed().as_millis() < 3000, "{:?}", begun.elapsed());
     edge_forgets_all(&edge).await;
@@ -279,7 +279,7 @@ async fn a_target_that_takes_no_more_closes_its_plain_session_at_once() {
         // What was sent to the one before and crossed its end is answered.
         while call.hears().await.r#type != "connected" {}
         assert_eq!(call.hears().await.data, "last words");
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         let closed = loop {
             call.plainly("tcp-forward", topic, "more").await;
             if let Ok(message) = timeout(Duration::from_millis(20), call.hears()).await {

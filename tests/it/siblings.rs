@@ -430,7 +430,7 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     let windows = Windows { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
-    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let tls = Mutual { identity, ca: place.files.ca.clone(), name: None }.load().unwrap();
     // What looks like a pod and is a proxy that takes everything.

@@ -93,8 +93,9 @@ pub(crate) fn hurry() {
     });
 }
 
-/// For whatever should take milliseconds: two busy cores are no failure.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// For whatever should take milliseconds: two busy cores are no failure. Below the grace time after which a session
+/// without a path is forgotten in any case.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
 /// How far hurried time goes at once.
 const LEAP: Duration = Duration::from_millis(10);
 /// A step of a [`Stopwatch`].

@@ -2,9 +2,9 @@
 //! not one packet leaves.
 
 use crate::certificates::Files;
-use crate::network::{Network, OTHER_POD, POD};
+use crate::network::{Machine, Network, OTHER_POD, POD};
 use crate::parts::have;
-use crate::process::{PATIENCE, Running};
+use crate::process::{PATIENCE, Running, run_command};
 use crate::tunnel::TestDir;
 use crate::wait::wait_until;
 
@@ -41,7 +41,7 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
         (format!("TCP:{POD}:8080"), "CONNECT "),
         (format!("TCP:{POD}:8080"), "GET http://"),
     ] {
-        let ask = |target: &str| ask(&network, &front, &format!("{method}{target}:7777"), target);
+        let ask = |target: &str| ask(&network.cloud, &front, &format!("{method}{target}:7777"), target);
         for target in ADDRESSES.iter().chain(&NAMES) {
             let said = ask(target);
             assert!(said.starts_with("HTTP/1.1 403 "), "{front}: {method}{target}: {said}");
@@ -55,7 +55,7 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
     // a node's or nobody's.
     for front in [format!("TCP:{POD}:7080"), format!("OPENSSL:{POD}:7443,{tls}")] {
         for target in ADDRESSES.iter().chain(&NAMES).chain(&["other.test"]) {
-            let said = ask(&network, &front, "GET /", target);
+            let said = ask(&network.cloud, &front, "GET /", target);
             let no_node = format!("HTTP/1.1 502 node {target} is not connected");
             assert!(
                 said.starts_with("HTTP/1.1 421 ") || said.starts_with(&no_node),
@@ -76,6 +76,29 @@ addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
         }
     }
     probes.none("passthrough");
+}
+
+#[test]
+fn not_a_packet_leaves_for_what_a_pod_must_not_dial_for_edges() {
+    let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
+    let _pod =
+        network.pod(POD, "[mode.cloud.allow]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\nnodes = [\"*\"]\n");
+    let _edge = network.edge(1, POD, "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:8080\"\n");
+    knows_names(&network);
+    let probes = Probes::begin(&network);
+    for method in ["CONNECT ", "GET http://"] {
+        let ask = |target: &str| {
+            ask(&network.edges[0], "TCP:127.0.0.1:8080", &format!("{method}{target}:7777"), target)
+        };
+        for target in ADDRESSES.iter().chain(&NAMES) {
+            let (said, own) = (ask(target), *target == "localhost");
+            let status = if own { "HTTP/1.1 421 " } else { "HTTP/1.1 403 " };
+            assert!(said.starts_with(status), "{method}{target}: {said}");
+        }
+        probes.none(method);
+        assert!(ask("other.test").contains("refused the connection"));
+        probes.some();
+    }
 }
 
 #[test]
@@ -106,7 +129,7 @@ fn what_is_at_no_node_is_dialled_for_egress_clients_with_a_certificate_and_nobod
         (format!("OPENSSL:{OTHER_POD}:8000,{tls}"), "CONNECT "),
     ] {
         for (host, status) in [(OTHER_POD, "421"), ("other.test", "502")] {
-            let said = ask(&network, &front, &format!("{method}{host}:7777"), host);
+            let said = ask(&network.cloud, &front, &format!("{method}{host}:7777"), host);
             assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{front}: {method}{host}: {said}");
         }
     }
@@ -114,7 +137,7 @@ fn what_is_at_no_node_is_dialled_for_egress_clients_with_a_certificate_and_nobod
     let front = format!("OPENSSL:{POD}:8000,{tls}");
     for host in [OTHER_POD, "other.test"] {
         wait_until(&format!("{host} is reached"), PATIENCE, || {
-            ask(&network, &front, &format!("CONNECT {host}:7777"), host).starts_with("HTTP/1.1 200 ")
+            ask(&network.cloud, &front, &format!("CONNECT {host}:7777"), host).starts_with("HTTP/1.1 200 ")
         });
     }
     probes.some();
@@ -137,14 +160,16 @@ fn knows_names(network: &Network) {
     });
 }
 
-/// The status line of the answer to a request at a front end.
-fn ask(network: &Network, front: &str, request: &str, host: &str) -> String {
+/// The status line of the answer to a request at a front end, for who is on that machine.
+fn ask(machine: &Machine, front: &str, request: &str, host: &str) -> String {
     let head = format!("{request} HTTP/1.1\\r\\nHost: {host}:7777\\r\\n\\r\\n");
     // Its input stays open: who hangs up is not answered.
-    network.sh(&format!(
+    let line = format!(
         "coproc socat - {front}; printf '{head}' >&${{COPROC[1]}}
         read -r -t 60 line <&${{COPROC[0]}}; kill $COPROC_PID; echo \"$line\""
-    ))
+    );
+    let mut bash = machine.command("bash");
+    run_command("bash", bash.args(["-c", &line]), None, 6 * PATIENCE).stdout
 }
 
 /// Packets that leave the cloud for port 7777.

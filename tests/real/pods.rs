@@ -96,7 +96,7 @@ fn a_shell_goes_on_when_the_pod_that_holds_the_link_is_killed() {
     line.lead_to(fleet.at[2]);
     fleet.pods[1].process.kill();
     let pause = shell.lives();
-    assert!(pause < PATIENCE, "{pause:?}");
+    assert!(pause < Duration::from_secs(20), "{pause:?}");
     fleet.pods[2].has("node1");
     sshd.works_through(&helper("nc.openbsd", fleet.pods[0].connect));
     sshd.works_through(&helper("nc.openbsd", fleet.pods[2].connect));
@@ -125,7 +125,7 @@ fn a_rolling_restart_refuses_no_new_session_and_cuts_none_fronted_elsewhere() {
                 }
                 opened
             });
-            assert_eq!(fleet.pods[pod].process.ends(PATIENCE).code(), Some(0));
+            assert_eq!(fleet.pods[pod].process.ends(STOPPED).code(), Some(0));
             fleet.replace(pod);
             shell.lives();
             done.store(true, SeqCst);
@@ -158,6 +158,9 @@ fn frozen_edges_and_pods_are_noticed() {
     edge.process.thaw();
     shell.lives();
 }
+
+/// Below the 25 s for which sessions are waited for.
+const STOPPED: Duration = Duration::from_secs(20);
 
 /// Within which a process that stands still is noticed: after 15 s, and some time for a busy machine.
 const FROZEN: Duration = Duration::from_secs(35);

@@ -215,8 +215,9 @@ fn is_ok(answer: &str) -> bool {
     answer.split_whitespace().nth(1) == Some("200")
 }
 
-/// How long anything may take that takes milliseconds on an idle machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// How long anything may take that takes milliseconds on an idle machine. Below the grace time after which a session
+/// without a path is forgotten in any case.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(45);
 
 /// So many lines of a log tell what went wrong.
 const LAST_LINES: usize = 60;

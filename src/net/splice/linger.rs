@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::net::ByteStream;
+use crate::net::diag::unacknowledged;
 use crate::net::socket::{Connection, Socket};
-use crate::net::unacknowledged::unacknowledged;
 
 /// Closes a stream without destroying bytes that its peer has not read yet. Call it before dropping a socket.
 ///

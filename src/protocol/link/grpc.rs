@@ -40,6 +40,8 @@ pub struct LinkContext {
     pub metrics: Metrics,
     /// Where connection tasks are spawned.
     pub drain: Drain,
+    /// The kernel's congestion control for links; `None`: the system's default.
+    pub congestion: Option<Arc<str>>,
 }
 
 fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<SessionTable>) -> Puller {

@@ -1,14 +1,22 @@
-//! How much may be under way on a link, from pings and their answers.
+//! How much may be under way on a link.
 //!
 //! What lies below the link, in kernels and in the line's own queue, waits in an order that no scheduler can mend. So
-//! the bytes under way are capped. A ping goes out behind every few bytes; its answer proves that all before it
-//! arrived, and shows how long that took. When the round trip grows, a queue is standing somewhere, and the cap is set
-//! to what the line carries in its least round trip plus a little. Reads no clock: time comes in.
+//! the bytes under way are capped. The kernel knows of its line what has arrived and how long that took; but a proxy on
+//! the way, which acknowledges what it has only stored, hides the line behind it, and some systems do not tell. There
+//! pings do: one goes out behind every few bytes, and its answer proves that all before it arrived. Reads no clock and
+//! asks no kernel: time and readings come in.
+
+mod cap;
+mod kernel;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::net::gauge::Reading;
+use crate::protocol::link::pace::cap::Cap;
+use crate::protocol::link::pace::kernel::Kernel;
 
 /// The cap on the bytes under way on one link, and what it is derived from.
 #[derive(Debug)]
@@ -19,21 +27,12 @@ pub(crate) struct Pace {
     arrived: u64,
     pings: VecDeque<Ping>,
     next_number: u64,
-    cap: u64,
-    /// Doubling until the first standing queue is met.
-    doubling: bool,
-    /// Least round trip known.
-    least: Option<Duration>,
     latest: Duration,
-    /// Bytes per second, at least, that the link is known to carry.
-    rate: Option<u64>,
-    /// Bytes per second of the latest rounds. Answers come in steps of an eighth of the cap, so that one round alone
-    /// may show much too little; the best of them is what the line carries.
-    rates: VecDeque<u64>,
-    round: Round,
-    /// Time spent capped since the least round trip was last renewed.
-    capped_for: Duration,
-    renewal: Option<Renewal>,
+    /// What pings have shown.
+    pinged: Cap,
+    /// What the kernel has shown, if it tells. Boxed, as most links never carry bulk.
+    kernel: Option<Box<Kernel>>,
+    hidden: Hidden,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,21 +42,12 @@ struct Ping {
     at: Instant,
 }
 
-/// One round trip, or [`SHORTEST_ROUND`] if that is longer.
-#[derive(Debug, Clone, Copy, Default)]
-struct Round {
-    since: Option<Instant>,
-    arrived: u64,
+/// How much of the way the kernel does not see.
+#[derive(Debug, Default)]
+struct Hidden {
+    /// By how much pings take longer than the kernel's own round trip, at least.
     least: Option<Duration>,
-    hit: bool,
-}
-
-/// Some rounds below the cap, which empty the queue that we may keep standing ourselves.
-#[derive(Debug, Clone, Copy)]
-struct Renewal {
-    /// Which of [`RENEWAL_EIGHTHS`] is on.
-    step: usize,
-    least: Option<Duration>,
+    answers: u32,
 }
 
 impl Pace {
@@ -68,15 +58,10 @@ impl Pace {
             arrived: 0,
             pings: VecDeque::new(),
             next_number: 1,
-            cap: FIRST_CAP,
-            doubling: true,
-            least: None,
             latest: FIRST_ROUND_TRIP,
-            rate: None,
-            rates: VecDeque::with_capacity(ROUNDS_KEPT),
-            round: Round::default(),
-            capped_for: Duration::ZERO,
-            renewal: None,
+            pinged: Cap::new(),
+            kernel: None,
+            hidden: Hidden::default(),
         }
     }
 
@@ -91,11 +76,37 @@ impl Pace {
         self.pings.len() < MOST_PINGS && self.sent - marked >= (self.cap() / 8).clamp(LEAST_MARK, MOST_MARK)
     }
 
-    /// Whether bulk has to wait. The caller sends a ping if [`Self::waits_for_ping`] is true.
+    /// Whether the kernel should be read before [`Self::is_capped`] is asked.
+    pub(crate) fn wants_reading(&self, now: Instant) -> bool {
+        self.kernel.as_ref().is_none_or(|kernel| kernel.is_stale(now))
+    }
+
+    /// What the kernel knows just now.
+    pub(crate) fn read(&mut self, reading: Reading, now: Instant) {
+        match &mut self.kernel {
+            Some(kernel) => kernel.read(reading, self.sent, now),
+            None => self.kernel = Some(Box::new(Kernel::new(reading, self.sent, now))),
+        }
+    }
+
+    /// The kernel does not tell any more.
+    pub(crate) fn blind(&mut self) {
+        self.kernel = None;
+    }
+
+    /// Whether bulk has to wait. The caller looks again after [`Self::look_after`], and sends a ping if
+    /// [`Self::waits_for_ping`] is true.
     pub(crate) fn is_capped(&mut self) -> bool {
-        let capped = self.sent - self.arrived >= self.cap();
-        self.round.hit |= capped;
-        capped
+        let sent = self.sent;
+        match self.seen() {
+            Some(kernel) => kernel.is_capped(sent),
+            None => self.pinged.is_reached(sent - self.arrived),
+        }
+    }
+
+    /// How long to wait for the kernel, if that is what lifts the cap.
+    pub(crate) fn look_after(&mut self) -> Option<Duration> {
+        self.seen().map(|kernel| kernel.look_after())
     }
 
     /// Whether no ping is under way although bytes are: then nothing would ever lift the cap.
@@ -122,21 +133,15 @@ impl Pace {
         let trip = now - ping.at;
         self.arrived = self.arrived.max(ping.sent);
         self.latest = trip;
-        self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
-        self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
-        let Some(since) = self.round.since else {
-            self.round = Round { since: Some(now), arrived: self.arrived, least: None, hit: self.round.hit };
-            return;
-        };
-        if now - since >= trip.max(SHORTEST_ROUND) {
-            self.end_round(now - since);
-            self.round = Round { since: Some(now), arrived: self.arrived, least: None, hit: false };
+        self.pinged.sample(trip, self.arrived, now);
+        if let Some(kernel) = &self.kernel {
+            self.hidden.answered(trip.saturating_sub(kernel.round_trip()));
         }
     }
 
     /// The longest frame that the link carries in about 2 ms.
     pub(crate) fn longest_frame(&self) -> usize {
-        let Some(rate) = self.rate else { return FIRST_FRAME };
+        let Some(rate) = self.seen_cap().rate() else { return FIRST_FRAME };
         usize::try_from(rate / 500).unwrap_or(LARGEST_FRAME).clamp(SMALLEST_FRAME, LARGEST_FRAME)
     }
 
@@ -147,44 +152,37 @@ impl Pace {
 
     /// Bytes that may be under way just now.
     pub(crate) fn cap(&self) -> u64 {
-        let eighths = self.renewal.and_then(|r| RENEWAL_EIGHTHS.get(r.step)).unwrap_or(&8);
-        (self.cap / 8 * eighths).max(LEAST_CAP)
+        self.seen_cap().bytes()
     }
 
-    fn end_round(&mut self, took: Duration) {
-        let (Some(least_here), Some(least)) = (self.round.least, self.least) else { return };
-        let rate = per_second(self.arrived - self.round.arrived, took);
-        let hit = self.round.hit;
-        self.rates.truncate(ROUNDS_KEPT - 1);
-        self.rates.push_front(rate);
-        self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
-        if let Some(mut renewal) = self.renewal.take() {
-            renewal.least = Some(renewal.least.map_or(least_here, |l| l.min(least_here)));
-            renewal.step += 1;
-            if renewal.step < RENEWAL_EIGHTHS.len() {
-                self.renewal = Some(renewal);
-            } else {
-                self.least = renewal.least;
-            }
-            return;
+    /// What the kernel has shown, if that is the whole way.
+    fn seen(&mut self) -> Option<&mut Kernel> {
+        if self.sees_all() { self.kernel.as_deref_mut() } else { None }
+    }
+
+    fn seen_cap(&self) -> &Cap {
+        match &self.kernel {
+            Some(kernel) if self.sees_all() => &kernel.cap,
+            _ => &self.pinged,
         }
-        let excess = least_here.saturating_sub(least);
-        if excess > STANDING_QUEUE {
-            let best = self.rates.iter().copied().max().unwrap_or(rate);
-            self.cap = self.cap.min(carried(best, least + TARGET_QUEUE)).max(LEAST_CAP);
-            self.doubling = false;
-        } else if hit && self.doubling {
-            self.cap = (self.cap * 2).min(MOST_CAP);
-        } else if hit && excess < TARGET_QUEUE {
-            self.cap = (self.cap + self.cap / 8).min(MOST_CAP);
-        }
-        if hit {
-            self.capped_for += took;
-            if self.capped_for >= RENEW_AFTER {
-                self.capped_for = Duration::ZERO;
-                self.renewal = Some(Renewal { step: 0, least: None });
-            }
-        }
+    }
+
+    /// Whether the kernel tells, and no proxy hides a part of the way.
+    fn sees_all(&self) -> bool {
+        self.kernel.as_ref().is_some_and(|kernel| !self.hidden.is_much(kernel.cap.least()))
+    }
+}
+
+impl Hidden {
+    fn answered(&mut self, longer: Duration) {
+        self.least = Some(self.least.map_or(longer, |least| least.min(longer)));
+        self.answers = self.answers.saturating_add(1);
+    }
+
+    /// Whether it is more than a peer's own delay and what waits here.
+    fn is_much(&self, seen: Option<Duration>) -> bool {
+        let usual = LITTLE_HIDDEN + seen.unwrap_or_default() / 2;
+        self.answers >= ANSWERS_TO_BELIEVE && self.least.is_some_and(|least| least > usual)
     }
 }
 
@@ -194,34 +192,6 @@ impl Default for Pace {
     }
 }
 
-fn per_second(bytes: u64, took: Duration) -> u64 {
-    let micros = took.as_micros().max(1);
-    u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
-}
-
-fn carried(rate: u64, time: Duration) -> u64 {
-    u64::try_from(u128::from(rate) * time.as_micros() / 1_000_000).unwrap_or(u64::MAX)
-}
-
-/// Before anything is known: about what TCP itself sends at first, several times over.
-const FIRST_CAP: u64 = 64 * 1024;
-/// Below this a link's own overhead would eat it.
-const LEAST_CAP: u64 = 16_000;
-/// More than HTTP/2 lets be under way in any case.
-const MOST_CAP: u64 = 64 << 20;
-/// Round trips this much above the least mean that a queue stands on the way.
-const STANDING_QUEUE: Duration = Duration::from_millis(12);
-/// The queue that is allowed, so that the line never runs dry.
-const TARGET_QUEUE: Duration = Duration::from_millis(8);
-/// A shorter round would measure the scheduler, not the line.
-const SHORTEST_ROUND: Duration = Duration::from_millis(10);
-/// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
-const ROUNDS_KEPT: usize = 8;
-/// After this long at the cap the least round trip is measured anew, as the route may have changed.
-const RENEW_AFTER: Duration = Duration::from_secs(10);
-/// The cap in each round of a renewal, in eighths: two at half, which show the least round trip, then up in steps, as
-/// half a cap let loose at once would itself be a queue.
-const RENEWAL_EIGHTHS: [u64; 5] = [4, 4, 5, 6, 7];
 /// A ping goes out behind every eighth of the cap, within these bytes.
 const LEAST_MARK: u64 = 4 * 1024;
 const MOST_MARK: u64 = 1 << 20;
@@ -229,6 +199,10 @@ const MOST_MARK: u64 = 1 << 20;
 const MOST_PINGS: usize = 64;
 /// Assumed before the first answer.
 const FIRST_ROUND_TRIP: Duration = Duration::from_millis(100);
+/// By how much longer than the kernel's, and half of that beside, every ping may take that no proxy delays.
+const LITTLE_HIDDEN: Duration = Duration::from_millis(5);
+/// Fewer answers may all have waited behind something.
+const ANSWERS_TO_BELIEVE: u32 = 8;
 /// Frame length before the rate is known: short enough for a slow line, long enough for the first moments of a fast
 /// one.
 const FIRST_FRAME: usize = 16 * 1024;
@@ -333,7 +307,7 @@ mod tests {
         let number = pace.ping(now);
         pace.pulled(50_000);
         pace.pong(number + 7, now);
-        assert!(pace.waits_for_ping() && pace.least.is_none() && pace.arrived == 0);
+        assert!(pace.waits_for_ping() && pace.pinged.least().is_none() && pace.arrived == 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,6 +10,7 @@
 //! session asks for a turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry,
 //! of the same kind. The members have a third lock, which is not held with either.
 
+mod gauged;
 mod members;
 mod signals;
 mod waiting;
@@ -101,7 +102,9 @@ impl LinkSender {
     /// ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
-            let frame = match std::task::ready!(self.poll_next(cx, now)) {
+            self.read_gauge(now);
+            let next = self.lock().poll_next(cx, now);
+            let frame = match std::task::ready!(next) {
                 None => return Poll::Ready(None),
                 Some(Next::Frame(body)) => {
                     let node = self.peer.node().cloned().unwrap_or_else(NodeName::none);
@@ -238,10 +241,6 @@ impl LinkSender {
     pub fn waiting(&self) -> usize {
         let waiting = self.lock();
         waiting.replies.len() + waiting.speakers()
-    }
-
-    fn poll_next(&self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
-        self.lock().poll_next(cx, now)
     }
 
     /// Lets the source send what overtakes data, and wait again if it has more of that.

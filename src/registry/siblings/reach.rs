@@ -112,7 +112,7 @@ impl TlsPodDialer {
     async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
         let no = |cause: String| Unreachable::NoLink { at, cause };
         let socket = dial(&[at], CONNECT).await.map_err(|e| no(e.to_string()))?;
-        tune_link(&socket).map_err(|e| no(e.to_string()))?;
+        tune_link(&socket, self.ground.congestion.as_deref()).map_err(|e| no(e.to_string()))?;
         let tls = self.tls.load();
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;

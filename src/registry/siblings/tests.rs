@@ -28,7 +28,7 @@ pub(in crate::registry) fn siblings(
     let windows = Windows { start: 1000, max: 1000 };
     let limits = SessionLimits { windows, memory: 100_000, sessions: 10, grace: Duration::from_secs(60) };
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
-    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
+    let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new(), congestion: None };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
     let (own, drain) = (ground.table.instance(), ground.drain.clone());
     let (dialer, made) = TlsPodDialer::new(tls, Pool::new(), ground);

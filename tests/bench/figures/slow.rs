@@ -6,27 +6,10 @@ use anyhow::Result;
 
 use super::{Bench, only_with};
 use crate::echo::{Echo, Echoes};
-use crate::line::{Carry, Ends};
+use crate::line::Carry;
 use crate::load::{Kind, Load};
-use crate::place::{Certificates, Place};
-use crate::process::Process;
 use crate::proxy::Proxy;
-use crate::relay;
-use crate::role::Role;
 use crate::table::{Bound, Row, Table, short};
-use crate::targets::Targets;
-use crate::tunnel::Tunnel;
-use crate::way::{Way, Ways};
-
-/// What stands on both sides of the line. Dropped in this order: processes first, the line last.
-#[derive(Debug)]
-struct Stand {
-    proxies: Vec<Proxy>,
-    _targets: Targets,
-    _over_line: Process,
-    space: String,
-    _ends: Ends,
-}
 
 /// What one proxy showed.
 #[derive(Debug)]
@@ -42,7 +25,7 @@ struct Shown {
 impl Bench {
     /// Echoes and bulk.
     pub(super) fn slow(&self, table: &mut Table) -> Result<()> {
-        let stand = self.slow_stand()?;
+        let stand = self.over_line(LINE, "cubic", false)?.with_relay()?;
         let mut shown = Vec::new();
         for proxy in stand.proxies.iter().filter(|proxy| proxy.name != "direct") {
             let one = self.show(proxy, &stand.space)?;
@@ -117,7 +100,7 @@ impl Bench {
 
     /// Ten minutes of one echo after the other; the straight way beside it shows what is the machine's own doing.
     pub(super) fn idle_line(&self, table: &mut Table) -> Result<()> {
-        let stand = self.slow_stand()?;
+        let stand = self.over_line(LINE, "cubic", false)?.with_relay()?;
         let mut watched = Vec::new();
         for proxy in &stand.proxies {
             let way = &proxy.ways.echo;
@@ -161,42 +144,20 @@ impl Bench {
         }
         Ok(())
     }
-
-    fn slow_stand(&self) -> Result<Stand> {
-        let ends = Ends::lay(LINE)?;
-        let dir = tempfile::tempdir_in(&self.dir)?.keep();
-        let [cloud_space, edge_space] = ends.spaces.clone();
-        let [cloud_address, edge_address] = ends.addresses;
-        let place = Place {
-            cloud_space: Some(cloud_space.clone()),
-            edge_space: Some(edge_space.clone()),
-            cloud_address,
-            edge_address,
-            certificates: Certificates::make(&dir)?,
-            dir,
-        };
-        let targets = Targets::start(Some(&edge_space), [127, 0, 0, 1].into())?;
-        let mut over_line = Process::role(Some(&edge_space), &Role::EchoTarget { listen: edge_address })?;
-        let straight: Vec<std::net::SocketAddr> = over_line.hear()?;
-        let mut proxies = Vec::new();
-        if let Some(binary) = &self.binary {
-            proxies.push(Tunnel::configure(&place, &targets, binary)?.reachable()?);
-        }
-        proxies.push(relay::start(&place, &targets)?);
-        for echo in straight {
-            let ways = Ways { echo: Way::straight(echo), ..targets.straight() };
-            proxies.push(Proxy { name: "direct", ways, processes: Vec::new() });
-        }
-        Ok(Stand { proxies, _targets: targets, _over_line: over_line, space: cloud_space, _ends: ends })
-    }
 }
 
-fn millis(micros: f64) -> String {
+pub(super) fn millis(micros: f64) -> String {
     short(micros / 1000.0)
 }
 
 /// The line of the requirement.
-const LINE: Carry = Carry { rate: 20_000_000, delay: Duration::from_millis(20), queue: 256 * 1024 };
+const LINE: Carry = Carry {
+    rate: 20_000_000,
+    delay: Duration::from_millis(20),
+    queue: 256 * 1024,
+    loss: 0,
+    jitter: Duration::ZERO,
+};
 /// The same rate, Mbit/s.
 const LINE_MBIT: f64 = 20.0;
 /// An echo this much above idle is a stall.

@@ -9,7 +9,6 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +16,8 @@ use tonic::Status;
 
 use crate::drain::Drain;
 use crate::net::door::Slot;
+use crate::net::gauge::Gauge;
+use crate::net::socket::Connection;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
@@ -37,6 +38,7 @@ pub struct Call {
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
     ahead: ReadAhead,
+    gauge: Option<Gauge>,
     connection: CancellationToken,
     accepted: CancellationToken,
     ground: LinkContext,
@@ -80,10 +82,10 @@ pub fn serve<IO>(
     waiting: Unaccepted,
 ) -> impl Future<Output = ()> + Send
 where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    IO: Connection + 'static,
 {
-    let connection = CancellationToken::new();
-    let accepted = CancellationToken::new();
+    let gauge = io.tcp().and_then(Gauge::of);
+    let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
     let ahead = ReadAhead::default();
     let service = {
         let handler = CallHandler {
@@ -92,6 +94,7 @@ where
             calls,
             ground: ground.clone(),
             ahead: ahead.clone(),
+            gauge,
             connection: connection.clone(),
             accepted: accepted.clone(),
         };
@@ -156,6 +159,7 @@ impl Call {
             Caller::Pod { .. } => Peer::Pod,
         };
         let puller = puller(peer, instance, dialect, &self.ground.table);
+        puller.sender.gauged(self.gauge);
         let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
         *response.headers_mut() = Hello::response(self.ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
@@ -198,6 +202,7 @@ struct CallHandler {
     calls: mpsc::Sender<Call>,
     ground: LinkContext,
     ahead: ReadAhead,
+    gauge: Option<Gauge>,
     connection: CancellationToken,
     accepted: CancellationToken,
 }
@@ -223,6 +228,7 @@ impl CallHandler {
             incoming,
             answer,
             ahead: self.ahead.clone(),
+            gauge: self.gauge.clone(),
             connection: self.connection.clone(),
             accepted: self.accepted.clone(),
             ground: self.ground.clone(),

@@ -5,13 +5,14 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue, Request, Uri};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 use tracing::Span;
 
 use crate::names::{Instance, NodeName};
+use crate::net::gauge::Gauge;
+use crate::net::socket::Connection;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
@@ -74,7 +75,7 @@ pub async fn dial<IO>(
     ground: &LinkContext,
 ) -> Result<Link, DialError>
 where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    IO: Connection + 'static,
 {
     let said = Hello::edge_request(node, token, ground.table.instance());
     let answered = call(io, authority, said, node, EDGE_WINDOW, ground).await?;
@@ -85,7 +86,7 @@ where
 /// Makes an encrypted connection to another pod a link. The connection has shown our certificate.
 pub async fn dial_pod<IO>(io: IO, authority: &str, ground: &LinkContext) -> Result<Link, DialError>
 where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    IO: Connection + 'static,
 {
     let own = ground.table.instance();
     let answered =
@@ -103,6 +104,7 @@ struct Answered {
     headers: http::response::Parts,
     incoming: Incoming,
     ahead: ReadAhead,
+    gauge: Option<Gauge>,
     dialect: Dialect,
     instance: Option<Instance>,
     agree: oneshot::Sender<Puller>,
@@ -123,6 +125,7 @@ impl Answered {
 
     fn link(self, peer: Peer, ground: &LinkContext) -> Link {
         let puller = puller(peer, self.instance, self.dialect, &ground.table);
+        puller.sender.gauged(self.gauge);
         // Fails only if the body is gone with its connection; then the link's first read fails too.
         let _ = self.agree.send(puller.clone());
         let connection = self.connection.disarm();
@@ -141,9 +144,9 @@ async fn call<IO>(
     ground: &LinkContext,
 ) -> Result<Answered, DialError>
 where
-    IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    IO: Connection + 'static,
 {
-    let ahead = ReadAhead::default();
+    let (ahead, gauge) = (ReadAhead::default(), io.tcp().and_then(Gauge::of));
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
         .timer(TokioTimer::new())
@@ -175,7 +178,7 @@ where
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
-    Ok(Answered { headers, incoming, ahead, dialect, instance, agree, connection })
+    Ok(Answered { headers, incoming, ahead, gauge, dialect, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {

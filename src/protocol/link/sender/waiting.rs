@@ -1,11 +1,13 @@
 //! Who waits to send on one link, and who is next.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::net::gauge::{Gauge, Reading};
 use crate::protocol::link::pace::Pace;
 use crate::protocol::link::schedule::{Schedule, Turn};
 use crate::protocol::link::source::FrameSource;
@@ -26,6 +28,10 @@ pub(super) struct Waiting {
     pub(super) turns: Schedule<Arc<dyn FrameSource>>,
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
+    /// Reads the kernel for the pace; none where it cannot.
+    pub(super) gauge: Option<Gauge>,
+    /// When to look again whether bulk may be sent.
+    look: Option<Pin<Box<Sleep>>>,
     /// At this many entries the stale ones are removed.
     sweep_at: usize,
     /// Since when something waits to be sent that the gRPC stream has not pulled.
@@ -53,6 +59,8 @@ impl Waiting {
             credits: VecDeque::new(),
             turns: Schedule::new(),
             pace: paced.then(Pace::new),
+            gauge: None,
+            look: None,
             sweep_at: SWEEP,
             unpulled: None,
             puller: None,
@@ -60,7 +68,7 @@ impl Waiting {
     }
 
     /// Who is next; the caller is woken when someone comes. None once the link is closed.
-    pub(super) fn poll_next(&mut self, cx: &Context<'_>, now: Instant) -> Poll<Option<Next>> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Next>> {
         if self.closed {
             return Poll::Ready(None);
         }
@@ -77,18 +85,51 @@ impl Waiting {
         if let Some(session) = self.answers.pop_front().or_else(|| self.credits.pop_front()) {
             return Poll::Ready(Some(Next::Control(session)));
         }
-        let small_only = self.pace.as_mut().is_some_and(Pace::is_capped);
+        let small_only = self.turns.len() > 0 && self.pace.as_mut().is_some_and(Pace::is_capped);
         let longest = self.longest_frame();
         if let Some(turn) = self.turns.next(small_only) {
             return Poll::Ready(Some(Next::Turn { turn, longest, small_only }));
         }
-        if small_only && self.turns.has_bulk() && self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
-            return Poll::Ready(Some(self.ping(now)));
+        if small_only && self.turns.has_bulk() {
+            if self.pace.as_ref().is_some_and(Pace::waits_for_ping) {
+                return Poll::Ready(Some(self.ping(now)));
+            }
+            self.look_later(cx, now);
         }
         if !self.puller.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
             self.puller = Some(cx.waker().clone());
         }
         Poll::Pending
+    }
+
+    /// What is to be read before anyone's turn, without this lock: then it goes to [`Self::read`].
+    pub(super) fn wants_reading(&self, now: Instant) -> Option<Gauge> {
+        let wanted = self.turns.len() > 0 && self.pace.as_ref().is_some_and(|pace| pace.wants_reading(now));
+        self.gauge.clone().filter(|_| wanted)
+    }
+
+    /// What the kernel knows just now; if it does not tell, it will not.
+    pub(super) fn read(&mut self, reading: Option<Reading>, now: Instant) {
+        match (&mut self.pace, reading) {
+            (Some(pace), Some(reading)) => pace.read(reading, now),
+            (Some(pace), None) => {
+                pace.blind();
+                self.gauge = None;
+            }
+            (None, _) => {}
+        }
+    }
+
+    /// Has the caller woken when it is time to look again, if time lifts the cap.
+    fn look_later(&mut self, cx: &mut Context<'_>, now: Instant) {
+        let Some(after) = self.pace.as_mut().and_then(Pace::look_after) else { return };
+        let look = self.look.get_or_insert_with(|| Box::pin(sleep_until(now + after)));
+        if look.deadline() <= now {
+            look.as_mut().reset(now + after);
+        }
+        if look.as_mut().poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
     }
 
     /// Forgets those that were closed while they waited, so that a link that takes nothing does not gather them: once

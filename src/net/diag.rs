@@ -1,6 +1,4 @@
-//! Bytes of a socket that the kernel still holds because the peer has not acknowledged them.
-//!
-//! Linux reports this for each socket (`sock_diag`, as `ss` shows it); no privilege is needed.
+//! What the kernel reports of a socket (`sock_diag`, as `ss` shows it): no privilege is needed.
 
 use std::io::{self, Read as _};
 use std::net::{IpAddr, SocketAddr};
@@ -15,23 +13,69 @@ use tokio::net::TcpStream;
 /// The system does not report it.
 pub(super) fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
     let Ok(to) = socket.peer_addr() else { return Ok(0) };
+    let mut room = [0; ROOM];
+    let answer = ask(&open()?, socket.local_addr()?, to, 0, &mut room);
+    match answer {
+        Ok(answer) => number(answer, WQUEUE).ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
+        // The socket was closed.
+        Err(cause) if cause.raw_os_error() == Some(ENOENT) => Ok(0),
+        Err(cause) => Err(cause),
+    }
+}
+
+/// A socket to ask the kernel with.
+///
+/// # Errors
+///
+/// The system has no such thing, or no file is left.
+pub(super) fn open() -> io::Result<Socket> {
     let kernel = Socket::new(Domain::from(AF_NETLINK), Type::DGRAM, Some(Protocol::from(NETLINK_SOCK_DIAG)))?;
     kernel.set_nonblocking(true)?;
-    kernel.send(&question(socket.local_addr()?, to))?;
-    let mut answer = [0; ROOM];
-    let len = (&kernel).read(&mut answer)?;
-    waiting(answer.get(..len).unwrap_or_default())
+    Ok(kernel)
+}
+
+/// Asks about the socket between two addresses, with an attribute unless that is 0. The answer stands in `room`.
+///
+/// # Errors
+///
+/// There is no such socket, or the system does not report it.
+pub(super) fn ask<'a>(
+    mut kernel: &Socket,
+    from: SocketAddr,
+    to: SocketAddr,
+    attribute: u16,
+    room: &'a mut [u8; ROOM],
+) -> io::Result<&'a [u8]> {
+    kernel.send(&question(from, to, attribute))?;
+    let len = kernel.read(room)?;
+    let answer = room.get(..len).unwrap_or_default();
+    if kind(answer) == Some(SOCK_DIAG_BY_FAMILY) { Ok(answer) } else { Err(error(answer)) }
+}
+
+/// The value of one attribute of an answer.
+pub(super) fn attribute(answer: &[u8], wanted: u16) -> Option<&[u8]> {
+    let mut rest = answer.get(ATTRIBUTES..)?;
+    loop {
+        let half = |at: usize| Some(u16::from_ne_bytes(rest.get(at..at + 2)?.try_into().ok()?));
+        let (len, kind) = (usize::from(half(0)?), half(2)?);
+        if kind == wanted {
+            return rest.get(4..len);
+        }
+        // Each begins at a multiple of four.
+        rest = rest.get(len.max(4).next_multiple_of(4)..)?;
+    }
 }
 
 /// `struct nlmsghdr`, then `struct inet_diag_req_v2`: the very socket between two addresses.
-fn question(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
+fn question(from: SocketAddr, to: SocketAddr, attribute: u16) -> Vec<u8> {
     let family = if from.is_ipv4() { AF_INET } else { AF_INET6 };
+    let wanted = if attribute == 0 { 0 } else { 1 << (attribute - 1) };
     let mut question = Vec::with_capacity(QUESTION);
     question.extend(u32::try_from(QUESTION).unwrap_or_default().to_ne_bytes());
     question.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     question.extend(NLM_F_REQUEST.to_ne_bytes());
     question.extend([0; 8]);
-    question.extend([family, IPPROTO_TCP, 0, 0]);
+    question.extend([family, IPPROTO_TCP, wanted, 0]);
     question.extend(u32::MAX.to_ne_bytes());
     question.extend(from.port().to_be_bytes());
     question.extend(to.port().to_be_bytes());
@@ -50,21 +94,24 @@ fn question(from: SocketAddr, to: SocketAddr) -> Vec<u8> {
     question
 }
 
-/// The `idiag_wqueue` of an answer.
-fn waiting(answer: &[u8]) -> io::Result<u32> {
-    let part = |at: usize| answer.get(at..at + 4).and_then(|part| <[u8; 4]>::try_from(part).ok());
-    let kind = part(4).map(|[low, high, ..]| u16::from_ne_bytes([low, high]));
-    match kind {
-        Some(SOCK_DIAG_BY_FAMILY) => {
-            part(WQUEUE).map(u32::from_ne_bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+/// What an answer that is none says.
+fn error(answer: &[u8]) -> io::Error {
+    match number(answer, 16) {
+        // Errors are reported negated.
+        Some(code) if kind(answer) == Some(NLMSG_ERROR) => {
+            io::Error::from_raw_os_error(code.cast_signed().saturating_neg())
         }
-        Some(NLMSG_ERROR) => match part(16).map(i32::from_ne_bytes) {
-            // The socket was closed.
-            Some(ENOENT) => Ok(0),
-            code => Err(io::Error::from_raw_os_error(code.unwrap_or_default().saturating_neg())),
-        },
-        _ => Err(io::ErrorKind::InvalidData.into()),
+        _ => io::ErrorKind::InvalidData.into(),
     }
+}
+
+/// The `nlmsg_type` of an answer.
+fn kind(answer: &[u8]) -> Option<u16> {
+    Some(u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?))
+}
+
+fn number(answer: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
 }
 
 const AF_NETLINK: i32 = 16;
@@ -75,13 +122,16 @@ const NLM_F_REQUEST: u16 = 1;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
-/// The kernel reports errors negated.
-const ENOENT: i32 = -2;
+const ENOENT: i32 = 2;
 const QUESTION: usize = 16 + 56;
 /// Where `idiag_wqueue` stands: behind the header, family and state, the two addresses, the timer, and `idiag_rqueue`.
 const WQUEUE: usize = 16 + 4 + 48 + 4 + 4;
+/// Where attributes begin: behind the header and `struct inet_diag_msg`.
+const ATTRIBUTES: usize = 16 + 72;
+/// The attribute with `struct tcp_info`.
+pub(super) const TCP_INFO: u16 = 2;
 /// More than any answer about one socket takes.
-const ROOM: usize = 1024;
+pub(super) const ROOM: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -118,14 +168,13 @@ mod tests {
 
     #[test]
     fn an_answer_of_any_shape_is_no_panic() {
-        for len in 0..100 {
-            let _ = waiting(&vec![20; len]);
+        for len in 0..200 {
+            let answer = vec![20; len];
+            assert!(error(&answer).kind() == io::ErrorKind::InvalidData && attribute(&answer, 2).is_none());
         }
         let mut error = vec![0; 36];
         error[4] = 2;
-        error[16..20].copy_from_slice(&(-2i32).to_ne_bytes());
-        assert_eq!(waiting(&error).unwrap(), 0);
         error[16..20].copy_from_slice(&(-95i32).to_ne_bytes());
-        assert_eq!(waiting(&error).unwrap_err().raw_os_error(), Some(95));
+        assert_eq!(super::error(&error).raw_os_error(), Some(95));
     }
 }

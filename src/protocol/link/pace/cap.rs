@@ -1,0 +1,246 @@
+//! How much may be under way on a line, from round trips and from what has arrived.
+//!
+//! When the round trip grows, a queue is standing somewhere, and the cap is set to what the line carries in its least
+//! round trip plus a little. Whether the queue was ours shows after that: if it is as long as before, it was not, and
+//! the line is simply as long as that now.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The cap, and what it is derived from.
+#[derive(Debug)]
+pub(super) struct Cap {
+    bytes: u64,
+    /// Doubling until the first standing queue is met.
+    doubling: bool,
+    /// The round trip of the line when nothing of ours waits there.
+    least: Option<Duration>,
+    /// Bytes per second, at least, that the line is known to carry.
+    rate: Option<u64>,
+    /// Bytes per second of the latest rounds. What arrives is known in steps, so that one round alone may show much too
+    /// little; the best of them is what the line carries.
+    rates: VecDeque<u64>,
+    round: Round,
+    /// Time spent capped since the least round trip was last renewed.
+    capped_for: Duration,
+    renewal: Option<Renewal>,
+    trial: Option<Trial>,
+    /// The cap has just changed: what comes of it shows in the round after this one.
+    settling: bool,
+    /// How often in a row it has grown without a queue.
+    grown: u32,
+}
+
+/// One round trip, or [`SHORTEST_ROUND`] if that is longer.
+#[derive(Debug, Clone, Copy, Default)]
+struct Round {
+    since: Option<Instant>,
+    delivered: u64,
+    least: Option<Duration>,
+    hit: bool,
+}
+
+/// Some rounds below the cap, which empty the queue that we may keep standing ourselves.
+#[derive(Debug, Clone, Copy)]
+struct Renewal {
+    /// Which of [`RENEWAL_EIGHTHS`] is on.
+    step: usize,
+    least: Option<Duration>,
+}
+
+/// The cap was lowered: does the queue become shorter?
+#[derive(Debug, Clone, Copy)]
+struct Trial {
+    /// The cap and the round trip before.
+    bytes: u64,
+    trip: Duration,
+    /// By how much the round trip should be shorter now.
+    shorter: Duration,
+    /// Whether it was doubling.
+    doubling: bool,
+}
+
+impl Cap {
+    /// Of a line of which nothing is known yet.
+    pub(super) fn new() -> Self {
+        Self {
+            bytes: FIRST_CAP,
+            doubling: true,
+            least: None,
+            rate: None,
+            rates: VecDeque::with_capacity(ROUNDS_KEPT),
+            round: Round::default(),
+            capped_for: Duration::ZERO,
+            renewal: None,
+            trial: None,
+            settling: false,
+            grown: 0,
+        }
+    }
+
+    /// Bytes that may be under way just now.
+    pub(super) fn bytes(&self) -> u64 {
+        let eighths = self.renewal.and_then(|r| RENEWAL_EIGHTHS.get(r.step)).unwrap_or(&8);
+        (self.bytes / 8 * eighths).max(LEAST_CAP)
+    }
+
+    /// Whether so many bytes under way are as many as may be. Those who ask have more to send.
+    pub(super) fn is_reached(&mut self, under_way: u64) -> bool {
+        // While it doubles, the line must not wait for that.
+        self.round.hit |= under_way >= if self.doubling { self.bytes() / 2 } else { self.bytes() };
+        under_way >= self.bytes()
+    }
+
+    /// The least round trip, once one is known.
+    pub(super) fn least(&self) -> Option<Duration> {
+        self.least
+    }
+
+    /// Bytes per second that the line is known to carry.
+    pub(super) fn rate(&self) -> Option<u64> {
+        self.rate
+    }
+
+    /// A round trip was measured; `delivered` bytes have arrived in all.
+    pub(super) fn sample(&mut self, trip: Duration, delivered: u64, now: Instant) {
+        self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
+        self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
+        let next = Round { since: Some(now), delivered, least: None, hit: false };
+        let Some(since) = self.round.since else {
+            self.round = Round { hit: self.round.hit, ..next };
+            return;
+        };
+        // Half a round more of doubling would fill the queue of any line.
+        let overfull = self.doubling && self.least.is_some_and(|least| trip > least + standing(least));
+        if now - since >= if overfull { SHORTEST_ROUND } else { trip.max(SHORTEST_ROUND) } {
+            if overfull {
+                self.round.least = Some(trip);
+            }
+            self.end_round(delivered, now - since);
+            self.round = next;
+        }
+    }
+
+    fn end_round(&mut self, delivered: u64, took: Duration) {
+        let (Some(here), Some(least)) = (self.round.least, self.least) else { return };
+        let (hit, rate) = (self.round.hit, per_second(delivered.wrapping_sub(self.round.delivered), took));
+        self.rates.truncate(ROUNDS_KEPT - 1);
+        self.rates.push_front(rate);
+        self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
+        if let Some(mut renewal) = self.renewal.take() {
+            renewal.least = Some(renewal.least.map_or(here, |l| l.min(here)));
+            renewal.step += 1;
+            if renewal.step < RENEWAL_EIGHTHS.len() {
+                self.renewal = Some(renewal);
+            } else {
+                self.least = renewal.least;
+            }
+            return;
+        }
+        let queue = here.saturating_sub(least);
+        if std::mem::take(&mut self.settling) {
+        } else if queue > standing(least) {
+            self.stands(here, least);
+        } else {
+            self.trial = None;
+            self.flows(queue, least, hit);
+        }
+        if hit {
+            self.capped_for += took;
+            if self.capped_for >= RENEW_AFTER.max(least * RENEW_AFTER_TRIPS) {
+                self.capped_for = Duration::ZERO;
+                (self.trial, self.renewal) = (None, Some(Renewal { step: 0, least: None }));
+            }
+        }
+    }
+
+    /// A queue stands on the line.
+    fn stands(&mut self, here: Duration, least: Duration) {
+        let (bytes, doubling) = (self.bytes, self.doubling);
+        let trial =
+            self.trial.take().unwrap_or(Trial { bytes, trip: here, shorter: Duration::ZERO, doubling });
+        if trial.shorter >= TARGET_QUEUE && here + trial.shorter / 2 > trial.trip {
+            // Less under way, and it is as long as before: it is not ours.
+            (self.least, self.bytes, self.doubling) = (Some(here), trial.bytes, trial.doubling);
+            return;
+        }
+        let best = self.best();
+        let lowered = carried(best, least + target(least)).clamp(LEAST_CAP, bytes);
+        let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
+        self.trial = Some(Trial { shorter: trial.shorter + less, ..trial });
+        (self.bytes, self.doubling, self.settling, self.grown) = (lowered, false, true, 0);
+    }
+
+    /// What the line carries, as far as is known.
+    fn best(&self) -> u64 {
+        self.rates.iter().copied().max().unwrap_or_default()
+    }
+
+    /// None does.
+    fn flows(&mut self, queue: Duration, least: Duration, hit: bool) {
+        if !hit {
+            return;
+        }
+        if queue > target(least) / 2 {
+            self.grown = 0;
+            return;
+        }
+        self.grown += 1;
+        // A cap that is much too low need not grow by little for long.
+        self.doubling |= self.grown > GROWN_TO_DOUBLE;
+        let step = if self.doubling { self.bytes } else { carried(self.best(), target(least) / 2) };
+        self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);
+        self.settling = !self.doubling;
+    }
+}
+
+/// The round trip above the least by which a queue stands.
+fn standing(least: Duration) -> Duration {
+    STANDING_QUEUE.max(least / 8)
+}
+
+/// The queue that is allowed on a line with that least round trip.
+fn target(least: Duration) -> Duration {
+    TARGET_QUEUE.max(least / 12)
+}
+
+fn per_second(bytes: u64, took: Duration) -> u64 {
+    let micros = took.as_micros().max(1);
+    u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
+}
+
+/// What `rate` bytes a second carry in a time.
+pub(super) fn carried(rate: u64, time: Duration) -> u64 {
+    u64::try_from(u128::from(rate) * time.as_micros() / 1_000_000).unwrap_or(u64::MAX)
+}
+
+fn time_of(bytes: u64, rate: u64) -> Duration {
+    let micros = u128::from(bytes) * 1_000_000 / u128::from(rate.max(1));
+    Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}
+
+/// Before anything is known: about what TCP itself sends at first, several times over.
+pub(super) const FIRST_CAP: u64 = 64 * 1024;
+/// Below this a link's own overhead would eat it.
+const LEAST_CAP: u64 = 16_000;
+/// More than HTTP/2 lets be under way in any case.
+const MOST_CAP: u64 = 64 << 20;
+/// Round trips this much above the least, or an eighth of it if that is more, mean that a queue stands on the way.
+const STANDING_QUEUE: Duration = Duration::from_millis(12);
+/// The queue that is allowed, so that the line never runs dry; on a long line a twelfth of its round trip.
+const TARGET_QUEUE: Duration = Duration::from_millis(8);
+/// A shorter round would measure the scheduler, not the line.
+const SHORTEST_ROUND: Duration = Duration::from_millis(10);
+/// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
+const ROUNDS_KEPT: usize = 8;
+/// So often it grows by little without meeting a queue, then it doubles.
+const GROWN_TO_DOUBLE: u32 = 2;
+/// After this long at the cap the least round trip is measured anew, as the route may have changed.
+const RENEW_AFTER: Duration = Duration::from_secs(10);
+/// But not within so many round trips, as it takes some.
+const RENEW_AFTER_TRIPS: u32 = 100;
+/// The cap in each round of a renewal, in eighths: two at half, which show the least round trip, then up in steps, as
+/// half a cap let loose at once would itself be a queue.
+const RENEWAL_EIGHTHS: [u64; 5] = [4, 4, 5, 6, 7];

@@ -1,0 +1,93 @@
+//! How much may be under way by what the kernel knows of the line.
+//!
+//! It tells two things apart that pings cannot. What waits in our own socket is no queue of the line's, and must be
+//! little: the kernel, too, sends only as fast as it thinks right, and the rest stands before every keystroke. And what
+//! is on the way is bounded by the line's own round trip.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::net::gauge::Reading;
+use crate::protocol::link::pace::cap::{Cap, FIRST_CAP, carried};
+
+/// What the kernel has shown of one line.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    pub(super) cap: Cap,
+    latest: Reading,
+    at: Instant,
+    /// Bytes pulled when it was read.
+    sent: u64,
+    /// Of these, the bytes that had not come to the kernel: they stand in HTTP/2's and TLS's buffers.
+    above: u64,
+    /// The least that the bytes pulled were ahead of those written. It only ever falls: what is pulled is counted
+    /// without HTTP/2's and TLS's own, what is written with them.
+    least_ahead: i64,
+}
+
+impl Kernel {
+    /// After the first reading.
+    pub(super) fn new(reading: Reading, sent: u64, now: Instant) -> Self {
+        let mut this =
+            Self { cap: Cap::new(), latest: reading, at: now, sent, above: 0, least_ahead: i64::MAX };
+        this.read(reading, sent, now);
+        this
+    }
+
+    /// The next reading, when `sent` bytes have been pulled.
+    pub(super) fn read(&mut self, reading: Reading, sent: u64, now: Instant) {
+        let ahead = sent.wrapping_sub(reading.written).cast_signed();
+        self.least_ahead = self.least_ahead.min(ahead);
+        self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();
+        (self.latest, self.sent, self.at) = (reading, sent, now);
+        self.cap.sample(reading.round_trip, reading.delivered, now);
+    }
+
+    /// Whether it should be read again before anything is decided.
+    pub(super) fn is_stale(&self, now: Instant) -> bool {
+        now - self.at >= FRESH
+    }
+
+    /// Whether bulk has to wait when `sent` bytes have been pulled.
+    pub(super) fn is_capped(&mut self, sent: u64) -> bool {
+        let waits = self.latest.unsent + self.above + (sent - self.sent);
+        // Not the line's, so nothing that its cap should grow by.
+        waits >= self.may_wait() || self.cap.is_reached(self.latest.in_flight + waits)
+    }
+
+    /// When to look again, if bulk has to wait: before all that waits is sent.
+    pub(super) fn look_after(&self) -> Duration {
+        self.patience() / 3
+    }
+
+    /// The round trip of late.
+    pub(super) fn round_trip(&self) -> Duration {
+        self.latest.round_trip
+    }
+
+    /// Bytes that may wait in our buffers and in the socket.
+    fn may_wait(&self) -> u64 {
+        if self.cap.rate().is_none() {
+            return FIRST_CAP;
+        }
+        carried(self.latest.pacing, self.patience()).clamp(LEAST_WAITING, MOST_WAITING)
+    }
+
+    fn patience(&self) -> Duration {
+        LONGEST_WAIT.max(self.cap.least().unwrap_or_default() / 16)
+    }
+}
+
+/// A reading this old is renewed.
+const FRESH: Duration = Duration::from_millis(1);
+/// How long a byte may wait in our socket, or a sixteenth of the least round trip if that is more: the kernel never runs
+/// dry while this side sleeps.
+const LONGEST_WAIT: Duration = Duration::from_millis(12);
+/// Two of the shortest frames.
+const LEAST_WAITING: u64 = 8 * 1024;
+/// More than buffers take in any case.
+const MOST_WAITING: u64 = 8 << 20;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! The pace by what a simulated kernel tells of a simulated line.
+
+use std::collections::VecDeque;
+
+use super::*;
+use crate::protocol::link::pace::Pace;
+
+/// A kernel that sends on a line, in steps of a millisecond.
+struct Wire {
+    now: Instant,
+    /// Bytes a second.
+    rate: u64,
+    trip: Duration,
+    /// More of the round trip that has nothing to do with what is sent.
+    noise: Duration,
+    free_at: Instant,
+    /// When what was sent is acknowledged, how much it is, and when it was sent.
+    under_way: VecDeque<(Instant, u64, Instant)>,
+    /// As much the kernel lets be under way. Grows by what is acknowledged, up to `most`.
+    window: u64,
+    most: u64,
+    unsent: u64,
+    written: u64,
+    delivered: u64,
+    smoothed: Duration,
+    /// The longest that a byte would have waited, in the socket and for the line.
+    worst: Duration,
+}
+
+impl Wire {
+    fn new(mbit: u64, trip_millis: u64) -> Self {
+        let (now, trip) = (Instant::now(), Duration::from_millis(trip_millis));
+        Self {
+            now,
+            rate: mbit * 125_000,
+            trip,
+            noise: Duration::ZERO,
+            free_at: now,
+            under_way: VecDeque::new(),
+            window: WINDOW,
+            most: u64::MAX,
+            unsent: 0,
+            written: 0,
+            delivered: 0,
+            smoothed: trip,
+            worst: Duration::ZERO,
+        }
+    }
+
+    fn reading(&self) -> Reading {
+        let in_flight = self.under_way.iter().map(|(_, len, _)| len).sum::<u64>();
+        Reading {
+            round_trip: self.smoothed,
+            pacing: self.window * 2_000_000 / self.smoothed.as_micros() as u64,
+            delivered: self.delivered,
+            in_flight,
+            unsent: self.unsent,
+            written: self.written,
+        }
+    }
+
+    /// A backlogged sender for a time; the share of what the line could have carried. Without a pace the socket always
+    /// has more than the kernel sends.
+    fn run(&mut self, pace: Option<&mut Pace>, time: Duration) -> f64 {
+        let (end, before) = (self.now + time, self.delivered);
+        let mut pace = pace;
+        self.worst = Duration::ZERO;
+        while self.now < end {
+            self.now += STEP;
+            self.step();
+            match &mut pace {
+                None => {
+                    let more = (1u64 << 20).saturating_sub(self.unsent);
+                    (self.unsent, self.written) = (self.unsent + more, self.written + more);
+                }
+                Some(pace) => self.pull(pace),
+            }
+            let here = Duration::from_secs_f64(self.unsent as f64 / self.rate as f64);
+            self.worst = self.worst.max(self.free_at.saturating_duration_since(self.now) + here);
+        }
+        (self.delivered - before) as f64 / (self.rate as f64 * time.as_secs_f64())
+    }
+
+    fn pull(&mut self, pace: &mut Pace) {
+        if pace.wants_reading(self.now) {
+            pace.read(self.reading(), self.now);
+        }
+        while !pace.is_capped() {
+            let frame = pace.longest_frame();
+            pace.pulled(frame);
+            (self.unsent, self.written) = (self.unsent + frame as u64, self.written + frame as u64);
+        }
+        assert!(pace.look_after().is_some(), "nothing else lifts the cap");
+    }
+
+    fn step(&mut self) {
+        while let Some((at, len, sent)) = self.under_way.front().copied().filter(|(at, ..)| *at <= self.now) {
+            self.under_way.pop_front();
+            self.delivered += len;
+            self.smoothed = (self.smoothed * 7 + (at - sent)) / 8;
+            self.window = (self.window + len).min(self.most);
+        }
+        let mut in_flight: u64 = self.under_way.iter().map(|(_, len, _)| len).sum();
+        while in_flight < self.window && self.unsent > 0 {
+            let len = self.unsent.min(SEGMENT);
+            self.unsent -= len;
+            in_flight += len;
+            let on_line = Duration::from_secs_f64(len as f64 / self.rate as f64);
+            self.free_at = self.free_at.max(self.now) + on_line;
+            self.under_way.push_back((self.free_at + self.trip + self.noise, len, self.now));
+        }
+    }
+
+    /// Nothing is sent for a while, and the kernel begins anew.
+    fn rest(&mut self, time: Duration) {
+        let end = self.now + time;
+        self.unsent = 0;
+        while self.now < end {
+            self.now += STEP;
+            self.step();
+        }
+        self.window = WINDOW;
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(1);
+const SEGMENT: u64 = 1448;
+const WINDOW: u64 = 10 * SEGMENT;
+
+#[tokio::test(start_paused = true)]
+async fn a_line_is_kept_full_with_a_short_queue_though_the_kernel_would_fill_it() {
+    for (mbit, trip, most) in [(20, 40, 20), (100, 200, 40), (10, 600, 90), (4, 80, 30)] {
+        let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+        wire.run(Some(&mut pace), SECOND * 10);
+        let share = wire.run(Some(&mut pace), SECOND * 10);
+        assert!(share > 0.9, "{share} of {mbit} Mbit/s at {trip} ms");
+        let worst = wire.worst.as_millis();
+        assert!(worst <= most, "{worst} ms wait at {mbit} Mbit/s, {trip} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_link_comes_up_as_soon_as_its_kernel_does_fresh_and_after_a_pause() {
+    for (mbit, trip) in [(10, 600), (100, 200), (20, 40)] {
+        let (mut wire, mut plain, mut pace) = (Wire::new(mbit, trip), Wire::new(mbit, trip), Pace::new());
+        for when in ["fresh", "after a pause", "after another"] {
+            let (share, alone) = (wire.run(Some(&mut pace), SECOND * 8), plain.run(None, SECOND * 8));
+            assert!(share > alone * 0.9, "{when}: {share}, plain TCP {alone} of {mbit} Mbit/s at {trip} ms");
+            wire.rest(SECOND * 20);
+            plain.rest(SECOND * 20);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_kernel_holds_back_waits_with_the_sessions() {
+    let (mut wire, mut pace) = (Wire::new(20, 40), Pace::new());
+    // It sends at a quarter of the line's rate.
+    wire.most = 25_000;
+    wire.run(Some(&mut pace), SECOND);
+    let share = wire.run(Some(&mut pace), SECOND * 5);
+    assert!(share > 0.24, "{share}");
+    assert!(wire.unsent <= 25_000, "{} bytes wait in the socket", wire.unsent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_trip_that_is_longer_for_another_reason_costs_no_rate() {
+    let (mut wire, mut pace) = (Wire::new(50, 40), Pace::new());
+    wire.run(Some(&mut pace), SECOND * 3);
+    wire.noise = Duration::from_millis(30);
+    wire.run(Some(&mut pace), SECOND);
+    let share = wire.run(Some(&mut pace), SECOND * 5);
+    assert!(share > 0.9, "{share}");
+    // When it is gone, its place is taken by a queue, until the least round trip is renewed.
+    wire.noise = Duration::ZERO;
+    wire.run(Some(&mut pace), SECOND * 12);
+    wire.run(Some(&mut pace), SECOND * 5);
+    assert!(wire.worst < Duration::from_millis(20), "{:?}", wire.worst);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_wait_behind_a_lost_packet_do_not_hold_bulk() {
+    let (mut wire, mut pace) = (Wire::new(20, 40), Pace::new());
+    wire.run(Some(&mut pace), SECOND);
+    // No pong comes at all.
+    pace.ping(wire.now);
+    let share = wire.run(Some(&mut pace), SECOND * 2);
+    assert!(share > 0.9, "{share}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn behind_a_proxy_pings_are_believed_and_else_the_kernel() {
+    for (behind, kernel) in [(100, false), (3, true)] {
+        let (mut wire, mut pace) = (Wire::new(20, 10), Pace::new());
+        wire.run(Some(&mut pace), SECOND);
+        for _ in 0..20 {
+            let number = pace.ping(wire.now);
+            pace.pong(number, wire.now + wire.smoothed + Duration::from_millis(behind));
+        }
+        assert_eq!(pace.look_after().is_some(), kernel, "{behind} ms");
+    }
+}

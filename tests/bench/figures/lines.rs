@@ -1,0 +1,272 @@
+//! Lines as edges have them: what one session gets of each against plain TCP, fresh and after a pause; how sessions share
+//! it; what an echo beside them waits; and the same through a second pod.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+
+use super::Bench;
+use super::over_line::OverLine;
+use super::slow::millis;
+use crate::echo::{Echo, Echoes};
+use crate::line::Carry;
+use crate::load::{Kind, Load, Moved};
+use crate::table::{Bound, Row, Table, short};
+use crate::way::Ways;
+
+/// Which lines are measured, and what of them.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Asked {
+    /// Of `lines`, only these.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    lines: Vec<Which>,
+    /// Of `lines`, only with these congestion controls of the kernel.
+    #[arg(long, value_delimiter = ',', default_values = ["bbr", "cubic"])]
+    congestion: Vec<String>,
+    /// Of `lines`, only these parts.
+    #[arg(long, value_delimiter = ',', value_enum)]
+    parts: Vec<Part>,
+    /// How long a link of `lines` is left alone before the rates after a pause, in seconds.
+    #[arg(long, default_value_t = 20)]
+    pause_seconds: u64,
+}
+
+/// A line by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// 100 Mbit/s, 200 ms.
+    Far,
+    /// 10 Mbit/s, 600 ms.
+    Satellite,
+    /// 20 Mbit/s, 40 ms, 1 % loss.
+    Lossy,
+    /// 1 Gbit/s, 20 ms.
+    Wide,
+    /// 4 Mbit/s, 80 ms, 3 % loss.
+    Poor,
+    /// 50 Mbit/s, 40 ms, jitter of 30 ms.
+    Uneven,
+}
+
+/// What is measured of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// One session's rate, of a fresh link and after a pause.
+    Rates,
+    /// How four sessions share it, and an echo beside them.
+    Beside,
+    /// One session's rate through a second pod.
+    Pods,
+}
+
+impl Bench {
+    /// Every line with every congestion control.
+    pub(super) fn lines(&self, table: &mut Table) -> Result<()> {
+        let wanted = |which: &&Which| self.lines.lines.is_empty() || self.lines.lines.contains(which);
+        for which in Which::value_variants().iter().filter(wanted) {
+            for congestion in &self.lines.congestion {
+                self.line(*which, congestion, table).with_context(|| format!("{which:?}, {congestion}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn line(&self, which: Which, congestion: &str, table: &mut Table) -> Result<()> {
+        let wanted = |part| self.lines.parts.is_empty() || self.lines.parts.contains(&part);
+        let stand = self.over_line(which.carry(), congestion, wanted(Part::Pods))?;
+        let [tunnel, direct] = stand.proxies.as_slice() else {
+            anyhow::bail!("only a program can be compared with the straight way");
+        };
+        let measured =
+            Measured { bench: self, stand: &stand, name: format!("{}, {congestion}", which.words()) };
+        // It is linked from here on.
+        Echo::tight(&tunnel.ways.echo, Duration::ZERO).measure(Some(&stand.space))?;
+        if wanted(Part::Rates) {
+            measured.rates(&tunnel.ways, &direct.ways, table)?;
+        }
+        if wanted(Part::Beside) {
+            measured.beside(&tunnel.ways, which, table)?;
+        }
+        if wanted(Part::Pods) {
+            let far = stand.far.as_ref().context("there is no second pod")?;
+            Echo::tight(&far.echo, Duration::ZERO).measure(Some(&stand.space))?;
+            measured.pods(far, &direct.ways, table)?;
+        }
+        Ok(())
+    }
+}
+
+/// One line with one congestion control.
+#[derive(Debug)]
+struct Measured<'a> {
+    bench: &'a Bench,
+    stand: &'a OverLine,
+    name: String,
+}
+
+impl Measured<'_> {
+    fn rates(&self, tunnel: &Ways, direct: &Ways, table: &mut Table) -> Result<()> {
+        let both = |ways: &Ways| -> Result<[f64; 2]> {
+            Ok([self.rate(ways, Kind::Download)?, self.rate(ways, Kind::Upload)?])
+        };
+        let fresh = both(tunnel)?;
+        let mut straight = vec![both(direct)?];
+        self.wait_out(2);
+        let down = self.rate(tunnel, Kind::Download)?;
+        straight.push(both(direct)?);
+        self.wait_out(2);
+        let paused = [down, self.rate(tunnel, Kind::Upload)?];
+        let pause = format!(" after {} s", self.bench.lines.pause_seconds);
+        for (when, rates) in [("", fresh), (&*pause, paused)] {
+            for (nth, what) in ["download", "upload"].into_iter().enumerate() {
+                let of = |rates: &[f64; 2]| rates.get(nth).copied().unwrap_or(f64::NAN);
+                let best = straight.iter().map(of).fold(f64::NAN, f64::max);
+                self.compare(&format!("{what}{when}"), of(&rates), best, table);
+            }
+        }
+        Ok(())
+    }
+
+    fn pods(&self, far: &Ways, direct: &Ways, table: &mut Table) -> Result<()> {
+        for (kind, what) in [(Kind::Download, "download"), (Kind::Upload, "upload")] {
+            let through = self.rate(far, kind)?;
+            let straight = self.rate(direct, kind)?;
+            self.compare(&format!("{what} through a second pod"), through, straight, table);
+        }
+        Ok(())
+    }
+
+    fn beside(&self, ways: &Ways, which: Which, table: &mut Table) -> Result<()> {
+        let space = Some(self.stand.space.as_str());
+        let echo = Echo {
+            way: ways.echo.clone(),
+            clients: 8,
+            pause: Some(Duration::from_millis(5)),
+            time: self.bench.time(20.0),
+            tell: None,
+        };
+        let idle = echo.clone().measure(space)?;
+        let load = Load { way: ways.source.clone(), kind: Kind::Download, clients: 4, time: None };
+        let mut load = load.begin(space)?;
+        let beside = echo.measure(space)?;
+        load.dismiss();
+        let moved: Moved = load.hear()?;
+        drop(load);
+        self.settle();
+        self.waits(which, &idle, &beside, table);
+        let [least, most] = [moved.each.iter().min(), moved.each.iter().max()];
+        #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
+        let share = least.zip(most).map_or(f64::NAN, |(least, most)| *least as f64 / *most as f64);
+        table.add(Row {
+            figure: format!("{}: least of four downloads, share of the most", self.name),
+            tunnel: format!("{} Mbit/s in all", short(mbit(&moved))),
+            reference: String::new(),
+            others: String::new(),
+            value: share,
+            bound: Some(Bound::Least(0.8, 0.8)),
+        });
+        Ok(())
+    }
+
+    fn waits(&self, which: Which, idle: &Echoes, beside: &Echoes, table: &mut Table) {
+        let quarter = which.carry().delay.as_secs_f64() * 1000.0 / 2.0;
+        eprintln!(
+            "{}: echo idle p50 {} p99 {}; beside four downloads p50 {} p90 {} p99 {} max {}",
+            self.name,
+            millis(idle.p50()),
+            millis(idle.p99()),
+            millis(beside.p50()),
+            millis(beside.micros(0.9)),
+            millis(beside.p99()),
+            millis(beside.max()),
+        );
+        table.add(Row {
+            figure: format!("{}: echo p99 beside 4 downloads, ms above idle", self.name),
+            tunnel: format!("p50 {} ms, p99 {} ms", millis(beside.p50()), millis(beside.p99())),
+            reference: format!("idle p99 {} ms", millis(idle.p99())),
+            others: String::new(),
+            value: (beside.p99() - idle.p99()) / 1000.0,
+            bound: Some(Bound::Most(quarter.max(25.0), quarter.max(20.0))),
+        });
+    }
+
+    fn compare(&self, what: &str, tunnel: f64, direct: f64, table: &mut Table) {
+        eprintln!("{}: {what}: {} Mbit/s, direct {}", self.name, short(tunnel), short(direct));
+        table.add(Row {
+            figure: format!("{}: {what}, rate against plain TCP's", self.name),
+            tunnel: format!("{} Mbit/s", short(tunnel)),
+            reference: format!("direct {} Mbit/s", short(direct)),
+            others: String::new(),
+            value: tunnel / direct,
+            bound: Some(Bound::Least(0.85, 0.95)),
+        });
+    }
+
+    /// One session's, Mbit/s.
+    fn rate(&self, ways: &Ways, kind: Kind) -> Result<f64> {
+        let way = if kind == Kind::Upload { &ways.sink } else { &ways.source };
+        let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time()) };
+        let moved = load.measure(Some(&self.stand.space))?;
+        self.settle();
+        Ok(mbit(&moved))
+    }
+
+    /// Sleeps for what the pause is longer than `rates` of the straight way.
+    fn wait_out(&self, rates: u32) {
+        let pause = Duration::from_secs(self.bench.lines.pause_seconds);
+        thread::sleep(pause.saturating_sub((self.time() + SETTLE) * rates));
+    }
+
+    fn time(&self) -> Duration {
+        if self.bench.quick { QUICK } else { LONG }
+    }
+
+    /// What was left on the line and in the kernel is gone.
+    fn settle(&self) {
+        thread::sleep(SETTLE);
+    }
+}
+
+impl Which {
+    fn carry(self) -> Carry {
+        let carry = |mbit: u64, trip: u64, queue| Carry {
+            rate: mbit * 1_000_000,
+            delay: Duration::from_millis(trip) / 2,
+            queue,
+            loss: 0,
+            jitter: Duration::ZERO,
+        };
+        match self {
+            Self::Far => carry(100, 200, 2 << 20),
+            Self::Satellite => carry(10, 600, 1 << 20),
+            Self::Lossy => Carry { loss: 10, ..carry(20, 40, 256 << 10) },
+            Self::Wide => carry(1000, 20, 4 << 20),
+            Self::Poor => Carry { loss: 30, ..carry(4, 80, 256 << 10) },
+            Self::Uneven => Carry { jitter: Duration::from_millis(30), ..carry(50, 40, 1 << 20) },
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Far => "100 Mbit/s, 200 ms",
+            Self::Satellite => "10 Mbit/s, 600 ms",
+            Self::Lossy => "20 Mbit/s, 40 ms, 1 % loss",
+            Self::Wide => "1 Gbit/s, 20 ms",
+            Self::Poor => "4 Mbit/s, 80 ms, 3 % loss",
+            Self::Uneven => "50 Mbit/s, 40 ms, jitter 30 ms",
+        }
+    }
+}
+
+fn mbit(moved: &Moved) -> f64 {
+    moved.rate() * 8.0 / 1e6
+}
+
+/// Of one rate: long enough that what a line needs to come up to its rate counts little.
+const LONG: Duration = Duration::from_secs(12);
+/// The same in a quick run.
+const QUICK: Duration = Duration::from_secs(6);
+/// Until what was left of one measurement is gone.
+const SETTLE: Duration = Duration::from_secs(2);

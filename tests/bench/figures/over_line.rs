@@ -1,0 +1,77 @@
+//! What stands on both sides of a line between two namespaces.
+
+use anyhow::Result;
+
+use super::Bench;
+use crate::line::{Carry, Ends};
+use crate::place::{Certificates, Place};
+use crate::process::Process;
+use crate::proxy::Proxy;
+use crate::relay;
+use crate::targets::Targets;
+use crate::tunnel::Tunnel;
+use crate::way::Ways;
+
+/// Clients and pods on one side, the edge and its targets on the other. Dropped in this order: processes first, the line
+/// last.
+#[derive(Debug)]
+pub(super) struct OverLine {
+    /// The program, if there is one to test, and the straight way over the line.
+    pub(super) proxies: Vec<Proxy>,
+    /// How clients reach the targets by the second pod.
+    pub(super) far: Option<Ways>,
+    /// Where clients are.
+    pub(super) space: String,
+    targets: Targets,
+    place: Place,
+    _second: Option<Process>,
+    _over_line: Targets,
+    _ends: Ends,
+}
+
+impl Bench {
+    /// Lays the line and starts all that stands on it; with `pods` a second pod, too.
+    pub(super) fn over_line(&self, carry: Carry, congestion: &str, pods: bool) -> Result<OverLine> {
+        let ends = Ends::lay(carry, congestion)?;
+        let dir = tempfile::tempdir_in(&self.dir)?.keep();
+        let [cloud_space, edge_space] = ends.spaces.clone();
+        let [cloud_address, edge_address] = ends.addresses;
+        let place = Place {
+            cloud_space: Some(cloud_space.clone()),
+            edge_space: Some(edge_space.clone()),
+            cloud_address,
+            edge_address,
+            certificates: Certificates::make(&dir)?,
+            dir,
+        };
+        let targets = Targets::start(Some(&edge_space), [127, 0, 0, 1].into())?;
+        let over_line = Targets::start(Some(&edge_space), edge_address)?;
+        let (mut proxies, mut far, mut second) = (Vec::new(), None, None);
+        if let Some(binary) = &self.binary {
+            let near = Tunnel::configure(&place, &targets, binary)?;
+            let sibling = if pods { Some(near.sibling(&place, &targets)?) } else { None };
+            proxies.push(near.reachable()?);
+            far = sibling.as_ref().map(Tunnel::ways);
+            second = sibling.map(|sibling| sibling.pod()).transpose()?;
+        }
+        proxies.push(Proxy { name: "direct", ways: over_line.straight(), processes: Vec::new() });
+        Ok(OverLine {
+            proxies,
+            far,
+            space: cloud_space,
+            targets,
+            place,
+            _second: second,
+            _over_line: over_line,
+            _ends: ends,
+        })
+    }
+}
+
+impl OverLine {
+    /// With the bare relay beside the others.
+    pub(super) fn with_relay(mut self) -> Result<Self> {
+        self.proxies.push(relay::start(&self.place, &self.targets)?);
+        Ok(self)
+    }
+}
