@@ -9,7 +9,7 @@ use crate::support::targets;
 use crate::support::wait_until;
 
 /// An address of this machine that is not off limits, on which tests may listen.
-fn own_address() -> IpAddr {
+pub(crate) fn own_address() -> IpAddr {
     let all = if_addrs::get_if_addrs().unwrap();
     let fit = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
     all.iter().map(if_addrs::Interface::ip).find(fit).expect("an interface beside loopback")

@@ -16,6 +16,7 @@ use tunnel::net::tls::{
     ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
 };
 
+use crate::addresses::own_address;
 use crate::support::line::Line;
 use crate::support::programs::{NAME, TestDir, TestPod, edge_forgets_all, edge_with, start_edge};
 use crate::support::{soon, targets, wait_until};
@@ -30,9 +31,13 @@ fn server(place: &TestDir) -> Arc<ServerConfig> {
 
 /// A web server behind TLS that asks for certificates, and how many connections it was given.
 async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
+    web_tls_at(place, "127.0.0.1:0").await
+}
+
+async fn web_tls_at(place: &TestDir, at: &str) -> (SocketAddr, Arc<AtomicUsize>) {
     let (tls, count) = (server(place), Arc::<AtomicUsize>::default());
     let counted = count.clone();
-    let at = targets::serve(move |socket| {
+    let at = targets::serve_at(at, move |socket| {
         let (tls, counted) = (tls.clone(), counted.clone());
         async move {
             let Ok(mut stream) = TlsAcceptor::from(tls).accept(socket).await else { return };
@@ -301,6 +306,22 @@ async fn a_client_that_goes_while_its_target_is_silent_ends_the_session_at_once(
         wait_until("the session is broken off", || ended() == sessions as u64).await;
     }
     edge_forgets_all(&edge).await;
+}
+
+/// On loopback nobody can stand between; anywhere else somebody could.
+#[tokio::test]
+async fn a_target_beyond_loopback_is_not_believed_without_an_authority() {
+    let place = TestDir::new();
+    let (target, connections) = web_tls_at(&place, &format!("{}:0", own_address())).await;
+    let (pod, _edge) = terminating(&place, target).await;
+    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    say(&mut client, &get("node-a", "/")).await;
+    let told = head(&mut client).await.unwrap();
+    assert!(
+        told.starts_with(&format!("HTTP/1.1 502 node node-a: TLS with {target}: its certificate cannot")),
+        "{told}"
+    );
+    assert_eq!(connections.load(Relaxed), 0);
 }
 
 #[tokio::test]
