@@ -137,7 +137,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
-/// With [`LOCK_PAUSE`] between them, two seconds: to begin to listen takes much less.
+/// How often the lock is tried for, two seconds in all: to begin to listen takes much less.
 const LOCK_TRIES: u32 = 200;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
