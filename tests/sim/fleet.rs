@@ -40,6 +40,7 @@ fn every_node_is_found_from_every_pod_and_one_that_links_is_announced_once_to_ea
     }
 }
 
+#[expect(clippy::disallowed_types, reason = "how long the simulation takes, not what is simulated")]
 fn run(pods: usize, each: usize) -> Vec<Row> {
     let begun = std::time::Instant::now();
     let runtime =

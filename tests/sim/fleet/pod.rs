@@ -85,10 +85,8 @@ impl Pod {
                 }
                 self.finder.answer(from, &frame.node, question);
             }
-            FrameKind::Found(found) => {
-                if self.finder.on_found(from, &frame.node, found) {
-                    self.make_way(from, &frame.node, Some(found));
-                }
+            FrameKind::Found(found) if self.finder.on_found(from, &frame.node, found) => {
+                self.make_way(from, &frame.node, Some(found));
             }
             FrameKind::Conflict(conflict) => self.finder.gives_way(&frame.node, conflict),
             _ => {}
