@@ -61,6 +61,9 @@ pub enum Denial {
     /// Nothing in the request says for which node it is.
     #[error("neither the Host nor a TLS server name is a node's, and the path is no known pod's")]
     Unnamed,
+    /// The same of a request without TLS.
+    #[error("the Host is no node's name, and the path is no known pod's")]
+    NoHost,
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),

@@ -96,17 +96,20 @@ impl Gate {
         }
     }
 
-    /// The user that a certificate with these names stands for: the first of them that is accepted.
+    /// The user that a certificate with these names stands for: the first of them that is accepted at that front end.
     ///
     /// # Errors
     ///
     /// [`Denial::Forbidden`] if none is.
-    pub fn recognise(&self, names: &[String]) -> Result<String, Denial> {
+    pub fn recognise(&self, names: &[String], front: &str) -> Result<String, Denial> {
         let accepted =
             |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
         let user = names.iter().find(accepted).cloned();
         user.ok_or_else(|| {
-            Denial::Forbidden("no name (CN or DNS) in your certificate is allowed here".into())
+            let shown: String = names.first().map(String::as_str).unwrap_or_default().chars().take(NAME_CHARS).collect();
+            Denial::Forbidden(format!(
+                "no name (CN or DNS) in your certificate is allowed: {shown:?} is not in names of [mode.cloud.{front}]"
+            ))
         })
     }
 
@@ -223,8 +226,8 @@ impl Logins {
 
     /// Fails if this source and user have given too many wrong passwords within a minute.
     fn listens_to(&self, who: &Who) -> Result<(), Denial> {
-        let wait = "too many wrong passwords of this user from your address: wait a minute";
-        if self.failures().bar(who, Instant::now()) { Err(Denial::Busy(wait)) } else { Ok(()) }
+        let barred = self.failures().bar(who, Instant::now());
+        if barred { Err(Denial::Busy(WRONG_PASSWORDS)) } else { Ok(()) }
     }
 
     fn failures(&self) -> MutexGuard<'_, Failures> {
@@ -276,6 +279,13 @@ fn bcrypt_cost(hash: &str) -> Option<u32> {
 
 /// Salt and hash of a random password that nobody knows.
 const NOBODY: &str = "N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
+
+/// How much of a name in a certificate is repeated where it is refused.
+const NAME_CHARS: usize = 64;
+
+/// Why a user is not listened to.
+pub(super) const WRONG_PASSWORDS: &str =
+    "too many wrong passwords of this user from your address: wait a minute";
 
 /// bcrypt's least cost.
 const MIN_COST: u32 = 4;

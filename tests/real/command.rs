@@ -26,7 +26,7 @@ fn the_demo_checks_itself_and_tells_times() {
 fn the_demo_asks_once_in_each_way_that_it_is_told_to_show() {
     let said = run(PROGRAM, &["demo", "--check", "--with", "tcp,http,https,egress,proxy,tcp"], None, LONG);
     assert!(said.status.success(), "{said:?}");
-    for way in ["Tcp", "Http", "Https", "Egress", "Proxy"] {
+    for way in ["tcp", "http", "https", "egress", "proxy"] {
         let told = said.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
         assert_eq!(told, 1, "{way}: {said:?}");
     }
