@@ -23,6 +23,7 @@ use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
 use crate::policy::{CertificateGlob, Networks, Rules, Zone};
+pub(super) use failures::WRONG_PASSWORDS;
 use failures::{Failures, Who};
 use recent::Recent;
 
@@ -105,12 +106,7 @@ impl Gate {
         let accepted =
             |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
         let user = names.iter().find(accepted).cloned();
-        user.ok_or_else(|| {
-            let shown: String = names.first().map(String::as_str).unwrap_or_default().chars().take(NAME_CHARS).collect();
-            Denial::Forbidden(format!(
-                "no name (CN or DNS) in your certificate is allowed: {shown:?} is not in names of [mode.cloud.{front}]"
-            ))
-        })
+        user.ok_or_else(|| Denial::unknown(names, front))
     }
 
     /// Checks the rules for this client, node and port.
@@ -279,13 +275,6 @@ fn bcrypt_cost(hash: &str) -> Option<u32> {
 
 /// Salt and hash of a random password that nobody knows.
 const NOBODY: &str = "N9qo8uLOickgx2ZMRZoMyeIjZAgcfl7p92ldGxad68LJZdL17lhWy";
-
-/// How much of a name in a certificate is repeated where it is refused.
-const NAME_CHARS: usize = 64;
-
-/// Why a user is not listened to.
-pub(super) const WRONG_PASSWORDS: &str =
-    "too many wrong passwords of this user from your address: wait a minute";
 
 /// bcrypt's least cost.
 const MIN_COST: u32 = 4;

@@ -43,21 +43,11 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
             }
-            Self::Unnamed => (
-                S::MISDIRECTED_REQUEST,
-                "no_node",
-                "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without it \
-                 a pod that may ask Kubernetes knows where pods are",
-            ),
+            Self::Unnamed => (S::MISDIRECTED_REQUEST, "no_node", NO_NODE),
             Self::NoHost => {
                 (S::MISDIRECTED_REQUEST, "no_node", "ask by the node's name: http://<node>:<port>/")
             }
-            Self::Unanswered(_) => (
-                S::BAD_GATEWAY,
-                "no_answer",
-                "see what the service at that port of the node logs, whether it speaks HTTP, and, if it asks for a \
-                 client's certificate, cert and key of [mode.edge.https] in that node's config",
-            ),
+            Self::Unanswered(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
             Self::Credentials => {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
@@ -193,6 +183,12 @@ pub(super) fn in_general(code: Code) -> &'static str {
 
 /// There is no room, or no more work is taken.
 const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy", "try again in a moment");
+/// At a port for kubelets.
+const NO_NODE: &str = "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without \
+                       it a pod that may ask Kubernetes knows where pods are";
+/// A target that was reached has said nothing of use.
+const NO_ANSWER: &str = "see what the service at that port of the node logs, whether it speaks HTTP, and, if it asks for a \
+                         client's certificate, cert and key of [mode.edge.https] in that node's config";
 /// What lets clients have a target dialled by a pod.
 const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of every pod";
 /// The same for edges.

@@ -216,6 +216,13 @@ fn a_check_reads_what_the_config_names_and_tries_no_port() {
     let said = started(&["--m=cloud", "--check", &file]);
     assert!(said.status.success() && said.stdout.ends_with("right.toml: ok\n"), "{said:?}");
 
+    if cfg!(feature = "kubernetes") {
+        let asks = place.config("asks", &format!("{config}[mode.cloud.addresses]\nkubernetes = true\n"));
+        let said = started(&["--m=cloud", "--check", "--k=/nowhere/k", &format!("--c={}", asks.display())]);
+        assert_eq!(said.status.code(), Some(78), "{said:?}");
+        assert!(said.stderr.contains("--k: cannot read /nowhere/k"), "{said:?}");
+    }
+
     let file = format!("--c={}", all_wrong(&place, &taken).display());
     let said = started(&["--m=cloud", "--check", "--log-format=json", &file]);
     assert_eq!((said.status.code(), said.stdout.as_str()), (Some(78), ""), "{said:?}");
