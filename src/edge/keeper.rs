@@ -39,7 +39,7 @@ enum Past {
     /// Its pod asks for another one in its place.
     Asked(Wish),
     /// There is one to a place that is wanted more.
-    Back(Made),
+    Back(Box<Made>),
 }
 
 impl Keeper {
@@ -75,7 +75,7 @@ impl Keeper {
                     (wish, made) = match past {
                         Past::Over => (Wish::default(), None),
                         Past::Asked(wish) => (wish, None),
-                        Past::Back(made) => (Wish::default(), Some(made)),
+                        Past::Back(made) => (Wish::default(), Some(*made)),
                     };
                     backoff.ended(begun.elapsed(), carried);
                 }
@@ -133,7 +133,7 @@ impl Keeper {
                 },
                 made = &mut better => {
                     info!(cloud = self.way.named(made.place), "the cloud answers again where it is wanted more");
-                    Past::Back(made)
+                    Past::Back(Box::new(made))
                 }
             };
             let keeper = self.clone();

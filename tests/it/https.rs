@@ -168,18 +168,18 @@ async fn many_requests_share_one_session_and_the_edge_shows_its_certificate() {
 #[tokio::test]
 async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_over_the_next_one() {
     let place = TestDir::new();
-    let (arrived, mut arrives) = mpsc::unbounded_channel();
+    let (arrived, mut arrives) = mpsc::channel(8);
     let (tls, go) = (server(&place), Arc::new(Notify::new()));
     let goes = go.clone();
     let target = targets::serve(move |socket| {
         let (tls, arrived, goes) = (tls.clone(), arrived.clone(), goes.clone());
         async move {
             let mut stream = TlsAcceptor::from(tls).accept(socket).await.unwrap();
-            arrived.send(head(&mut stream).await.unwrap()).unwrap();
+            arrived.send(head(&mut stream).await.unwrap()).await.unwrap();
             for _ in 0..2 {
                 let mut half = [0; 3];
                 stream.read_exact(&mut half).await.unwrap();
-                arrived.send(String::from_utf8(half.to_vec()).unwrap()).unwrap();
+                arrived.send(String::from_utf8(half.to_vec()).unwrap()).await.unwrap();
             }
             say(&mut stream, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nghi\r\n").await;
             goes.notified().await;

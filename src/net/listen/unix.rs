@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::{UnixListener, UnixStream};
@@ -109,17 +109,15 @@ fn private_socket() -> io::Result<Socket> {
 /// Waits until no other program begins to listen in the directory of a path; none does until the result is dropped.
 fn lock_directory(path: &Path) -> io::Result<File> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (dir, begun) = (File::open(dir)?, Instant::now());
-    loop {
+    let dir = File::open(dir)?;
+    for _ in 0..LOCK_TRIES {
         match dir.try_lock() {
             Ok(()) => return Ok(dir),
-            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_TIME => thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::WouldBlock) => {
-                return Err(io::Error::other("another program locks its directory"));
-            }
+            Err(TryLockError::WouldBlock) => thread::sleep(LOCK_PAUSE),
             Err(TryLockError::Error(cause)) => return Err(cause),
         }
     }
+    Err(io::Error::other("another program locks its directory"))
 }
 
 /// Whether somebody listens on a socket's file.
@@ -139,8 +137,8 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|file| (file.dev(), file.ino()))
 }
 
-/// How long another program may lock the directory: to begin to listen takes much less.
-const LOCK_TIME: Duration = Duration::from_secs(2);
+/// How often the lock is tried for, two seconds in all: to begin to listen takes much less.
+const LOCK_TRIES: u32 = 200;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ impl LinkSender {
     }
 
     /// Notes that the peer has sent something just now.
-    pub(crate) fn received(&self, now: Instant) {
+    pub fn received(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
         self.last_received_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
     }

@@ -154,7 +154,7 @@ impl Measured<'_> {
         load.dismiss();
         let moved: Moved = load.hear()?;
         drop(load);
-        self.settle();
+        settle();
         self.waits(which, &idle, &beside, table);
         let [least, most] = [moved.each.iter().min(), moved.each.iter().max()];
         #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
@@ -209,7 +209,7 @@ impl Measured<'_> {
         let way = if kind == Kind::Upload { &ways.sink } else { &ways.source };
         let load = Load { way: way.clone(), kind, clients: 1, time: Some(self.time()) };
         let moved = load.measure(Some(&self.stand.space))?;
-        self.settle();
+        settle();
         Ok(mbit(&moved))
     }
 
@@ -222,11 +222,11 @@ impl Measured<'_> {
     fn time(&self) -> Duration {
         if self.bench.quick { QUICK } else { LONG }
     }
+}
 
-    /// What was left on the line and in the kernel is gone.
-    fn settle(&self) {
-        thread::sleep(SETTLE);
-    }
+/// What was left on the line and in the kernel is gone.
+fn settle() {
+    thread::sleep(SETTLE);
 }
 
 impl Which {

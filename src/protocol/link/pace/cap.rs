@@ -58,8 +58,6 @@ struct Trial {
     trip: Duration,
     /// By how much the round trip should be shorter now.
     shorter: Duration,
-    /// Whether it was doubling.
-    doubling: bool,
 }
 
 impl Cap {
@@ -158,19 +156,20 @@ impl Cap {
 
     /// A queue stands on the line.
     fn stands(&mut self, here: Duration, least: Duration) {
-        let (bytes, doubling) = (self.bytes, self.doubling);
-        let trial =
-            self.trial.take().unwrap_or(Trial { bytes, trip: here, shorter: Duration::ZERO, doubling });
+        let bytes = self.bytes;
+        let trial = self.trial.take().unwrap_or(Trial { bytes, trip: here, shorter: Duration::ZERO });
         if trial.shorter >= TARGET_QUEUE && here + trial.shorter / 2 > trial.trip {
             // Less under way, and it is as long as before: it is not ours.
-            (self.least, self.bytes, self.doubling) = (Some(here), trial.bytes, trial.doubling);
+            (self.least, self.bytes) = (Some(here), trial.bytes);
             return;
         }
         let best = self.best();
         let lowered = carried(best, least + target(least)).clamp(LEAST_CAP, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
-        self.trial = Some(Trial { shorter: trial.shorter + less, ..trial });
-        (self.bytes, self.doubling, self.settling, self.grown) = (lowered, false, true, 0);
+        // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
+        let tried = Trial { shorter: trial.shorter + less, ..trial };
+        self.trial = (!std::mem::take(&mut self.doubling)).then_some(tried);
+        (self.bytes, self.settling, self.grown) = (lowered, true, 0);
     }
 
     /// What the line carries, as far as is known.
@@ -188,9 +187,12 @@ impl Cap {
             return;
         }
         self.grown += 1;
-        // A cap that is much too low need not grow by little for long.
-        self.doubling |= self.grown > GROWN_TO_DOUBLE;
-        let step = if self.doubling { self.bytes } else { carried(self.best(), target(least) / 2) };
+        let step = match self.grown {
+            _ if self.doubling => self.bytes,
+            // A cap that is much too low need not grow by little for long.
+            GROWN_BY_LITTLE.. => self.bytes / 8,
+            _ => carried(self.best(), target(least) / 2),
+        };
         self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);
         self.settling = !self.doubling;
     }
@@ -235,8 +237,8 @@ const TARGET_QUEUE: Duration = Duration::from_millis(8);
 const SHORTEST_ROUND: Duration = Duration::from_millis(10);
 /// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
 const ROUNDS_KEPT: usize = 8;
-/// So often it grows by little without meeting a queue, then it doubles.
-const GROWN_TO_DOUBLE: u32 = 2;
+/// Less often it grows by little without meeting a queue, then by an eighth.
+const GROWN_BY_LITTLE: u32 = 3;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.
 const RENEW_AFTER: Duration = Duration::from_secs(10);
 /// But not within so many round trips, as it takes some.

@@ -141,6 +141,17 @@ async fn a_line_is_kept_full_with_a_short_queue_though_the_kernel_would_fill_it(
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_kernel_sends_too_much_at_first_is_not_taken_for_the_line() {
+    for (mbit, trip, most) in [(20, 40, 30), (100, 200, 70), (4, 80, 40)] {
+        let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+        wire.run(Some(&mut pace), SECOND * 2);
+        wire.run(Some(&mut pace), SECOND * 6);
+        let worst = wire.worst.as_millis();
+        assert!(worst <= most, "{worst} ms wait at {mbit} Mbit/s, {trip} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_link_comes_up_as_soon_as_its_kernel_does_fresh_and_after_a_pause() {
     for (mbit, trip) in [(10, 600), (100, 200), (20, 40)] {
         let (mut wire, mut plain, mut pace) = (Wire::new(mbit, trip), Wire::new(mbit, trip), Pace::new());
