@@ -220,7 +220,10 @@ fn a_check_reads_what_the_config_names_and_tries_no_port() {
         let asks = place.config("asks", &format!("{config}[mode.cloud.addresses]\nkubernetes = true\n"));
         let said = started(&["--m=cloud", "--check", "--k=/nowhere/k", &format!("--c={}", asks.display())]);
         assert_eq!(said.status.code(), Some(78), "{said:?}");
-        assert!(said.stderr.contains("--k: cannot read /nowhere/k"), "{said:?}");
+        assert!(
+            said.stderr.contains("cannot read /nowhere/k: ") && said.stderr.contains(" key=--k"),
+            "{said:?}"
+        );
     }
 
     let file = format!("--c={}", all_wrong(&place, &taken).display());
