@@ -1,7 +1,11 @@
 #!/bin/sh
 # Builds the program for release and measures it: scripts/bench.sh [--profile fast] [flags of the benchmark].
-# `--help` shows those flags; `--quick --only bulk,echo` is the short way while working on something.
+# `cargo bench --profile fast --bench compare -- --help` shows those flags; `--quick --only bulk,echo` is the short way
+# while working on something.
 set -eu
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+helps "$@"
 cd "$(dirname "$0")/.."
 
 profile=release

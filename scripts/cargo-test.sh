@@ -2,6 +2,9 @@
 # Runs all tests, as scripts/test.sh does. What fails is run once more, alone: a busy machine can be too slow for a test
 # with real programs. What passes then is named as flaky, which is a fault of that test and has to be mended.
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+alone "$@"
 cd "$(dirname "$0")/.."
 
 log=$(mktemp)

@@ -2,6 +2,9 @@
 # What can be known without running the program: format, lints, documents, dependencies, the arrows between modules,
 # shell scripts.
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+alone "$@"
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/step.sh
 . scripts/step.sh
@@ -13,7 +16,7 @@ shell() {
 }
 
 # With the compiler alone, as these need nothing but the sources: by cargo they would wait for a build of everything.
-alone() {
+with_rustc() {
   local built=${CARGO_TARGET_DIR:-target}
   mkdir -p "$built"
   CARGO_MANIFEST_DIR=$PWD rustc --edition 2024 --test "tests/$1.rs" -o "$built/$1"
@@ -21,8 +24,8 @@ alone() {
 }
 
 step 'shellcheck' shell
-step 'layers' alone layers
-step 'documents' alone docs
+step 'layers' with_rustc layers
+step 'documents' with_rustc docs
 step 'dependencies' scripts/deps.sh
 step 'cargo fmt' cargo fmt --all --check
 step 'cargo clippy' cargo clippy --quiet --workspace --all-targets -- -D warnings

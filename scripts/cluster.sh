@@ -5,6 +5,10 @@
 #   --check         ask every pod for every node, say what happened, and end
 #   TUNNEL=FILE     the program; otherwise target/release/tunnel is built
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+helps "$@"
+case ${1:-} in "" | --check) ;; *) wrong "$1" ;; esac
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/local.sh
 . scripts/local.sh

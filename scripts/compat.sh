@@ -9,6 +9,10 @@
 #
 #   PROFILE=NAME    of cargo, for both programs (fast)
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+helps "$@"
+case ${1:-} in -*) wrong "$1" ;; esac
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/local.sh
 . scripts/local.sh

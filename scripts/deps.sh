@@ -2,6 +2,9 @@
 # What the dependencies are held to: each is used, and licences, sources, bans and advisories are as deny.toml says.
 # The two programs that look are installed once, beside other caches, with pinned versions and hashes (scripts/deps.txt).
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+alone "$@"
 cd "$(dirname "$0")/.."
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests

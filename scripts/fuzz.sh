@@ -3,6 +3,10 @@
 #
 #   scripts/fuzz.sh [SECONDS for each, default 60] [TARGET...]
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+helps "$@"
+case ${1:-} in *[!0-9]*) wrong "$1" ;; esac
 cd "$(dirname "$0")/.."
 
 seconds=${1:-60}

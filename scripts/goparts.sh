@@ -2,6 +2,9 @@
 # Builds CoreDNS, etcd and programs of Kubernetes for the tests, once for each version; minutes the first time, nothing
 # after.
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+alone "$@"
 cd "$(dirname "$0")/../tests/real"
 
 coredns=1.15.0

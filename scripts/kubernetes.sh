@@ -8,6 +8,9 @@
 #   --measure       measure kubectl through the tunnel and without it, with a release build, and end
 #   TUNNEL=FILE     the program, by its whole path; otherwise a debug build
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+helps "$@"
 cd "$(dirname "$0")/.."
 
 way=egress check='' measure=''
@@ -16,7 +19,7 @@ while (($#)); do
     --way) way=${2:?--way egress, unix or names} && shift ;;
     --check) check=1 ;;
     --measure) measure=1 ;;
-    *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 64 ;;
+    *) wrong "$1" ;;
   esac
   shift
 done

@@ -2,6 +2,9 @@
 # Installs the programs that the tests drive, as far as they are missing (Debian, as root), and says what is missing
 # otherwise. No daemon is started by their installation.
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+alone "$@"
 
 # program:package
 programs=(

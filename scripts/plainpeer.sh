@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Builds the plain peer in Go, once for each version of its sources, tests it, and prints where it is.
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+alone "$@"
 cd "$(dirname "$0")/../tests/real/plainpeer"
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests

@@ -3,6 +3,9 @@
 # Builds the program once more with two lines changed, so that a session forgets what it has sent and its far end does
 # not say what has arrived, and measures both in 20 alternating pairs. That program works as long as no line is cut.
 set -eu
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+helps "$@"
 cd "$(dirname "$0")/.."
 
 profile=release

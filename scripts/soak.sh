@@ -1,7 +1,11 @@
 #!/bin/sh
 # Attacks three pods and six edges for ten minutes while forty clients check every byte: scripts/soak.sh [flags].
-# `--help` shows the flags; `--seconds 60` is the short way while working on something, `--seed` repeats a run's draws.
+# `cargo bench --profile fast --bench compare -- soak --help` shows the flags; `--seconds 60` is the short way while
+# working on something, `--seed` repeats a run's draws.
 set -eu
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+helps "$@"
 cd "$(dirname "$0")/.."
 
 # This builds the program, too.

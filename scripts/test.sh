@@ -3,6 +3,9 @@
 #
 #   TUNNEL_FUZZ_SECONDS   how long each fuzz target runs, default 60
 set -euo pipefail
+# shellcheck source=scripts/help.sh
+. "$(dirname "$0")/help.sh"
+alone "$@"
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/step.sh
 . scripts/step.sh

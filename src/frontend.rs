@@ -61,6 +61,9 @@ pub enum Denial {
     /// Nothing in the request says for which node it is.
     #[error("neither the Host nor a TLS server name is a node's, and the path is no known pod's")]
     Unnamed,
+    /// The same of a request without TLS.
+    #[error("the Host is no node's name, and the path is no known pod's")]
+    NoHost,
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),
@@ -107,6 +110,15 @@ pub enum Denial {
 }
 
 impl Denial {
+    /// The one for a certificate with no name that this front end lets in.
+    fn unknown(names: &[String], front: &str) -> Self {
+        let shown: String =
+            names.first().into_iter().flat_map(|name| name.chars()).take(NAME_CHARS).collect();
+        Self::Forbidden(format!(
+            "no name (CN or DNS) in your certificate is allowed: {shown:?} is not in names of [mode.cloud.{front}]"
+        ))
+    }
+
     /// The status of the answer.
     pub fn status(&self) -> StatusCode {
         self.row().0
@@ -218,6 +230,9 @@ fn phrase(sentence: &str) -> Vec<u8> {
     let plain = |c: char| u8::try_from(c).ok().filter(|b| matches!(b, b' '..=b'~')).unwrap_or(b'?');
     sentence.chars().take(PHRASE_BYTES).map(plain).collect()
 }
+
+/// How much of a name in a certificate is repeated where it is refused.
+const NAME_CHARS: usize = 64;
 
 /// Longest reason phrase in bytes: what fits beside the status on one line of a terminal or two.
 const PHRASE_BYTES: usize = 120;

@@ -48,7 +48,7 @@ pub enum NameError {
     #[error("{0:?} is not a name: want 1 to 253 letters, digits, '-', '_' or '.'")]
     Name(String),
     /// No port, or not one between 1 and 65535.
-    #[error("{0:?} has no port: want host:port, for example edge1:22 or [fd00::1]:22")]
+    #[error("{0:?} has no port: want host:port, for example node1:22 or [fd00::1]:22")]
     Port(String),
     /// Not a UUID.
     #[error("not a session id")]

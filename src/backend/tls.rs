@@ -90,7 +90,7 @@ fn sentence(cause: &io::Error) -> String {
     }
 }
 
-const REMEDY: &str = "name the one that has signed it with ca in [mode.edge.https]";
+const REMEDY: &str = "name the one that has signed it with ca in [mode.edge.https] of this node";
 
 #[cfg(test)]
 mod tests {

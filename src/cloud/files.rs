@@ -107,7 +107,8 @@ fn publisher(settings: &Cloud, startup: &mut Startup) {
             startup.holds("mode.cloud.registry.etcd_password_file", password, not_empty);
         }
     }
-    if let Some(kubeconfig) = registry.cluster.as_ref().and_then(|cluster| cluster.kubeconfig.as_ref()) {
+    let clusters = registry.cluster.iter().chain(&settings.addresses.cluster);
+    if let Some(kubeconfig) = clusters.filter_map(|cluster| cluster.kubeconfig.as_ref()).next() {
         startup.holds("--k", kubeconfig, not_empty);
     }
 }

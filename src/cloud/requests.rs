@@ -1,11 +1,15 @@
 //! Requests that come over links: which are relayed to a node, which this pod dials, which it refuses.
 
+use std::net::Ipv4Addr;
+
 use tracing::info_span;
 
 use crate::cloud::bridge;
 use crate::cloud::context::PodContext;
+use crate::policy::EDGES_MAY_NOT;
 use crate::protocol::{Code, Peer, Refusal, RelayRequest};
 use crate::route::Room;
+use crate::telemetry::Access;
 
 /// Answers a request that came over a link. `room` limits the searches that this link may cause at once.
 pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
@@ -17,11 +21,7 @@ pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
             if shared.reachable.iter().any(|glob| glob.matches(request.node())) {
                 return relay(request, shared, room);
             }
-            let node = request.node();
-            let why = format!(
-                "edges may not reach node {node}: their pod's mode.cloud.allow.nodes does not hold it"
-            );
-            request.refuse(Refusal::new(Code::NotAllowed, why));
+            forbid(request, shared);
         }
         Peer::Pod => {
             if let Some((request, plain)) = shared.route.pass(request) {
@@ -29,6 +29,22 @@ pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
             }
         }
     }
+}
+
+/// Refuses an edge a node that edges may not reach; counts and logs it.
+fn forbid(request: RelayRequest, shared: &PodContext) {
+    let (node, metrics) = (request.node(), &shared.ground.metrics);
+    let why = format!("{EDGES_MAY_NOT} {node}: their pod's mode.cloud.allow.nodes does not hold it");
+    let asker = request.from().peer.node();
+    let linked = asker.and_then(|asker| shared.registry.here(asker));
+    let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
+    let mut access = Access::begin(FRONT, at.to_string());
+    access.user = asker.map(ToString::to_string);
+    access.node = Some(node.clone());
+    access.target = request.target().cloned();
+    metrics.sessions.refused(FRONT, Code::NotAllowed.name());
+    access.refuse(Code::NotAllowed.name(), &why, at, &metrics.refusals);
+    request.refuse(Refusal::new(Code::NotAllowed, why));
 }
 
 /// Relays the request in a task of its own, as the search for a path may take seconds.
@@ -53,6 +69,8 @@ fn dial(request: RelayRequest, shared: &PodContext) {
     }
 }
 
+/// What edges ask of a pod, in metrics and the access log.
+const FRONT: &str = "backend";
 /// Searches for nodes and pods that run at once for all edges; each takes a few seconds at most.
 pub(super) const MOST_SEARCHES: usize = 1000;
 /// Of these, for one edge.

@@ -177,6 +177,7 @@ async fn wait_for_node(pod: &Pod) -> anyhow::Result<()> {
 
 /// Asks for the page once in each way, with times.
 async fn request(ssh: SocketAddr, ways: &[Way], stage: &Stage<'_>, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    say("        (from here on, each line's time begins with its own request)");
     let asked = Instant::now();
     let mut client = TcpStream::connect(ssh).await?;
     let target = format!("{NODE}:{}", stage.page.port());
@@ -186,8 +187,8 @@ async fn request(ssh: SocketAddr, ways: &[Way], stage: &Stage<'_>, say: &dyn Fn(
     say(&format!("{:>7} GET / answered with {bytes} bytes, the page is whole", since(asked)));
     for (module, at) in ways {
         let asked = Instant::now();
-        let bytes = module.ask(*at, stage).await.with_context(|| format!("{module:?} at {at}"))?;
-        say(&format!("{:>7} {module:?} at {at}: {bytes} bytes, the page is whole", since(asked)));
+        let bytes = module.ask(*at, stage).await.with_context(|| format!("{module} at {at}"))?;
+        say(&format!("{:>7} {module} at {at}: {bytes} bytes, the page is whole", since(asked)));
     }
     Ok(())
 }

@@ -23,6 +23,7 @@ use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
 use crate::policy::{CertificateGlob, Networks, Rules, Zone};
+pub(super) use failures::WRONG_PASSWORDS;
 use failures::{Failures, Who};
 use recent::Recent;
 
@@ -96,18 +97,16 @@ impl Gate {
         }
     }
 
-    /// The user that a certificate with these names stands for: the first of them that is accepted.
+    /// The user that a certificate with these names stands for: the first of them that is accepted at that front end.
     ///
     /// # Errors
     ///
     /// [`Denial::Forbidden`] if none is.
-    pub fn recognise(&self, names: &[String]) -> Result<String, Denial> {
+    pub fn recognise(&self, names: &[String], front: &str) -> Result<String, Denial> {
         let accepted =
             |name: &&String| self.names.as_ref().is_none_or(|globs| globs.iter().any(|g| g.matches(name)));
         let user = names.iter().find(accepted).cloned();
-        user.ok_or_else(|| {
-            Denial::Forbidden("no name (CN or DNS) in your certificate is allowed here".into())
-        })
+        user.ok_or_else(|| Denial::unknown(names, front))
     }
 
     /// Checks the rules for this client, node and port.
@@ -223,8 +222,8 @@ impl Logins {
 
     /// Fails if this source and user have given too many wrong passwords within a minute.
     fn listens_to(&self, who: &Who) -> Result<(), Denial> {
-        let wait = "too many wrong passwords of this user from your address: wait a minute";
-        if self.failures().bar(who, Instant::now()) { Err(Denial::Busy(wait)) } else { Ok(()) }
+        let barred = self.failures().bar(who, Instant::now());
+        if barred { Err(Denial::Busy(WRONG_PASSWORDS)) } else { Ok(()) }
     }
 
     fn failures(&self) -> MutexGuard<'_, Failures> {

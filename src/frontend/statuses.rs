@@ -5,6 +5,8 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::Denial;
+use super::auth::WRONG_PASSWORDS;
+use crate::policy::{EDGES_MAY_NOT, IS_THE_EDGES_OWN};
 use crate::protocol::{Code, Refusal};
 use crate::registry::NotLocated;
 use crate::route::RouteError;
@@ -25,12 +27,12 @@ impl Denial {
         use StatusCode as S;
         match self {
             Self::BadTarget(_) => {
-                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example edge1:22")
+                (S::BAD_REQUEST, "bad_target", "ask for <node>:<port>, for example node1:22")
             }
             Self::Forbidden(_) => (
                 S::FORBIDDEN,
                 "forbidden",
-                "ask whoever runs this port to allow it there in allow_from or rules",
+                "ask whoever runs this port to allow it there in allow_from, names or rules",
             ),
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
@@ -41,21 +43,19 @@ impl Denial {
             Self::Request(_) => {
                 (S::BAD_REQUEST, "bad_request", "see what the client, or a proxy before it, sends")
             }
-            Self::Unnamed => (
-                S::MISDIRECTED_REQUEST,
-                "no_node",
-                "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without it \
-                 a pod that may ask Kubernetes knows where pods are",
-            ),
-            Self::Unanswered(_) => (
-                S::BAD_GATEWAY,
-                "no_answer",
-                "see what the service at that port of the node logs, and whether it speaks HTTP",
-            ),
+            Self::Unnamed => (S::MISDIRECTED_REQUEST, "no_node", NO_NODE),
+            Self::NoHost => {
+                (S::MISDIRECTED_REQUEST, "no_node", "ask by the node's name: http://<node>:<port>/")
+            }
+            Self::Unanswered(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
             Self::Credentials => {
                 (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
             }
-            Self::NoNode(_) => (S::MISDIRECTED_REQUEST, "no_node", "ask for the node by its name"),
+            Self::NoNode(_) => (
+                S::MISDIRECTED_REQUEST,
+                "no_node",
+                "ask for the node by its name, or list the address in [mode.cloud.addresses] of every pod",
+            ),
             Self::NotLocated(why) => not_located(why),
             Self::OffLimits(_) => (
                 S::FORBIDDEN,
@@ -76,6 +76,7 @@ impl Denial {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
             Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node"),
+            Self::Busy(WRONG_PASSWORDS) => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
             Self::Busy(_) => BUSY,
             Self::Route(why) => not_routed(why),
         }
@@ -108,23 +109,35 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
         }
         Code::TargetTimeout => (StatusCode::GATEWAY_TIMEOUT, "check that the node can reach the target"),
         Code::TargetUnreachable => {
-            (StatusCode::BAD_GATEWAY, "check that the node can resolve and reach the target")
+            let next = "check that the node can resolve and reach the target; for a target's certificate, ca in \
+                        [mode.edge.https] of that node's config";
+            (StatusCode::BAD_GATEWAY, next)
         }
-        Code::NotAllowed => {
-            let next = "add the target to [mode.edge.allow] in that node's config, and for edges the node to \
-                        [mode.cloud.allow] of the pod";
-            (StatusCode::FORBIDDEN, next)
-        }
+        Code::NotAllowed => (StatusCode::FORBIDDEN, not_allowed(&refusal.reason)),
         Code::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
             "try again in a moment, or raise [mode.edge.session] memory in that node's config",
         ),
-        Code::NotHere => (StatusCode::BAD_GATEWAY, "try again; the node may be moving to another pod"),
+        Code::NotHere => (
+            StatusCode::BAD_GATEWAY,
+            "check that `tunnel --m=edge` runs on that node; if it is only moving to another pod, try again",
+        ),
         Code::Over | Code::Unknown | Code::Violation | Code::GivenUp | Code::Internal => {
             (StatusCode::BAD_GATEWAY, "search the pod's log for the trace")
         }
     };
     (status, refusal.code.name(), next)
+}
+
+/// Whose settings let a target be reached, by the sentence that refuses it.
+fn not_allowed(reason: &str) -> &'static str {
+    if reason.starts_with(EDGES_MAY_NOT) {
+        "add the node to [mode.cloud.allow] nodes in the config of every pod"
+    } else if reason.contains(IS_THE_EDGES_OWN) {
+        "ask for another port: no setting opens this one; for metrics, ask for the port of that edge's metrics_listen"
+    } else {
+        "add the target to [mode.edge.allow] targets in that node's config, and keep what stands there: a list stands alone"
+    }
 }
 
 /// The same for a target that is nowhere.
@@ -170,10 +183,16 @@ pub(super) fn in_general(code: Code) -> &'static str {
 
 /// There is no room, or no more work is taken.
 const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy", "try again in a moment");
+/// At a port for kubelets.
+const NO_NODE: &str = "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without \
+                       it a pod that may ask Kubernetes knows where pods are";
+/// A target that was reached has said nothing of use.
+const NO_ANSWER: &str = "see what the service at that port of the node logs, whether it speaks HTTP, and, if it asks for a \
+                         client's certificate, cert and key of [mode.edge.https] in that node's config";
 /// What lets clients have a target dialled by a pod.
-const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of the pod";
+const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of every pod";
 /// The same for edges.
-const ALLOW_EDGES: &str = "add the target to [mode.cloud.allow] targets of the pod";
+const ALLOW_EDGES: &str = "add the target to [mode.cloud.allow] targets of every pod";
 /// TLS's type of record for alerts.
 const ALERT: u8 = 21;
 /// The level of an alert after which the connection ends.
@@ -185,6 +204,24 @@ const UNRECOGNIZED_NAME: u8 = 112;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_next_step_is_whoevers_who_can_take_it() {
+        let refused = |reason: &str| refused(&Refusal::new(Code::NotAllowed, reason)).2;
+        for (next, says) in [
+            (refused("this edge may not dial 10.0.0.1:1"), "[mode.edge.allow] targets in that node's config"),
+            (
+                refused("edges may not reach node node2: their pod's list does not hold it"),
+                "[mode.cloud.allow] nodes",
+            ),
+            (refused("127.0.0.1:51010 is a port of the edge itself; ..."), "no setting opens this one"),
+            (Denial::Busy(WRONG_PASSWORDS).next_step(), "in a minute"),
+            (Denial::Busy("full").next_step(), "in a moment"),
+        ] {
+            assert!(next.contains(says), "{next}");
+        }
+        assert!(!refused("edges may not reach node x").contains("[mode.edge.allow]"));
+    }
 
     #[test]
     fn a_denial_is_an_alert() {

@@ -51,7 +51,7 @@ impl FrontEnd<TcpStream> for Http {
     }
 
     async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
-        self.0.serve(socket, None, visit).await
+        self.0.serve(socket, None, || Denial::NoHost, visit).await
     }
 }
 
@@ -70,7 +70,7 @@ impl FrontEnd<TlsSocket> for Https {
 
     async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.0.serve(socket, name, visit).await
+        self.0.serve(socket, name, || Denial::Unnamed, visit).await
     }
 }
 
@@ -79,12 +79,14 @@ impl NodePort {
         &self,
         socket: C,
         server_name: Option<String>,
+        unnamed: fn() -> Denial,
         visit: &mut Visit<'_>,
     ) -> Handshake<C> {
         let context = visit.context();
         let parse = |head: &Parts| {
             let gate = context.gate.load();
-            let node = Some(self.node(head, server_name.as_deref(), &gate, &context.addresses)?);
+            let node = self.node(head, server_name.as_deref(), &gate, &context.addresses);
+            let node = Some(node.ok_or_else(unnamed)?);
             Ok(OpenRequest { node, target: self.target.clone(), credentials: credentials(&head.headers) })
         };
         forward(socket, Requests::new(visit, parse), context).await
@@ -101,18 +103,18 @@ impl NodePort {
         server_name: Option<&str>,
         gate: &Gate,
         addresses: &AddressBook,
-    ) -> Result<NodeName, Denial> {
+    ) -> Option<NodeName> {
         let named = |host: &str| named(host).map(|name| gate.own_name(name));
         let host = head.headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
         let of_host = host.as_ref().and_then(|host| named(host.host()));
         if let Some(node) = of_host.as_ref().filter(|node| self.finder.knows(node)) {
-            return Ok(node.clone());
+            return Some(node.clone());
         }
         let of_pod = || {
             let (namespace, pod) = pod(head.uri.path())?;
             addresses.node_of_pod(namespace, pod)
         };
-        server_name.and_then(&named).or_else(of_pod).or(of_host).ok_or(Denial::Unnamed)
+        server_name.and_then(&named).or_else(of_pod).or(of_host)
     }
 }
 
@@ -190,8 +192,11 @@ mod tests {
         for host in ["edge4:10250", "edge4.nodes.test:10250", "Edge4.Nodes.Test."] {
             assert_eq!(node(host, "/exec/shop/db/c", None).unwrap().to_lowercase(), "edge4", "{host}");
         }
-        let denied = node("127.0.0.1:6443", "/exec/shop/web-0/nginx", None).unwrap_err();
-        assert_eq!(denied.status(), 421);
-        assert!(denied.next_step().contains("--kubelet-certificate-authority"), "{denied}");
+        assert_eq!(node("127.0.0.1:6443", "/exec/shop/web-0/nginx", None), None);
+        let kubelets = [Denial::Unnamed, Denial::NoHost].map(|denied| {
+            assert_eq!(denied.status(), 421);
+            denied.next_step().contains("--kubelet-certificate-authority")
+        });
+        assert_eq!(kubelets, [true, false], "without TLS that flag helps nobody");
     }
 }

@@ -31,7 +31,7 @@ async fn an_address_of_the_table_leads_to_its_node_which_must_allow_it() {
     echoed(&mut pod.open(&format!("[::ffff:{}]:{}", echo.ip(), echo.port())).await, "in IPv6 dress").await;
     let refused = pod.ask("10.77.0.1:80").await;
     assert_eq!(refused.status, 403, "{refused:?}");
-    let says = "node node1: this edge may not dial 10.77.0.1:80; [mode.edge.allow] targets there may list \"10.77.0.1/32:*\"";
+    let says = "node node1: this edge may not dial 10.77.0.1:80; add \"10.77.0.1/32:*\" to [mode.edge.allow] targets";
     assert!(refused.body.starts_with(says), "{refused:?}");
     assert_eq!(pod.ask("10.78.0.1:80").await.status, 421);
     pod.forgets_all().await;

@@ -100,6 +100,8 @@ async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
         node.phrase.contains("edges may not reach node node2: their pod's mode.cloud.allow.nodes"),
         "{node:?}"
     );
+    assert!(node.body.contains("next: add the node to [mode.cloud.allow] nodes"), "{node:?}");
+    assert_eq!(pod.pod.metrics.sessions.ended("backend", "not_allowed"), 1);
     let cloud = connect(proxy, &in_cloud(echo)).await;
     assert_eq!(cloud.status, 403, "{cloud:?}");
     assert!(cloud.body.contains("next: add the target to [mode.cloud.allow] targets"), "{cloud:?}");

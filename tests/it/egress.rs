@@ -113,7 +113,7 @@ async fn whoever_has_no_certificate_that_is_let_in_is_told_so() {
     let mut socket = dial(&place, port(&pod), Some(&shows), &[]).await.unwrap();
     let answer = ask(&mut socket, &target).await.unwrap();
     assert!(
-        answer.starts_with("HTTP/1.1 403 no name (CN or DNS) in your certificate is allowed"),
+        answer.starts_with("HTTP/1.1 403 no name (CN or DNS) in your certificate is allowed: \"kubelet\" is not in names of [mode.cloud.egress]"),
         "{answer}"
     );
 }

@@ -26,7 +26,7 @@ fn the_demo_checks_itself_and_tells_times() {
 fn the_demo_asks_once_in_each_way_that_it_is_told_to_show() {
     let said = run(PROGRAM, &["demo", "--check", "--with", "tcp,http,https,egress,proxy,tcp"], None, LONG);
     assert!(said.status.success(), "{said:?}");
-    for way in ["Tcp", "Http", "Https", "Egress", "Proxy"] {
+    for way in ["tcp", "http", "https", "egress", "proxy"] {
         let told = said.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
         assert_eq!(told, 1, "{way}: {said:?}");
     }
@@ -215,6 +215,16 @@ fn a_check_reads_what_the_config_names_and_tries_no_port() {
     let file = format!("--c={}", place.config("right", &config).display());
     let said = started(&["--m=cloud", "--check", &file]);
     assert!(said.status.success() && said.stdout.ends_with("right.toml: ok\n"), "{said:?}");
+
+    if cfg!(feature = "kubernetes") {
+        let asks = place.config("asks", &format!("{config}[mode.cloud.addresses]\nkubernetes = true\n"));
+        let said = started(&["--m=cloud", "--check", "--k=/nowhere/k", &format!("--c={}", asks.display())]);
+        assert_eq!(said.status.code(), Some(78), "{said:?}");
+        assert!(
+            said.stderr.contains("cannot read /nowhere/k: ") && said.stderr.contains(" key=--k"),
+            "{said:?}"
+        );
+    }
 
     let file = format!("--c={}", all_wrong(&place, &taken).display());
     let said = started(&["--m=cloud", "--check", "--log-format=json", &file]);

@@ -1,6 +1,7 @@
 //! What the demo shows beside CONNECT: for each module its settings, a line for people to try, and the same in the
 //! program's own words.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -38,6 +39,14 @@ pub(super) struct Stage<'a> {
     pub(super) page: SocketAddr,
     /// The page with TLS.
     pub(super) tls_page: SocketAddr,
+}
+
+/// As `--with` has it.
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        f.write_str(value.as_ref().map_or("", |value| value.get_name()))
+    }
 }
 
 impl Module {
@@ -80,7 +89,7 @@ impl Module {
             Self::Egress => of_pod("egress"),
             Self::Proxy => edge.bound.proxy,
         };
-        at.with_context(|| format!("there is no port for {self:?}"))
+        at.with_context(|| format!("there is no port for {self}"))
     }
 
     /// What the line to try does, and the line.

@@ -74,7 +74,9 @@ fn forward(text: &str) -> Result<Forward, String> {
         Some((node, target)) => (Some(node.parse().map_err(|e| format!("{e}, or no node at all"))?), target),
         None => (None, text),
     };
-    let target = target.parse().map_err(|e: crate::names::NameError| e.to_string())?;
+    let target = target.parse().map_err(|e: crate::names::NameError| {
+        format!("{e}; with the node before it, as in node1/127.0.0.1:22")
+    })?;
     Ok(Forward { node, target })
 }
 

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
+use http::StatusCode;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use prometheus_client::metrics::counter::Counter;
 
@@ -40,6 +41,11 @@ impl Pipe {
     /// What the target's end did first, if it did anything.
     pub(super) fn ended(&self) -> Option<Ended> {
         self.ended
+    }
+
+    /// What the client is answered, as its session has given it nothing.
+    pub(super) fn answers(&mut self, status: StatusCode) {
+        self.opened.access.status = Some(status.as_u16());
     }
 
     /// The session again; `unused` is what hyper has read and made no use of.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use tracing::Span;
@@ -35,6 +35,8 @@ struct Inner<W> {
     idle: Option<Idle<W>>,
     /// A request waits for its answer; its caller looks after a session that ends meanwhile.
     in_flight: bool,
+    /// The session has given an answer.
+    answered: bool,
 }
 
 #[derive(Debug)]
@@ -73,7 +75,7 @@ pub(super) enum Unanswered {
 
 impl<W: PartialEq> Upstream<W> {
     pub(super) fn new(metrics: &Metrics, drain: &Drain) -> Self {
-        let inner = Inner { state: State::None, idle: None, in_flight: false };
+        let inner = Inner { state: State::None, idle: None, in_flight: false, answered: false };
         Self { inner: Mutex::new(inner), metrics: metrics.clone(), drain: drain.clone() }
     }
 
@@ -106,7 +108,8 @@ impl<W: PartialEq> Upstream<W> {
     pub(super) async fn start(&self, opened: Granted) -> Result<SendRequest<Upload>, hyper::Error> {
         let pipe = Pipe::new(opened, &self.metrics);
         let (sender, connection) = client().handshake(pipe).await?;
-        self.lock().state = State::Running(Box::new(connection));
+        let mut inner = self.lock();
+        (inner.state, inner.answered) = (State::Running(Box::new(connection)), false);
         Ok(sender)
     }
 
@@ -118,7 +121,13 @@ impl<W: PartialEq> Upstream<W> {
     ) -> Result<Response<Incoming>, Unanswered> {
         self.lock().in_flight = true;
         let answer = sender.try_send_request(request).await;
-        self.lock().in_flight = false;
+        let answered = {
+            let mut inner = self.lock();
+            inner.in_flight = false;
+            let before = inner.answered;
+            inner.answered |= answer.is_ok();
+            before
+        };
         let mut failed = match answer {
             Ok(answer) => return Ok(answer),
             Err(failed) => failed,
@@ -126,7 +135,10 @@ impl<W: PartialEq> Upstream<W> {
         let unsent = failed.take_message();
         let error = failed.into_error();
         let (body, seen) = (error.is_user(), error.to_string());
-        let (over, cut) = self.take();
+        let (mut over, cut) = self.take();
+        if let Some(over) = over.as_mut().filter(|_| !answered) {
+            over.pipe.answers(if body { StatusCode::BAD_REQUEST } else { StatusCode::BAD_GATEWAY });
+        }
         let silence = !error.is_parse() && over.as_ref().is_none_or(|over| over.unused.is_empty());
         let why = over.and_then(|over| self.leave(Over { error: Some(error), ..over }, cut));
         let why = why.unwrap_or(seen);

@@ -166,6 +166,9 @@ fn with_remedy(refusal: Refusal, node: &NodeName, target: &Target, context: &Fro
     let Host::Ip(ip) = target.host else { return refusal };
     let net = context.addresses.pod_network(node, ip);
     let entry = if ip.is_ipv4() { format!("{net}:*") } else { format!("[{net}]:*") };
-    let why = format!("{}; [mode.edge.allow] targets there may list \"{entry}\"", refusal.reason);
+    let why = format!(
+        "{}; add \"{entry}\" to [mode.edge.allow] targets there and keep what stands in the list: a list stands alone",
+        refusal.reason
+    );
     Refusal::new(refusal.code, why)
 }

@@ -205,7 +205,7 @@ impl<'a> Visit<'a> {
         access.target = Some(target.clone());
         access.user = match &self.proof {
             Proof::User(user) => Some(user.clone()),
-            Proof::Certificate(names) => Some(gate.recognise(names)?),
+            Proof::Certificate(names) => Some(gate.recognise(names, self.front)?),
             Proof::None => gate.identify(&credentials, from).await?,
         };
         // kube-apiserver's egress selector sends every target here, also those that no edge reaches.
