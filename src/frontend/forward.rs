@@ -25,6 +25,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep_until};
 
+use super::serve::HEAD_BYTES;
 use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head, turn_away_http_2};
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
@@ -171,9 +172,6 @@ fn server() -> http1::Builder {
         .half_close(true);
     server
 }
-
-/// Longest head in bytes, of a request and of an answer; also how much of a body waits on its way.
-const HEAD_BYTES: usize = 64 * 1024;
 
 #[cfg(test)]
 mod tests;

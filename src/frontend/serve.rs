@@ -33,7 +33,7 @@ use crate::policy::Networks;
 use crate::protocol::Category;
 use crate::registry::AddressBook;
 use crate::route::Route;
-use crate::telemetry::{Access, Metrics};
+use crate::telemetry::{Access, Metrics, third_of_memory};
 
 pub use home::Home;
 pub use visit::{Denied, OpenRequest, Permitted, Proof, Visit};
@@ -169,7 +169,7 @@ where
     F: FrontEnd<L::Stream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = Door::new(Limits::slots(files::at_most(WAITING, 8)));
+    let door = Door::new(Limits::slots(places(context.home.is_some())));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
@@ -265,8 +265,20 @@ async fn too_slow(head_done: oneshot::Receiver<()>) {
 /// How long a client may take to send its head.
 pub const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Connections to one front end at most that have not sent a head or not passed the checks.
+/// Longest head in bytes, of a request and of an answer; also how much of a body waits on its way.
+pub(super) const HEAD_BYTES: usize = 64 * 1024;
+
+/// How many connections to one front end may not have sent a head or not passed the checks: as many as have room for a
+/// head of the largest size in a quarter of what sessions may keep. An edge is a small machine.
+fn places(at_edge: bool) -> usize {
+    let memory = third_of_memory(if at_edge { EDGE_MEMORY } else { POD_MEMORY }) / 4;
+    files::at_most(WAITING.min(memory / HEAD_BYTES), 8)
+}
+
+/// Connections to one front end at most that have not sent a head or not passed the checks, on any machine.
 pub(super) const WAITING: usize = 4096;
+const POD_MEMORY: usize = 256 << 20;
+const EDGE_MEMORY: usize = 32 << 20;
 
 #[cfg(test)]
 pub(super) mod tests;

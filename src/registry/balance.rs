@@ -128,7 +128,7 @@ impl Trial {
 impl Weights<'_> {
     /// Nodes of a pod if all had as many.
     pub fn mean(&self) -> f64 {
-        real(self.here as u64 + self.others.iter().sum::<u64>()) / self.pods()
+        (real(self.here as u64) + self.others.iter().map(|nodes| real(*nodes)).sum::<f64>()) / self.pods()
     }
 
     fn pods(&self) -> f64 {

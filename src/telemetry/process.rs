@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use procfs::WithCurrentSystemInfo as _;
@@ -55,11 +56,34 @@ pub fn third_of_memory(most: usize) -> usize {
     third.map_or(most, |third| third.min(most))
 }
 
-/// The process's memory limit in bytes: the smallest limit of its cgroups (v2 and v1), if there is one.
+/// The process's memory limit in bytes: the smallest of its control groups' and their parents' (v2 and v1), if there is
+/// one.
 fn memory_limit() -> Option<u64> {
-    let paths = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limits = paths.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let limits = limit_files(&groups)
+        .into_iter()
+        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
     limits.filter(|limit| *limit < NO_LIMIT).min()
+}
+
+/// The files with the limits of the groups that a process is in, by its `/proc/self/cgroup`. In a container a group's own
+/// path may not be there, but the root always is, and then stands for the group.
+fn limit_files(groups: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (root, name) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|one| one == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let group = Path::new(path.trim_start_matches('/'));
+        files.extend(group.ancestors().map(|part| Path::new(root).join(part).join(name)));
+    }
+    files
 }
 
 fn stat() -> Option<Stat> {
@@ -96,6 +120,23 @@ mod tests {
     use tokio::task::JoinSet;
 
     use super::*;
+
+    #[test]
+    fn limits_are_those_of_the_groups_and_of_their_parents() {
+        let files = |groups: &str| -> Vec<String> {
+            limit_files(groups).iter().map(|file| file.display().to_string()).collect()
+        };
+        let (slice, root) = ("/sys/fs/cgroup/system.slice/memory.max", "/sys/fs/cgroup/memory.max");
+        let unit = "/sys/fs/cgroup/system.slice/tunnel.service/memory.max";
+        assert_eq!(files("0::/system.slice/tunnel.service\n"), [unit, slice, root]);
+        assert_eq!(files("0::/\n"), [root]);
+        let (own, all) = (
+            "/sys/fs/cgroup/memory/a:b/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        );
+        assert_eq!(files("5:cpu:/x\n4:hugetlb,memory:/a:b\nnonsense\n"), [own, all]);
+        assert!(files("").is_empty());
+    }
 
     #[test]
     fn the_kernel_tells_memory_time_and_files() {

@@ -11,12 +11,12 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use tracing::Span;
 
-use super::HEAD_BYTES;
 use super::body::{Unwanted, Upload};
 use super::pipe::Pipe;
 use crate::carry::LocalPeer;
 use crate::drain::Drain;
 use crate::frontend::Granted;
+use crate::frontend::serve::HEAD_BYTES;
 use crate::net::splice::{Ended, How, Side, linger};
 use crate::telemetry::Metrics;
 

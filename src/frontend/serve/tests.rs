@@ -412,3 +412,10 @@ async fn a_front_end_may_know_the_node_itself() {
 }
 
 const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 5);
+
+#[test]
+fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
+    for (at_edge, memory) in [(true, EDGE_MEMORY), (false, POD_MEMORY)] {
+        assert!(places(at_edge) > 64 && places(at_edge) * HEAD_BYTES <= memory / 4, "{}", places(at_edge));
+    }
+}

@@ -144,3 +144,9 @@ proptest! {
         prop_assert_eq!(nodes.iter().sum::<u64>(), total);
     }
 }
+
+#[test]
+fn a_load_beyond_all_bounds_is_a_number_like_others() {
+    let mean = Weights { here: 10, others: &[u64::MAX, u64::MAX, 2] }.mean();
+    assert!(mean > 1e18, "so nobody here is asked to leave: {mean}");
+}
