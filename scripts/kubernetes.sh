@@ -28,7 +28,7 @@ case $way in egress | unix | names) ;; *) echo "--way $way: want egress, unix or
 scripts/parts.sh
 scripts/goparts.sh
 if [[ $measure ]]; then
-  cargo build --release --bin tunnel
+  [[ ${TUNNEL:-} ]] || cargo build --release --bin tunnel
   TUNNEL_TESTS_REQUIRE=1 TUNNEL=${TUNNEL:-$(realpath "${CARGO_TARGET_DIR:-target}")/release/tunnel} \
     cargo test --quiet --features kubernetes --test real -- --ignored --exact measure::kubectl --nocapture
   exit
