@@ -2,8 +2,8 @@
 
 mod files;
 mod keeper;
+mod link_dialer;
 mod proxy;
-mod way;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -19,8 +19,8 @@ use tracing::{info, info_span, warn};
 
 use files::{EdgeFiles, Ports};
 use keeper::Keeper;
+use link_dialer::LinkDialer;
 use proxy::ProxyPort;
-use way::Way;
 
 use crate::admin::{Admin, Program, Readiness};
 use crate::backend::Backend;
@@ -85,7 +85,7 @@ impl Edge {
         }
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
-        let span = info_span!("link", node = %keeper.way.node);
+        let span = info_span!("link", node = %keeper.dialer.node);
         edge.links.spawn(span, Arc::new(keeper).keep());
         edge.admin(level, level_from_anywhere).spawn(ports.log, ports.metrics, &edge.admin);
         if let Some(log) = edge.bound.log {
@@ -131,7 +131,7 @@ impl Edge {
     /// What keeps the link to the cloud, and serves what comes over it.
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Keeper {
         let Settings { client, targets, own, .. } = settings;
-        let EdgeFiles { tls, places, targets: target_tls, tokens, proxy, resolver } = files;
+        let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
             place: Place::Node(client.node.clone()),
@@ -147,9 +147,9 @@ impl Edge {
             drain: self.links.clone(),
             congestion: client.congestion,
         };
-        let way = Way {
+        let cloud = LinkDialer {
             node: client.node,
-            places,
+            servers,
             tokens,
             turn: AtomicUsize::new(0),
             tls,
@@ -159,7 +159,7 @@ impl Edge {
             ground: ground.clone(),
         };
         Keeper {
-            way,
+            dialer: cloud,
             ground,
             backend: Backend::new(dialer, pool, self.metrics.clone(), self.sessions.clone())
                 .with_tls(target_tls),
@@ -174,10 +174,10 @@ impl Edge {
     /// Follows files, and tidies up.
     fn spawn_upkeep(&self, keeper: &Keeper, pool: Pool) {
         let links = &self.links;
-        let way = &keeper.way;
-        links.spawn(info_span!("token"), way.tokens.clone().watch(links.clone()));
-        links.spawn(info_span!("tls"), way.tls.clone().watch(links.clone()));
-        links.spawn(info_span!("dns"), way.resolver.clone().watch(links.clone()));
+        let dialer = &keeper.dialer;
+        links.spawn(info_span!("token"), dialer.tokens.clone().watch(links.clone()));
+        links.spawn(info_span!("tls"), dialer.tls.clone().watch(links.clone()));
+        links.spawn(info_span!("dns"), dialer.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
         links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));

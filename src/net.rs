@@ -7,7 +7,6 @@ pub mod dial;
 pub mod door;
 pub mod entrance;
 pub mod files;
-pub mod gauge;
 pub mod hooked;
 pub mod listen;
 pub mod pem;
@@ -19,6 +18,7 @@ pub mod resolver;
 pub mod secret;
 pub mod socket;
 pub mod splice;
+pub mod tcp_info;
 pub mod tls;
 
 use std::io;

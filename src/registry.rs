@@ -51,8 +51,8 @@ pub use linked::Linked;
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
 pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
 pub use siblings::{
-    FindAnswer, NodeFound, PodAddresses, PodDialer, PodLoad, SiblingPod, Siblings, TOLD_EVERY, TlsPodDialer,
-    Unreachable,
+    ANNOUNCE_EVERY, FindAnswer, NodeFound, PodAddresses, PodDialer, PodLoad, SiblingPod, Siblings,
+    TlsPodDialer, Unreachable,
 };
 pub use uplinks::Uplinks;
 

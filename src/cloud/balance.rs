@@ -8,7 +8,7 @@ use tracing::info_span;
 
 use super::context::PodContext;
 use crate::protocol::Load;
-use crate::registry::{Balance, PodLoad, Siblings, TOLD_EVERY, Weights};
+use crate::registry::{ANNOUNCE_EVERY, Balance, PodLoad, Siblings, Weights};
 
 /// Runs until the pod's links end. `moves`: whether edges are asked at all.
 pub(super) fn spawn(shared: &PodContext, moves: bool) {
@@ -26,11 +26,11 @@ pub(super) fn spawn(shared: &PodContext, moves: bool) {
                 _ = ticks.tick() => {}
             }
             let (nodes, asked) = shared.registry.held();
-            if told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+            if told.is_none_or(|told| told.elapsed() >= ANNOUNCE_EVERY) {
                 told = Some(Instant::now());
                 // Who has no nodes has nothing to compare.
                 let hold = moves && !stopping && nodes > 0;
-                siblings.tell_load(Load { nodes: nodes as u64, stopping }, hold);
+                siblings.announce_load(Load { nodes: nodes as u64, stopping }, hold);
             }
             if moves && !stopping {
                 let asked = even_out(&mut balance, nodes.saturating_sub(asked), &siblings, &shared);

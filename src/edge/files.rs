@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tokio_rustls::rustls::ClientConfig;
 
-use super::way::Place;
+use super::link_dialer::CloudServer;
 use crate::backend::TargetTls;
 use crate::config::Secret;
 use crate::config::edge::{Client, EdgeSettings as Settings, Https, Token};
@@ -20,7 +20,7 @@ pub(super) struct EdgeFiles {
     /// Whom the edge believes to be the cloud.
     pub(super) tls: Reload<ClientConfig>,
     /// Where the cloud is.
-    pub(super) places: Vec<Place>,
+    pub(super) servers: Vec<CloudServer>,
     /// TLS to targets.
     pub(super) targets: TargetTls,
     /// What proves the node: one token, or two.
@@ -47,8 +47,8 @@ impl EdgeFiles {
         let trust = Trust::Ca(client.ca.clone());
         let tls = tls::ClientSettings { trust, identity: None, alpn: vec![b"h2".to_vec()] }.load();
         let tls = startup.keep(FaultKind::Config, &["mode.edge.stream.client.cert"], tls);
-        let places = client.servers.iter().map(Place::new).collect();
-        let places = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], places);
+        let servers = client.servers.iter().map(CloudServer::new).collect();
+        let servers = startup.keep(FaultKind::Config, &["mode.edge.stream.client.dns"], servers);
         let targets = targets(&settings.https, startup);
         let tokens = tokens(&client.token, startup);
         let proxy = startup.keep(FaultKind::Config, &["HTTPS_PROXY"], proxy(client));
@@ -56,7 +56,7 @@ impl EdgeFiles {
         startup.congestion(&format!("{TABLE}.congestion"), client.congestion.as_deref())?;
         Some(Self {
             tls: tls?,
-            places: places?,
+            servers: servers?,
             targets: targets?,
             tokens: tokens?,
             proxy: proxy?,

@@ -7,7 +7,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
 
-use super::way::{Made, Way, Wish, is_name_taken};
+use super::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
 use super::{LINK, NAME};
 use crate::admin::Readiness;
 use crate::backend::Backend;
@@ -21,7 +21,7 @@ use crate::route::Route;
 /// What the keeper of the link needs.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    pub(super) way: Way,
+    pub(super) dialer: LinkDialer,
     pub(super) ground: LinkContext,
     pub(super) backend: Backend,
     pub(super) sessions: Drain,
@@ -33,13 +33,13 @@ pub(super) struct Keeper {
 }
 
 /// Why a link is not the edge's newest any more.
-enum Past {
+enum LinkOutcome {
     /// It has ended.
-    Over,
+    Ended,
     /// Its pod asks for another one in its place.
-    Asked(Wish),
-    /// There is one to a place that is wanted more.
-    Back(Box<Made>),
+    Drained(AddressHint),
+    /// There is one to a server that is wanted more.
+    FailedBack(Box<NewLink>),
 }
 
 impl Keeper {
@@ -48,15 +48,15 @@ impl Keeper {
         let mut backoff = Backoff::new();
         let mut said = String::new();
         let links = self.ground.drain.clone();
-        let mut changes = [self.way.tokens.changes(), self.way.tls.changes()];
-        let (mut place, mut wish, mut made) = (0, Wish::default(), None);
+        let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
+        let (mut server, mut hint, mut made) = (0, AddressHint::default(), None);
         loop {
             if made.is_none() {
                 let pause = backoff.pause(rand::random());
                 tokio::select! {
                     () = links.draining() => return,
                     () = sleep(pause) => {}
-                    () = self.news(&mut changes) => {
+                    () = self.reason_to_dial(&mut changes) => {
                         backoff = Backoff::new();
                         continue;
                     }
@@ -64,18 +64,18 @@ impl Keeper {
             }
             let next = match made.take() {
                 Some(made) => Ok(made),
-                None => self.way.connect(place, wish).await,
+                None => self.dialer.connect(server, hint).await,
             };
             match next {
                 Ok(next) => {
                     said.clear();
-                    place = next.place;
+                    server = next.server;
                     let begun = Instant::now();
-                    let (past, carried) = self.run(next).await;
-                    (wish, made) = match past {
-                        Past::Over => (Wish::default(), None),
-                        Past::Asked(wish) => (wish, None),
-                        Past::Back(made) => (Wish::default(), Some(*made)),
+                    let (outcome, carried) = self.run(next).await;
+                    (hint, made) = match outcome {
+                        LinkOutcome::Ended => (AddressHint::default(), None),
+                        LinkOutcome::Drained(hint) => (hint, None),
+                        LinkOutcome::FailedBack(made) => (AddressHint::default(), Some(*made)),
                     };
                     backoff.ended(begun.elapsed(), carried);
                 }
@@ -99,7 +99,7 @@ impl Keeper {
 
     /// Waits for a reason to dial at once: a pod is gone for good, so what takes its place is there, or about to be; or a
     /// token or the authority has changed, which may have kept the link from coming. Cancel safe.
-    async fn news(&self, [tokens, authority]: &mut [watch::Receiver<()>; 2]) {
+    async fn reason_to_dial(&self, [tokens, authority]: &mut [watch::Receiver<()>; 2]) {
         tokio::select! {
             () = self.freed.notified() => {}
             _ = tokens.changed() => {}
@@ -108,22 +108,22 @@ impl Keeper {
     }
 
     /// Serves a link until it ends or is to be replaced. With whether it carried a session.
-    async fn run(self: &Arc<Self>, made: Made) -> (Past, bool) {
-        let Made { mut link, place, at } = made;
+    async fn run(self: &Arc<Self>, made: NewLink) -> (LinkOutcome, bool) {
+        let NewLink { mut link, server, at } = made;
         let pod = link.sender.instance.map(field::debug);
-        info!(link = %link.sender.id, cloud = self.way.named(place), pod, dialect = %link.sender.dialect, "linked");
+        info!(link = %link.sender.id, cloud = self.dialer.named(server), pod, dialect = %link.sender.dialect, "linked");
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
         let mut carried = false;
-        let mut better = Box::pin(self.better(place));
+        let mut fail_back = Box::pin(self.fail_back(server));
         let why = loop {
-            let past = tokio::select! {
+            let outcome = tokio::select! {
                 biased;
                 event = link.next() => match event {
                     Ok(Event::Drain(to)) => {
                         info!("the pod asks for a link to another one in its place");
-                        Past::Asked(Wish { to, not: at })
+                        LinkOutcome::Drained(AddressHint { to, not: at })
                     }
                     Ok(event) => {
                         carried |= self.take(event);
@@ -131,16 +131,16 @@ impl Keeper {
                     }
                     Err(why) => break why,
                 },
-                made = &mut better => {
-                    info!(cloud = self.way.named(made.place), "the cloud answers again where it is wanted more");
-                    Past::Back(Box::new(made))
+                made = &mut fail_back => {
+                    info!(cloud = self.dialer.named(made.server), "the cloud answers again where it is wanted more");
+                    LinkOutcome::FailedBack(Box::new(made))
                 }
             };
             let keeper = self.clone();
             let span = info_span!("old link", pod = link.sender.instance.map(field::debug));
             carried |= link.sender.sessions() > 0;
             self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
-            return (past, carried);
+            return (outcome, carried);
         };
         // A session that only went on here was carried as well.
         carried |= link.sender.sessions() > 0;
@@ -149,21 +149,21 @@ impl Keeper {
             warn!("{why}");
             self.leave_name().await;
         }
-        (Past::Over, carried)
+        (LinkOutcome::Ended, carried)
     }
 
-    /// A link to a place that is wanted more than number `place`, once one of them answers; never for the first.
-    async fn better(&self, place: usize) -> Made {
-        if place == 0 {
+    /// A link to a server that is wanted more than number `server`, once one of them answers; never for the first.
+    async fn fail_back(&self, server: usize) -> NewLink {
+        if server == 0 {
             std::future::pending::<()>().await;
         }
         loop {
-            sleep(BACK.mul_f64(0.5 + rand::random::<f64>())).await;
-            for wanted in 0..place {
-                match self.way.connect_to(wanted, Wish::default()).await {
+            sleep(FAIL_BACK_EVERY.mul_f64(0.5 + rand::random::<f64>())).await;
+            for wanted in 0..server {
+                match self.dialer.connect_to(wanted, AddressHint::default()).await {
                     Ok(made) => return made,
                     Err(why) => {
-                        debug!(cloud = self.way.named(wanted), error = %format_args!("{why:#}"), "still away")
+                        debug!(cloud = self.dialer.named(wanted), error = %format_args!("{why:#}"), "still away")
                     }
                 }
             }
@@ -252,8 +252,8 @@ impl Keeper {
 
 /// How often a link that is not wanted any more is looked at: it is closed when no session runs on it.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Between two tries at places that are wanted more than the one that is linked to; half of it is chance.
-const BACK: Duration = Duration::from_secs(60);
+/// Between two tries at servers that are wanted more than the one that is linked to; half of it is chance.
+const FAIL_BACK_EVERY: Duration = Duration::from_secs(60);
 /// How long to wait when another machine of our name is alive.
 const NAME_TAKEN: Duration = Duration::from_secs(30);
 /// How long a conflict over our name is shown: the other machine comes again within [`NAME_TAKEN`], if it is still

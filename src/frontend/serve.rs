@@ -169,7 +169,7 @@ where
     F: FrontEnd<L::Stream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = Door::new(Limits::slots(places(context.home.is_some())));
+    let door = Door::new(Limits::slots(slots(context.home.is_some())));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;
@@ -270,7 +270,7 @@ pub(super) const HEAD_BYTES: usize = 64 * 1024;
 
 /// How many connections to one front end may not have sent a head or not passed the checks: as many as have room for a
 /// head of the largest size in a quarter of what sessions may keep. An edge is a small machine.
-fn places(at_edge: bool) -> usize {
+fn slots(at_edge: bool) -> usize {
     let memory = third_of_memory(if at_edge { EDGE_MEMORY } else { POD_MEMORY }) / 4;
     files::at_most(WAITING.min(memory / HEAD_BYTES), 8)
 }

@@ -29,7 +29,7 @@ use crate::protocol::{Found, LinkId, LinkSender, Load};
 use crate::registry::Registry;
 
 pub use addresses::PodAddresses;
-pub use load::{PodLoad, TOLD_EVERY};
+pub use load::{ANNOUNCE_EVERY, PodLoad};
 use news::{Announcements, UNASKED};
 use pod::Which;
 pub use pod::{FindAnswer, NodeFound, SiblingPod};

@@ -416,6 +416,6 @@ const STRANGER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4
 #[test]
 fn heads_of_all_who_wait_at_a_front_end_have_room_in_its_memory() {
     for (at_edge, memory) in [(true, EDGE_MEMORY), (false, POD_MEMORY)] {
-        assert!(places(at_edge) > 64 && places(at_edge) * HEAD_BYTES <= memory / 4, "{}", places(at_edge));
+        assert!(slots(at_edge) > 64 && slots(at_edge) * HEAD_BYTES <= memory / 4, "{}", slots(at_edge));
     }
 }

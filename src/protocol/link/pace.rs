@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::net::gauge::Reading;
+use crate::net::tcp_info::TcpInfo;
 use crate::protocol::link::pace::cap::Cap;
 use crate::protocol::link::pace::kernel::Kernel;
 
@@ -82,7 +82,7 @@ impl Pace {
     }
 
     /// What the kernel knows just now.
-    pub(crate) fn read(&mut self, reading: Reading, now: Instant) {
+    pub(crate) fn read(&mut self, reading: TcpInfo, now: Instant) {
         match &mut self.kernel {
             Some(kernel) => kernel.read(reading, self.sent, now),
             None => self.kernel = Some(Box::new(Kernel::new(reading, self.sent, now))),

@@ -10,9 +10,9 @@
 //! session asks for a turn after it has released its own lock, and may have moved meanwhile: that leaves a stale entry,
 //! of the same kind. The members have a third lock, which is not held with either.
 
-mod gauged;
 mod members;
 mod signals;
+mod tcp_info;
 mod waiting;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -102,8 +102,7 @@ impl LinkSender {
     /// ready.
     pub fn poll_pull(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
         loop {
-            self.read_gauge(now);
-            let next = self.lock().poll_next(cx, now);
+            let next = self.lock_informed(now).poll_next(cx, now);
             let frame = match std::task::ready!(next) {
                 None => return Poll::Ready(None),
                 Some(Next::Frame(body)) => {

@@ -21,9 +21,9 @@ pub struct PodLoad {
 }
 
 impl Siblings {
-    /// Tells every other pod how many nodes this one has; to be called every [`TOLD_EVERY`]. `hold`: links to all pods
+    /// Tells every other pod how many nodes this one has; to be called every [`ANNOUNCE_EVERY`]. `hold`: links to all pods
     /// that are listed are made for that, and kept.
-    pub fn tell_load(&self, load: Load, hold: bool) {
+    pub fn announce_load(&self, load: Load, hold: bool) {
         let (known, incoming) = self.pods();
         let mut told = Vec::new();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
@@ -51,7 +51,7 @@ impl Siblings {
         let Some(pod) = from.instance else { return };
         let (now, mut loads) = (Instant::now(), self.loads.lock().unwrap_or_else(PoisonError::into_inner));
         loads.retain(|_, (_, at)| now - *at < FRESH);
-        if loads.len() < MOST_KNOWN {
+        if loads.len() < MOST_KNOWN || loads.contains_key(&pod) {
             loads.insert(pod, (load, now));
         }
     }
@@ -84,6 +84,6 @@ impl Siblings {
 }
 
 /// Between two times that a pod tells the others.
-pub const TOLD_EVERY: Duration = Duration::from_secs(5);
+pub const ANNOUNCE_EVERY: Duration = Duration::from_secs(5);
 /// What a pod has said counts for so long.
 const FRESH: Duration = Duration::from_secs(16);

@@ -16,8 +16,8 @@ use tonic::Status;
 
 use crate::drain::Drain;
 use crate::net::door::Slot;
-use crate::net::gauge::Gauge;
 use crate::net::socket::Connection;
+use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
@@ -38,7 +38,7 @@ pub struct Call {
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
     ahead: ReadAhead,
-    gauge: Option<Gauge>,
+    tcp_info: Option<TcpInfoReader>,
     connection: CancellationToken,
     accepted: CancellationToken,
     ground: LinkContext,
@@ -84,7 +84,7 @@ pub fn serve<IO>(
 where
     IO: Connection + 'static,
 {
-    let gauge = io.tcp().and_then(Gauge::of);
+    let tcp_info = io.tcp().and_then(TcpInfoReader::of);
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
     let ahead = ReadAhead::default();
     let service = {
@@ -94,7 +94,7 @@ where
             calls,
             ground: ground.clone(),
             ahead: ahead.clone(),
-            gauge,
+            tcp_info,
             connection: connection.clone(),
             accepted: accepted.clone(),
         };
@@ -159,7 +159,7 @@ impl Call {
             Caller::Pod { .. } => Peer::Pod,
         };
         let puller = puller(peer, instance, dialect, &self.ground.table);
-        puller.sender.gauged(self.gauge);
+        puller.sender.reads_tcp_info(self.tcp_info);
         let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
         *response.headers_mut() = Hello::response(self.ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
@@ -202,7 +202,7 @@ struct CallHandler {
     calls: mpsc::Sender<Call>,
     ground: LinkContext,
     ahead: ReadAhead,
-    gauge: Option<Gauge>,
+    tcp_info: Option<TcpInfoReader>,
     connection: CancellationToken,
     accepted: CancellationToken,
 }
@@ -228,7 +228,7 @@ impl CallHandler {
             incoming,
             answer,
             ahead: self.ahead.clone(),
-            gauge: self.gauge.clone(),
+            tcp_info: self.tcp_info.clone(),
             connection: self.connection.clone(),
             accepted: self.accepted.clone(),
             ground: self.ground.clone(),

@@ -11,8 +11,8 @@ use tonic::{Code, Status};
 use tracing::Span;
 
 use crate::names::{Instance, NodeName};
-use crate::net::gauge::Gauge;
 use crate::net::socket::Connection;
+use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
@@ -104,7 +104,7 @@ struct Answered {
     headers: http::response::Parts,
     incoming: Incoming,
     ahead: ReadAhead,
-    gauge: Option<Gauge>,
+    tcp_info: Option<TcpInfoReader>,
     dialect: Dialect,
     instance: Option<Instance>,
     agree: oneshot::Sender<Puller>,
@@ -125,7 +125,7 @@ impl Answered {
 
     fn link(self, peer: Peer, ground: &LinkContext) -> Link {
         let puller = puller(peer, self.instance, self.dialect, &ground.table);
-        puller.sender.gauged(self.gauge);
+        puller.sender.reads_tcp_info(self.tcp_info);
         // Fails only if the body is gone with its connection; then the link's first read fails too.
         let _ = self.agree.send(puller.clone());
         let connection = self.connection.disarm();
@@ -146,7 +146,7 @@ async fn call<IO>(
 where
     IO: Connection + 'static,
 {
-    let (ahead, gauge) = (ReadAhead::default(), io.tcp().and_then(Gauge::of));
+    let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
         .timer(TokioTimer::new())
@@ -178,7 +178,7 @@ where
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
-    Ok(Answered { headers, incoming, ahead, gauge, dialect, instance, agree, connection })
+    Ok(Answered { headers, incoming, ahead, tcp_info, dialect, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {

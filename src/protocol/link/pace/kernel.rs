@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::net::gauge::Reading;
+use crate::net::tcp_info::TcpInfo;
 use crate::protocol::link::pace::cap::{Cap, FIRST_CAP, carried};
 
 /// What the kernel has shown of one line.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) cap: Cap,
-    latest: Reading,
+    latest: TcpInfo,
     at: Instant,
     /// Bytes pulled when it was read.
     sent: u64,
@@ -28,7 +28,7 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// After the first reading.
-    pub(super) fn new(reading: Reading, sent: u64, now: Instant) -> Self {
+    pub(super) fn new(reading: TcpInfo, sent: u64, now: Instant) -> Self {
         let mut this =
             Self { cap: Cap::new(), latest: reading, at: now, sent, above: 0, least_ahead: i64::MAX };
         this.read(reading, sent, now);
@@ -36,7 +36,7 @@ impl Kernel {
     }
 
     /// The next reading, when `sent` bytes have been pulled.
-    pub(super) fn read(&mut self, reading: Reading, sent: u64, now: Instant) {
+    pub(super) fn read(&mut self, reading: TcpInfo, sent: u64, now: Instant) {
         let ahead = sent.wrapping_sub(reading.written).cast_signed();
         self.least_ahead = self.least_ahead.min(ahead);
         self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::net::gauge::{Gauge, Reading};
+use crate::net::tcp_info::{TcpInfo, TcpInfoReader};
 use crate::protocol::link::pace::Pace;
 use crate::protocol::link::schedule::{Schedule, Turn};
 use crate::protocol::link::source::FrameSource;
@@ -29,7 +29,7 @@ pub(super) struct Waiting {
     /// None on a plain link, whose peer must not be pinged often.
     pub(super) pace: Option<Pace>,
     /// Reads the kernel for the pace; none where it cannot.
-    pub(super) gauge: Option<Gauge>,
+    pub(super) tcp_info: Option<TcpInfoReader>,
     /// When to look again whether bulk may be sent.
     look: Option<Pin<Box<Sleep>>>,
     /// At this many entries the stale ones are removed.
@@ -59,7 +59,7 @@ impl Waiting {
             credits: VecDeque::new(),
             turns: Schedule::new(),
             pace: paced.then(Pace::new),
-            gauge: None,
+            tcp_info: None,
             look: None,
             sweep_at: SWEEP,
             unpulled: None,
@@ -103,18 +103,18 @@ impl Waiting {
     }
 
     /// What is to be read before anyone's turn, without this lock: then it goes to [`Self::read`].
-    pub(super) fn wants_reading(&self, now: Instant) -> Option<Gauge> {
+    pub(super) fn wants_reading(&self, now: Instant) -> Option<TcpInfoReader> {
         let wanted = self.turns.len() > 0 && self.pace.as_ref().is_some_and(|pace| pace.wants_reading(now));
-        self.gauge.clone().filter(|_| wanted)
+        if wanted { self.tcp_info.clone() } else { None }
     }
 
     /// What the kernel knows just now; if it does not tell, it will not.
-    pub(super) fn read(&mut self, reading: Option<Reading>, now: Instant) {
+    pub(super) fn read(&mut self, reading: Option<TcpInfo>, now: Instant) {
         match (&mut self.pace, reading) {
             (Some(pace), Some(reading)) => pace.read(reading, now),
             (Some(pace), None) => {
                 pace.blind();
-                self.gauge = None;
+                self.tcp_info = None;
             }
             (None, _) => {}
         }

@@ -47,9 +47,9 @@ impl Wire {
         }
     }
 
-    fn reading(&self) -> Reading {
+    fn reading(&self) -> TcpInfo {
         let in_flight = self.under_way.iter().map(|(_, len, _)| len).sum::<u64>();
-        Reading {
+        TcpInfo {
             round_trip: self.smoothed,
             pacing: self.window * 2_000_000 / self.smoothed.as_micros() as u64,
             delivered: self.delivered,

@@ -11,14 +11,14 @@ use super::diag::{self, TCP_INFO};
 
 /// Reads what the kernel knows of one connection. It holds no file, so it may outlive the connection.
 #[derive(Debug, Clone)]
-pub struct Gauge {
+pub struct TcpInfoReader {
     from: SocketAddr,
     to: SocketAddr,
 }
 
 /// What the kernel knew at one moment. Bytes are those of TCP, so with TLS's and HTTP/2's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reading {
+pub struct TcpInfo {
     /// The round trip of late, smoothed.
     pub round_trip: Duration,
     /// Bytes a second at which the kernel means to send just now.
@@ -33,31 +33,31 @@ pub struct Reading {
     pub written: u64,
 }
 
-impl Gauge {
+impl TcpInfoReader {
     /// For a connection; none if that has ended.
     pub fn of(socket: &TcpStream) -> Option<Self> {
         Some(Self { from: socket.local_addr().ok()?, to: socket.peer_addr().ok()? })
     }
 
     /// Asks the kernel, which takes some microseconds; none if it does not tell.
-    pub fn read(&self) -> Option<Reading> {
+    pub fn read(&self) -> Option<TcpInfo> {
         let kernel = KERNEL.get_or_init(|| diag::open().ok().map(Mutex::new)).as_ref()?;
         let kernel = kernel.lock().unwrap_or_else(PoisonError::into_inner);
         let mut room = [0; diag::ROOM];
         let answer = diag::ask(&kernel, self.from, self.to, TCP_INFO, &mut room).ok()?;
-        reading(diag::attribute(answer, TCP_INFO)?)
+        tcp_info(diag::attribute(answer, TCP_INFO)?)
     }
 }
 
 /// `struct tcp_info`, which newer kernels only ever make longer: of Linux 4.19 and later.
-fn reading(info: &[u8]) -> Option<Reading> {
+fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     let short = |at: usize| Some(u32::from_ne_bytes(info.get(at..at + 4)?.try_into().ok()?));
     let long = |at: usize| Some(u64::from_ne_bytes(info.get(at..at + 8)?.try_into().ok()?));
     let [segment, unacknowledged, selected, lost, again] = [16, 24, 28, 32, 36].map(short);
     let segment = u64::from(segment?);
     let under_way = u64::from(unacknowledged?) + u64::from(again?);
     let unsent = u64::from(short(144)?);
-    Some(Reading {
+    Some(TcpInfo {
         round_trip: Duration::from_micros(short(68)?.into()),
         pacing: long(104)?,
         delivered: u64::from(short(192)?) * segment,
@@ -82,15 +82,15 @@ mod tests {
         let far = TcpStream::connect(listener.local_addr().unwrap());
         let (far, near) = tokio::join!(far, listener.accept());
         let (mut far, (mut near, _)) = (far.unwrap(), near.unwrap());
-        let gauge = Gauge::of(&near).unwrap();
-        let before = gauge.read().unwrap();
+        let reader = TcpInfoReader::of(&near).unwrap();
+        let before = reader.read().unwrap();
         assert_eq!((before.in_flight, before.unsent), (0, 0));
         near.write_all(&[0; 100_000]).await.unwrap();
         far.read_exact(&mut vec![0; 100_000]).await.unwrap();
-        let mut after = gauge.read().unwrap();
+        let mut after = reader.read().unwrap();
         while after.in_flight + after.unsent > 0 {
             tokio::task::yield_now().await;
-            after = gauge.read().unwrap();
+            after = reader.read().unwrap();
         }
         assert_eq!(after.written - before.written, 100_000);
         assert!(after.delivered - before.delivered >= 100_000 && after.pacing > 0, "{after:?}");
@@ -99,12 +99,13 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_read_of_a_connection_that_is_gone() {
-        let gauge = Gauge { from: "127.0.0.1:9".parse().unwrap(), to: "127.0.0.1:1".parse().unwrap() };
-        assert_eq!(gauge.read(), None);
+        let reader =
+            TcpInfoReader { from: "127.0.0.1:9".parse().unwrap(), to: "127.0.0.1:1".parse().unwrap() };
+        assert_eq!(reader.read(), None);
     }
 
     #[test]
     fn an_answer_of_any_length_is_no_panic() {
-        assert!((0..300).filter_map(|len| reading(&vec![1; len])).count() == 300 - 216);
+        assert!((0..300).filter_map(|len| tcp_info(&vec![1; len])).count() == 300 - 216);
     }
 }

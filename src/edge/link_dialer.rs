@@ -1,4 +1,4 @@
-//! The way to the cloud: its places, tried in turn, and what makes a link there.
+//! The way to the cloud: its servers, tried in turn, and what makes a link there.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -28,10 +28,10 @@ use crate::protocol::grpc::{self, DialError, LinkContext};
 
 /// What a link to the cloud takes.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct LinkDialer {
     pub(super) node: NodeName,
     /// At least one, the one that is wanted most first.
-    pub(super) places: Vec<Place>,
+    pub(super) servers: Vec<CloudServer>,
     /// What may prove our name, tried in turn.
     pub(super) tokens: Reload<Vec<Secret>>,
     /// Which of them is tried next: the one that was taken last.
@@ -45,31 +45,31 @@ pub(super) struct Way {
 
 /// Where the cloud is.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct CloudServer {
     at: Target,
     name: ServerName<'static>,
     authority: String,
 }
 
 /// A link that was made.
-pub(super) struct Made {
+pub(super) struct NewLink {
     pub(super) link: Link,
-    /// Which place it leads to, by number.
-    pub(super) place: usize,
+    /// Which server it leads to, by number.
+    pub(super) server: usize,
     /// The address that was dialled; `None` through a proxy.
     pub(super) at: Option<SocketAddr>,
 }
 
-/// Which of a place's addresses the pod that was linked to wants this edge to dial.
+/// Which of a server's addresses the pod that was linked to wants this edge to dial.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Wish {
+pub(super) struct AddressHint {
     /// It comes first.
     pub(super) to: Option<SocketAddr>,
     /// That pod's own, which comes last.
     pub(super) not: Option<SocketAddr>,
 }
 
-impl Place {
+impl CloudServer {
     /// # Errors
     ///
     /// The name in its certificate cannot be one.
@@ -80,7 +80,7 @@ impl Place {
     }
 }
 
-impl Wish {
+impl AddressHint {
     fn sort(self, addresses: &mut [SocketAddr]) {
         let rank =
             |at: &SocketAddr| if Some(*at) == self.to { 0 } else { 1 + u8::from(Some(*at) == self.not) };
@@ -88,20 +88,20 @@ impl Wish {
     }
 }
 
-impl Way {
-    /// A link to the first place that gives one, beginning with number `first`; behind the last comes number 0.
+impl LinkDialer {
+    /// A link to the first server that gives one, beginning with number `first`; behind the last comes number 0.
     ///
     /// # Errors
     ///
     /// What each of them said. One that says that another process has this node's name is the last one asked.
-    pub(super) async fn connect(&self, first: usize, wish: Wish) -> anyhow::Result<Made> {
+    pub(super) async fn connect(&self, first: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
         let mut failed: Option<anyhow::Error> = None;
-        for n in 0..self.places.len() {
-            let place = (first + n) % self.places.len();
-            let why = match self.connect_to(place, wish).await {
+        for n in 0..self.servers.len() {
+            let server = (first + n) % self.servers.len();
+            let why = match self.connect_to(server, hint).await {
                 Ok(made) => return Ok(made),
-                Err(why) if self.places.len() == 1 => why,
-                Err(why) => why.context(format!("{}", self.places[place].at)),
+                Err(why) if self.servers.len() == 1 => why,
+                Err(why) => why.context(format!("{}", self.servers[server].at)),
             };
             let taken = is_name_taken(&why);
             failed = Some(match failed {
@@ -112,15 +112,15 @@ impl Way {
                 break;
             }
         }
-        Err(failed.context("no place of the cloud is known")?)
+        Err(failed.context("no server of the cloud is known")?)
     }
 
-    /// A link to that place, whatever else there is.
-    pub(super) async fn connect_to(&self, place: usize, wish: Wish) -> anyhow::Result<Made> {
-        let to = self.places.get(place).context("there is no such place")?;
-        let patience = if self.places.len() > 1 { FAIL_OVER } else { CONNECT };
+    /// A link to that server, whatever else there is.
+    pub(super) async fn connect_to(&self, server: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
+        let to = self.servers.get(server).context("there is no such server")?;
+        let patience = if self.servers.len() > 1 { FAIL_OVER } else { CONNECT };
         let (socket, at) =
-            timeout(patience, self.dial(to, wish, patience)).await.context("connecting took too long")??;
+            timeout(patience, self.dial(to, hint, patience)).await.context("connecting took too long")??;
         let congestion = self.ground.congestion.as_deref();
         tune_link(&socket, congestion).context("connection was gone at once")?;
         let tls = TlsConnector::from(self.tls.load());
@@ -133,18 +133,18 @@ impl Way {
         if dialled.as_ref().is_err_and(DialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
-        Ok(Made { link: dialled?, place, at })
+        Ok(NewLink { link: dialled?, server, at })
     }
 
-    /// The name by which messages call a place.
-    pub(super) fn named(&self, place: usize) -> String {
-        self.places.get(place).map(|place| place.at.to_string()).unwrap_or_default()
+    /// The name by which messages call a server.
+    pub(super) fn named(&self, server: usize) -> String {
+        self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()
     }
 
     async fn dial(
         &self,
-        to: &Place,
-        wish: Wish,
+        to: &CloudServer,
+        hint: AddressHint,
         patience: Duration,
     ) -> anyhow::Result<(TcpStream, Option<SocketAddr>)> {
         match self.proxy.as_ref().filter(|proxy| proxy.applies_to(&to.at)) {
@@ -154,7 +154,7 @@ impl Way {
             }
             None => {
                 let mut addresses = self.resolve(&to.at).await?;
-                wish.sort(&mut addresses);
+                hint.sort(&mut addresses);
                 let socket = dial(&addresses, patience).await?;
                 let at = socket.peer_addr().ok();
                 Ok((socket, at))
@@ -181,7 +181,7 @@ pub(super) fn is_name_taken(why: &anyhow::Error) -> bool {
 
 /// For each step of connecting to the cloud.
 const CONNECT: Duration = Duration::from_secs(10);
-/// For the first of them, the way through the network, where there is another place to try.
+/// For the first of them, the way through the network, where there is another server to try.
 const FAIL_OVER: Duration = Duration::from_secs(4);
 
 #[cfg(test)]
@@ -193,7 +193,7 @@ mod tests {
         let at = |last: u8| SocketAddr::from(([10, 0, 0, last], 9000));
         let sorted = |to, not| {
             let mut addresses = [at(1), at(2), at(3), at(4)];
-            Wish { to, not }.sort(&mut addresses);
+            AddressHint { to, not }.sort(&mut addresses);
             addresses.map(|at| match at.ip() {
                 std::net::IpAddr::V4(ip) => ip.octets()[3],
                 std::net::IpAddr::V6(_) => 0,
