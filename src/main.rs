@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Form, Mode, Module, is_wrong};
+use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, is_wrong};
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings;
 use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Init(asked)) => told(command::init(&asked)),
         None => run(&args),
     }
 }
@@ -202,6 +203,20 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
         Err(e) => {
             print_stderr(&format!("tunnel: {e:#}"));
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints what a command has done, or why not.
+fn told(done: Result<String, Failure>) -> ExitCode {
+    match done {
+        Ok(text) => {
+            answer(text.trim_end());
+            ExitCode::SUCCESS
+        }
+        Err(Failure { code, text }) => {
+            print_stderr(&format!("tunnel: {text}"));
+            ExitCode::from(code)
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
-use super::Module;
+use super::{Init, Module};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
 #[derive(Debug, Parser)]
@@ -62,6 +62,8 @@ pub enum Command {
         #[arg(long, value_name = "MODULES", value_delimiter = ',')]
         with: Vec<Module>,
     },
+    /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
+    Init(Init),
 }
 
 /// What a process is.
@@ -119,5 +121,5 @@ fn spelled_our_way(arg: OsString) -> OsString {
 /// As docs/operating.md has them.
 const EXIT_CODES: &str = "\
 Exit codes: 0 stopped, or all is well; 1 the demo has failed; 64 the command line is wrong; 69 a port cannot be had; \
-71 the system lacks something; 73 log files cannot be written; 77 this user may not have the port; \
+71 the system lacks something; 73 a file cannot be written; 77 this user may not have the port; \
 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";
