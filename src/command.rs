@@ -4,10 +4,12 @@ mod args;
 mod demo;
 mod folder;
 mod init;
+mod manual;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
 pub use init::{Init, run as init};
+pub use manual::{completions, man};
 
 /// Why a command for people was not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

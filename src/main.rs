@@ -32,6 +32,8 @@ fn main() -> ExitCode {
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
         Some(Command::Init(asked)) => told(command::init(&asked)),
+        Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
+        Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),
     }
 }
@@ -207,11 +209,13 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     }
 }
 
-/// Prints what a command has done, or why not.
+/// Prints what a command has to say, or why it was not done.
 fn told(done: Result<String, Failure>) -> ExitCode {
     match done {
         Ok(text) => {
-            answer(text.trim_end());
+            if !text.is_empty() {
+                answer(text.trim_end());
+            }
             ExitCode::SUCCESS
         }
         Err(Failure { code, text }) => {

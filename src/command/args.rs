@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use super::{Init, Module};
 
@@ -64,6 +65,17 @@ pub enum Command {
     },
     /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
     Init(Init),
+    /// Print what makes a shell complete this command line: `source <(tunnel completions bash)`.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write man pages of this program and of each of its commands.
+    Man {
+        /// Where to; it is made where it is missing.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
 }
 
 /// What a process is.
