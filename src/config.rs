@@ -68,6 +68,15 @@ pub struct Listen {
     pub key: &'static str,
 }
 
+/// The unix socket for commands of this machine, as `tunnel status`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdminSocket {
+    /// The file, which only its owner may open.
+    pub path: PathBuf,
+    /// No key names it: if it cannot be had, the program goes on without it.
+    pub implicit: bool,
+}
+
 /// The settings of a file and the environment, as far as they can be read.
 #[derive(Debug)]
 pub struct Reading<T> {

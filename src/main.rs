@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Form, Mode, Module, is_wrong};
+use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, is_wrong};
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings;
 use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
         None => run(&args),
     }
 }
@@ -204,6 +205,30 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints what a command has done, or why not.
+fn told(done: Result<String, Failure>) -> ExitCode {
+    match done {
+        Ok(text) => {
+            answer(text.trim_end());
+            ExitCode::SUCCESS
+        }
+        Err(Failure { code, text }) => {
+            print_stderr(&format!("tunnel: {text}"));
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// Does a command that waits for something.
+fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let failed = |cause| Failure {
+        code: code(FaultKind::System),
+        text: format!("the system gives no threads: {cause}"),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(work)
 }
 
 /// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
