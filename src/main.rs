@@ -12,7 +12,7 @@ use tunnel::cloud::Pod;
 use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, is_wrong};
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings;
-use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
+use tunnel::config::{Concern, Environment, Fault, Warning};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::secret::warn_of_readers;
@@ -132,7 +132,7 @@ fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either>
         format!("cannot read the config {}: {cause}; name it with --c=FILE", config.display())
     });
     let text = startup.keep(FaultKind::Config, &["--c"], text)?;
-    let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..environment() };
+    let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..Environment::read(variable) };
     let (settings, warnings) = match args.mode {
         Mode::Cloud => {
             let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
@@ -272,23 +272,10 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
     builder.enable_all().build()
 }
 
-fn environment() -> Environment {
-    #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-    let read = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    Environment {
-        node_name: read("NODE_NAME"),
-        node_ip: read("NODE_IP"),
-        pod_ip: read("POD_IP"),
-        pod_name: read("POD_NAME"),
-        pod_namespace: read("POD_NAMESPACE"),
-        kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
-        proxy_authorization: read("PROXY_AUTHORIZATION"),
-        cloud_proxy: read("CLOUD_PROXY"),
-        edge_no_proxy: read("EDGE_NO_PROXY"),
-        kubeconfig: None,
-        https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
-        no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),
-    }
+/// A variable of the environment.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Prints an answer to stdout. If that is closed, the exit code remains.

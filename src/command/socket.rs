@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, Request, StatusCode};
+use http::{Method, Request};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -31,7 +31,7 @@ pub(super) fn socket(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Sends one request with a body, which may be empty; gives status and body of the answer. Not cancel safe: the request
+/// Sends one request with a body, which may be empty; gives HTTP status and body of the answer. Not cancel safe: the request
 /// may have been done.
 ///
 /// # Errors
@@ -42,7 +42,7 @@ pub(super) async fn ask(
     method: Method,
     path: &str,
     body: impl Into<Bytes>,
-) -> Result<(StatusCode, Bytes), Failure> {
+) -> Result<(u16, Bytes), Failure> {
     let failed = |cause: &dyn std::fmt::Display| {
         Failure::unavailable(format!("{} does not answer: {cause}", socket.display()))
     };
@@ -69,7 +69,7 @@ pub(super) async fn ask(
             let answer = sender.send_request(request).await?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, MOST_BYTES).collect().await;
-            Ok::<_, hyper::Error>((head.status, body.map(|body| body.to_bytes())))
+            Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
         };
         // The connection is driven beside it; where that ends first, the sender tells why.
         let (answer, _) = tokio::join!(answer, connection);

@@ -5,7 +5,7 @@ mod words;
 
 use std::path::PathBuf;
 
-use http::{Method, StatusCode};
+use http::Method;
 
 use super::Failure;
 use super::socket::{ask, socket};
@@ -21,7 +21,7 @@ use words::{bytes, clean, duration, round_trip};
 pub async fn status(named: Option<PathBuf>, json: bool) -> Result<String, Failure> {
     let path = socket(named)?;
     let (code, body) = ask(&path, Method::GET, "/status", "").await?;
-    if code != StatusCode::OK {
+    if code != 200 {
         let text = format!("{} answered {code}: {}", path.display(), clean(&String::from_utf8_lossy(&body)));
         return Err(Failure::unavailable(text));
     }

@@ -86,8 +86,6 @@ pub fn serve<IO>(
 where
     IO: Connection + 'static,
 {
-    let tcp_info = io.tcp().and_then(TcpInfoReader::of);
-    let ends = Ends { remote: Some(from), ..ends(&io) };
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
     let ahead = ReadAhead::default();
     let service = {
@@ -97,8 +95,8 @@ where
             calls,
             ground: ground.clone(),
             ahead: ahead.clone(),
-            tcp_info,
-            ends,
+            tcp_info: io.tcp().and_then(TcpInfoReader::of),
+            ends: Ends { remote: Some(from), ..ends(&io) },
             connection: connection.clone(),
             accepted: accepted.clone(),
         };
