@@ -1,7 +1,7 @@
 //! What `tunnel status` tells of a running pod and a running edge.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tunnel::admin::Status;
@@ -18,13 +18,13 @@ fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
     (path, table)
 }
 
-async fn status(path: &PathBuf) -> Status {
-    let json = command::status(Some(path.clone()), true).await.unwrap();
+async fn status(path: &Path) -> Status {
+    let json = command::status(Some(path.to_owned()), true).await.unwrap();
     serde_json::from_str(&json).unwrap()
 }
 
 /// Asks until it is so.
-async fn status_with(path: &PathBuf, what: &str, is: impl Fn(&Status) -> bool) -> Status {
+async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> Status {
     let asking = async {
         loop {
             let told = status(path).await;
