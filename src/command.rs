@@ -2,11 +2,13 @@
 
 mod args;
 mod demo;
+mod manual;
 mod socket;
 mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
+pub use manual::{completions, man};
 pub use status::status;
 
 /// Why a command for people was not done.
