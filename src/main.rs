@@ -4,8 +4,6 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use futures_util::future::OptionFuture;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 use tunnel::cloud::Pod;
@@ -15,9 +13,9 @@ use tunnel::config::edge::EdgeSettings;
 use tunnel::config::{Concern, Environment, Fault, Warning};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
+use tunnel::net::files;
 use tunnel::net::secret::warn_of_readers;
-use tunnel::net::{files, reload};
-use tunnel::startup::{FaultKind, StartFaults, Startup};
+use tunnel::startup::{FaultKind, Signals, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
@@ -240,39 +238,6 @@ fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Fa
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(work)
-}
-
-/// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    /// None where a terminal that goes away is to end the program.
-    hangup: Option<Signal>,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt, hangup: None })
-    }
-
-    /// As [`Self::new`]; SIGHUP means to read the files again.
-    fn of_a_daemon() -> std::io::Result<Self> {
-        Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
-    }
-
-    async fn next(&mut self) {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => return,
-                _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
-                    info!("SIGHUP: certificates, tokens and users are read again; the config itself only at a start");
-                    reload::look_now();
-                }
-            }
-        }
-    }
 }
 
 fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {

@@ -1,6 +1,7 @@
 //! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
 mod gates;
+mod signals;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,6 +15,7 @@ use crate::config::{self, AdminSocket, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
 pub use gates::{Gates, Guard};
+pub use signals::Signals;
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.
