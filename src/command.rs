@@ -5,11 +5,14 @@ mod demo;
 mod folder;
 mod init;
 mod manual;
+mod socket;
+mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
 pub use init::{Init, run as init};
 pub use manual::{completions, man};
+pub use status::status;
 
 /// Why a command for people was not done.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -35,5 +38,10 @@ impl Failure {
     /// A file cannot be written.
     fn cannot_write(text: impl Into<String>) -> Self {
         Self { code: 73, text: text.into() }
+    }
+
+    /// Nobody answers.
+    fn unavailable(text: impl Into<String>) -> Self {
+        Self { code: 69, text: text.into() }
     }
 }
