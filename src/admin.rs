@@ -2,6 +2,7 @@
 
 mod answers;
 mod asker;
+mod enrol;
 mod readiness;
 mod status;
 mod view;
@@ -28,6 +29,7 @@ use crate::policy::Networks;
 use crate::telemetry::{LogLevel, Metrics};
 
 pub use asker::Asker;
+pub use enrol::Invited;
 pub use readiness::Readiness;
 pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};
 pub use view::{Clock, EdgeView, PodView};

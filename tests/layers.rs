@@ -21,7 +21,7 @@ const ROWS: [&[&str]; 11] = [
     &["config", "net"],
     &["protocol"],
     &["registry"],
-    &["route", "carry", "dialer"],
+    &["route", "carry", "dialer", "enrol"],
     &["frontend", "backend", "admin"],
     &["startup"],
     &["cloud", "edge"],

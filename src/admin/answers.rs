@@ -10,9 +10,9 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use tracing::info;
 
-use super::{Admin, Asker, Port, Program};
+use super::{Admin, Asker, Port, Program, enrol};
 use crate::names::NodeName;
-use crate::telemetry::Metrics;
+use crate::telemetry::{AUDIT, Metrics};
 
 impl Admin {
     /// Answers one request.
@@ -50,6 +50,18 @@ impl Admin {
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
+            ("/invitations" | "/revocations", Program::Cloud(_)) if port != Port::Local => {
+                plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
+            }
+            ("/invitations" | "/revocations", Program::Cloud(_)) if *request.method() != Method::POST => {
+                only("POST", "only supports POST method\n")
+            }
+            ("/invitations", Program::Cloud(pod)) => {
+                enrol::invite(pod.enrolment.as_ref(), pod.port, request, asker).await
+            }
+            ("/revocations", Program::Cloud(pod)) => {
+                enrol::revoke(pod.enrolment.as_ref(), request, asker).await
+            }
             ("/debug/flags/v", _) => self.set_level(request, asker).await,
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
         }
@@ -75,7 +87,7 @@ impl Admin {
         });
         match set {
             Ok(v) => {
-                info!(peer = %asker, verbosity = v, "log level set");
+                info!(target: AUDIT, who = %asker, verbosity = v, "the log level was set");
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {
@@ -106,7 +118,7 @@ fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
     answer
 }
 
-fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+pub(super) fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     text(status, body, "text/plain; charset=utf-8")
 }
 
@@ -117,7 +129,7 @@ fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Respo
     answer
 }
 
-fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
+pub(super) fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
     match serde_json::to_vec(value) {
         Ok(body) => text(StatusCode::OK, body, "application/json"),
         Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

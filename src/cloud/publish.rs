@@ -8,12 +8,12 @@ use tracing::info_span;
 use super::core::Core;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes;
-use crate::config::cloud::{Cloud, Publish, RegistrySettings};
+use crate::config::cloud::{Cloud, EtcdSettings, Publish, RegistrySettings};
 use crate::net::resolver::Resolver;
 use crate::net::tls::Identity;
 #[cfg(feature = "kubernetes")]
 use crate::registry::{ConfigMap, ConfigMapParams, Lives};
-use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
+use crate::registry::{Etcd, EtcdAccess, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
 
 /// Publishes the nodes of this pod, if the settings name a place. `dns` resolves names, to find those that have another
 /// owner; `port` is the gRPC port of all pods.
@@ -61,15 +61,8 @@ fn store(settings: &Cloud, core: &Core, pods: &OtherPods) -> Option<Store> {
         Publish::None => return None,
         Publish::Hosts(file) => Store::Hosts(Hosts::new(file, pod)),
         Publish::Etcd(etcd) => {
-            let etcd = EtcdParams {
-                members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
-                prefix: etcd.prefix,
-                ca: etcd.ca,
-                identity: etcd.identity.map(|(cert, key)| Identity { cert, key }),
-                login: etcd.login,
-                address: pod,
-            };
-            Store::Etcd(Box::new(Etcd::new(etcd, core.resolver.clone())))
+            let params = EtcdParams { prefix: etcd.prefix.clone(), access: etcd_access(etcd), address: pod };
+            Store::Etcd(Box::new(Etcd::new(params, core.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
         Publish::ConfigMap(name) => {
@@ -84,6 +77,16 @@ fn store(settings: &Cloud, core: &Core, pods: &OtherPods) -> Option<Store> {
         // This is a fault that was noted with the files.
         Publish::ConfigMap(_) => return None,
     })
+}
+
+/// How to reach an etcd.
+pub(super) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
+    EtcdAccess {
+        members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
+        ca: etcd.ca,
+        identity: etcd.identity.map(|(cert, key)| Identity { cert, key }),
+        login: etcd.login,
+    }
 }
 
 /// Decides whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.

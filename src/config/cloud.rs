@@ -14,6 +14,7 @@ mod certificates;
 mod cluster;
 mod egress;
 mod https;
+mod invitations;
 mod proxy;
 mod registry;
 mod siblings;
@@ -26,6 +27,7 @@ pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort};
+pub use invitations::Invitations;
 pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
@@ -58,6 +60,8 @@ pub struct Cloud {
     pub session: PodSessions,
     /// Where others learn which node is at this pod.
     pub registry: RegistrySettings,
+    /// Where it is kept who joins by invitation; `None`: nobody does.
+    pub invitations: Option<Invitations>,
     /// How clients may name a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may ask for.
@@ -162,12 +166,32 @@ impl Cloud {
         {
             all.push(("mode.cloud.https.key", &certificates.key));
         }
-        if let Publish::Etcd(etcd) = &self.registry.publish {
-            all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
-            let password = etcd.login.iter().map(|(_, file)| file.as_path());
-            all.extend(password.map(|file| ("mode.cloud.registry.etcd_password_file", file)));
+        for (table, etcd) in self.etcds() {
+            let (key, password) = if table == REGISTRY {
+                ("mode.cloud.registry.etcd_key", "mode.cloud.registry.etcd_password_file")
+            } else {
+                ("mode.cloud.invitations.etcd_key", "mode.cloud.invitations.etcd_password_file")
+            };
+            all.extend(etcd.identity.iter().map(|(_, file)| (key, file.as_path())));
+            all.extend(etcd.login.iter().map(|(_, file)| (password, file.as_path())));
+        }
+        if let Some(Invitations::File(file)) = &self.invitations {
+            all.push(("mode.cloud.invitations.file", file));
         }
         all
+    }
+
+    /// Each etcd that is asked, with the table that names it.
+    pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
+        let publish = match &self.registry.publish {
+            Publish::Etcd(etcd) => Some((REGISTRY, etcd)),
+            _ => None,
+        };
+        let invitations = match &self.invitations {
+            Some(Invitations::Etcd(etcd)) => Some(("mode.cloud.invitations", etcd)),
+            _ => None,
+        };
+        publish.into_iter().chain(invitations)
     }
 
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
@@ -192,6 +216,7 @@ impl Cloud {
             admin: listen::admin(&mut cloud, "cloud.sock", report),
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
+            invitations: invitations::read(&mut cloud, env, report),
             allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
@@ -255,6 +280,9 @@ fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Allow
     }
     Allow { targets: targets.into_iter().collect(), nodes }
 }
+
+/// The table of what is published.
+const REGISTRY: &str = "mode.cloud.registry";
 
 /// What SuperEdge's manifests open for edges.
 const GRPC_PORT: u16 = 9000;

@@ -1,6 +1,5 @@
 //! The checks that a client passes before anything is opened for it: address, password, rules.
 
-mod failures;
 mod recent;
 
 use std::collections::HashMap;
@@ -22,9 +21,8 @@ use tracing::warn;
 use super::Denial;
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
+use crate::net::failures::{Failures, Who};
 use crate::policy::{CertificateGlob, Networks, Rules, Zone};
-pub(super) use failures::WRONG_PASSWORDS;
-use failures::{Failures, Who};
 use recent::Recent;
 
 /// The access checks of one front end: every client passes them before anything is opened for it.
@@ -292,6 +290,10 @@ const WAITING: usize = 256;
 
 /// How long a login may wait for its turn before it is denied as busy.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a user is not listened to.
+pub(super) const WRONG_PASSWORDS: &str =
+    "too many wrong passwords of this user from your address: wait a minute";
 
 #[cfg(test)]
 mod tests;

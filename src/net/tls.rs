@@ -19,9 +19,11 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
+pub use leaf::host_of;
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
 use shown::Shown;
+pub use verify::issuer;
 use verify::{Anyone, SiblingVerifier};
 
 use super::pem;

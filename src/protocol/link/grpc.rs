@@ -6,6 +6,7 @@
 mod accept;
 mod body;
 mod dial;
+mod enrol;
 mod read_ahead;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,8 +17,9 @@ use futures_util::FutureExt as _;
 use http::HeaderValue;
 use tracing::Span;
 
-pub use crate::protocol::link::grpc::accept::{Call, Dismissal, Unaccepted, serve};
+pub use crate::protocol::link::grpc::accept::{Arrival, Call, Dismissal, Unaccepted, serve};
 pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
+pub use crate::protocol::link::grpc::enrol::{Joining, Petition, PetitionError, Wish, petition};
 pub(in crate::protocol) use crate::protocol::link::grpc::read_ahead::ReadAhead;
 
 use crate::drain::Drain;
