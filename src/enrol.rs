@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 pub use authority::CloudAuthority;
-pub use code::{Code, CodeError};
+pub use code::{Code, CodeError, Pin};
 
 use crate::drain::Drain;
 use crate::names::NodeName;

@@ -47,6 +47,8 @@ pub(super) struct NotJoined {
 enum Miss {
     /// It said no.
     Refused(String),
+    /// It is another cloud, which was told nothing.
+    Foreign(String),
     /// It did not answer, after the invitation was sent, or before.
     Unanswered { text: String, sent: bool },
     /// Something here is in the way.
@@ -92,6 +94,7 @@ impl<'a> Asking<'a> {
                 sleep(pause).await;
                 pause *= 2;
             }
+            let mut may_mend = false;
             for at in self.addresses().await.map_err(|failure| NotJoined { failure, is_final: !was_sent })? {
                 match self.ask_at(at).await {
                     Ok(authority) => return Ok(authority),
@@ -99,11 +102,16 @@ impl<'a> Asking<'a> {
                         return Err(NotJoined { failure: Failure::refused(text), is_final: true });
                     }
                     Err(Miss::Here(failure)) => return Err(NotJoined { failure, is_final: !was_sent }),
+                    Err(Miss::Foreign(text)) => last = text,
                     Err(Miss::Unanswered { text, sent }) => {
-                        was_sent |= sent;
+                        (was_sent, may_mend) = (was_sent | sent, true);
                         last = text;
                     }
                 }
+            }
+            if !may_mend {
+                // All of it is another cloud's, which time does not mend.
+                break;
             }
         }
         let hint =
@@ -116,7 +124,6 @@ impl<'a> Asking<'a> {
     /// proved that it is its, with the invitation.
     async fn ask_at(&self, at: SocketAddr) -> Result<String, Miss> {
         let authority = self.asked.cloud.to_string();
-        let before = |text: String| Miss::Unanswered { text, sent: false };
         let anyone = self.encrypted(at, Trust::Anyone).await?;
         let shown = petition(anyone, &authority, Wish::Authority).await.map_err(|why| miss(why, false))?;
         // Of several it is believed by this one alone.
@@ -127,7 +134,7 @@ impl<'a> Asking<'a> {
                 .any(|der| der.is_ok_and(|der| CloudAuthority::pin_of(&der) == pin))
         };
         let pinned = shown.split_inclusive(END).find(fits);
-        let pinned = pinned.ok_or_else(|| before(format!("{at} {NOT_THE_CLOUD}")))?;
+        let pinned = pinned.ok_or_else(|| Miss::Foreign(format!("{at} {NOT_THE_CLOUD}")))?;
         self.folder.write_anew(AUTHORITY, pinned).map_err(Miss::Here)?;
         let proved = self.encrypted(at, Trust::Ca(self.pinned.clone())).await?;
         let wish = Wish::Join(self.joining.clone());
