@@ -27,10 +27,16 @@ pub(super) struct Cap {
     capped_for: Duration,
     renewal: Option<Renewal>,
     trial: Option<Trial>,
-    /// The cap has just changed: what comes of it shows in the round after this one.
-    settling: bool,
+    /// Whether the cap was hit in the round before. If not, what stands on the line is older, or not ours.
+    was_hit: bool,
+    /// The cap has just changed: what comes of it shows after so many rounds.
+    settling: u32,
     /// How often in a row it has grown without a queue.
     grown: u32,
+    /// Rounds since it was cut.
+    uncut: u32,
+    /// By how much the round trip of late fell by itself, in each of some rounds.
+    falls: VecDeque<Duration>,
 }
 
 /// One round trip, or [`SHORTEST_ROUND`] if that is longer.
@@ -39,6 +45,9 @@ struct Round {
     since: Option<Instant>,
     delivered: u64,
     least: Option<Duration>,
+    /// The longest round trip of it so far, and by how much a later one was shorter at the most.
+    most: Duration,
+    fall: Duration,
     hit: bool,
 }
 
@@ -73,8 +82,11 @@ impl Cap {
             capped_for: Duration::ZERO,
             renewal: None,
             trial: None,
-            settling: false,
+            was_hit: false,
+            settling: 0,
             grown: 0,
+            uncut: ROUNDS_TO_DRAIN,
+            falls: VecDeque::with_capacity(FALLS_KEPT),
         }
     }
 
@@ -91,6 +103,12 @@ impl Cap {
         under_way >= self.bytes()
     }
 
+    /// The round trip varied by so much while nothing of ours was under way.
+    pub(super) fn varies(&mut self, by: Duration) {
+        self.falls.clear();
+        self.falls.push_front(by);
+    }
+
     /// The least round trip, once one is known.
     pub(super) fn least(&self) -> Option<Duration> {
         self.least
@@ -105,13 +123,17 @@ impl Cap {
     pub(super) fn sample(&mut self, trip: Duration, delivered: u64, now: Instant) {
         self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
         self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
-        let next = Round { since: Some(now), delivered, least: None, hit: false };
+        self.round.most = self.round.most.max(trip);
+        self.round.fall = self.round.fall.max(self.round.most - trip);
+        let next = Round { since: Some(now), delivered, most: trip, ..Round::default() };
         let Some(since) = self.round.since else {
             self.round = Round { hit: self.round.hit, ..next };
             return;
         };
         // Half a round more of doubling would fill the queue of any line.
-        let overfull = self.doubling && self.least.is_some_and(|least| trip > least + standing(least));
+        let overfull = self.doubling
+            && self.was_hit
+            && self.least.is_some_and(|least| trip > least + self.standing(least));
         if now - since >= if overfull { SHORTEST_ROUND } else { trip.max(SHORTEST_ROUND) } {
             if overfull {
                 self.round.least = Some(trip);
@@ -123,10 +145,20 @@ impl Cap {
 
     fn end_round(&mut self, delivered: u64, took: Duration) {
         let (Some(here), Some(least)) = (self.round.least, self.least) else { return };
-        let (hit, rate) = (self.round.hit, per_second(delivered.wrapping_sub(self.round.delivered), took));
-        self.rates.truncate(ROUNDS_KEPT - 1);
-        self.rates.push_front(rate);
+        // A round in which there was a pause shows nothing.
+        let hit = self.round.hit && took <= PAUSE.max(here * 3);
+        let rate = per_second(delivered.wrapping_sub(self.round.delivered), took);
+        if hit || rate > self.best() {
+            self.rates.truncate(ROUNDS_KEPT - 1);
+            self.rates.push_front(rate);
+        }
+        let ours = std::mem::replace(&mut self.was_hit, hit) && hit;
         self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
+        if self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none() && ours {
+            self.falls.truncate(FALLS_KEPT - 1);
+            self.falls.push_front(self.round.fall);
+        }
+        self.uncut += 1;
         if let Some(mut renewal) = self.renewal.take() {
             renewal.least = Some(renewal.least.map_or(here, |l| l.min(here)));
             renewal.step += 1;
@@ -138,9 +170,12 @@ impl Cap {
             return;
         }
         let queue = here.saturating_sub(least);
-        if std::mem::take(&mut self.settling) {
-        } else if queue > standing(least) {
-            self.stands(here, least);
+        if self.settling > 0 {
+            self.settling -= 1;
+        } else if queue > self.standing(least) {
+            if ours {
+                self.stands(here, least);
+            }
         } else {
             self.trial = None;
             self.flows(queue, least, hit);
@@ -164,12 +199,27 @@ impl Cap {
             return;
         }
         let best = self.best();
-        let lowered = carried(best, least + target(least)).clamp(LEAST_CAP, bytes);
+        let lowered = carried(best, least + self.target(least)).clamp(LEAST_CAP, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
         // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
         let tried = Trial { shorter: trial.shorter + less, ..trial };
         self.trial = (!std::mem::take(&mut self.doubling)).then_some(tried);
-        (self.bytes, self.settling, self.grown) = (lowered, true, 0);
+        (self.bytes, self.settling, self.grown, self.uncut) = (lowered, 1, 0, 0);
+    }
+
+    /// The round trip above the least by which a queue stands.
+    fn standing(&self, least: Duration) -> Duration {
+        STANDING_QUEUE.max(least / 8).max(self.noise())
+    }
+
+    /// The queue that is allowed: a shorter one would not be seen.
+    fn target(&self, least: Duration) -> Duration {
+        target(least).max(self.noise() / 2)
+    }
+
+    /// By how much the round trip changes without us. What falls again while as much is under way was no queue of ours.
+    fn noise(&self) -> Duration {
+        self.falls.iter().copied().max().unwrap_or_default().min(MOST_NOISE)
     }
 
     /// What the line carries, as far as is known.
@@ -182,7 +232,7 @@ impl Cap {
         if !hit {
             return;
         }
-        if queue > target(least) / 2 {
+        if queue > self.target(least) / 2 {
             self.grown = 0;
             return;
         }
@@ -190,20 +240,20 @@ impl Cap {
         let step = match self.grown {
             _ if self.doubling => self.bytes,
             // A cap that is much too low need not grow by little for long.
-            GROWN_BY_LITTLE.. => self.bytes / 8,
+            grown @ GROWN_BY_LITTLE.. => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
             _ => carried(self.best(), target(least) / 2),
         };
         self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);
-        self.settling = !self.doubling;
+        self.settling = match self.grown {
+            _ if self.doubling => 0,
+            // Its least round trip began before.
+            GROWN_BY_LITTLE.. => 2,
+            _ => 1,
+        };
     }
 }
 
-/// The round trip above the least by which a queue stands.
-fn standing(least: Duration) -> Duration {
-    STANDING_QUEUE.max(least / 8)
-}
-
-/// The queue that is allowed on a line with that least round trip.
+/// The queue that is allowed on a line with that least round trip, when it never changes by itself.
 fn target(least: Duration) -> Duration {
     TARGET_QUEUE.max(least / 12)
 }
@@ -233,10 +283,18 @@ const MOST_CAP: u64 = 64 << 20;
 const STANDING_QUEUE: Duration = Duration::from_millis(12);
 /// The queue that is allowed, so that the line never runs dry; on a long line a twelfth of its round trip.
 const TARGET_QUEUE: Duration = Duration::from_millis(8);
+/// A round that takes longer, and three round trips, had a pause in it.
+const PAUSE: Duration = Duration::from_millis(100);
 /// A shorter round would measure the scheduler, not the line.
 const SHORTEST_ROUND: Duration = Duration::from_millis(10);
 /// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
 const ROUNDS_KEPT: usize = 8;
+/// Of how many rounds it is remembered by how much the round trip fell.
+const FALLS_KEPT: usize = 16;
+/// After so many rounds the queue of before a cut is gone.
+const ROUNDS_TO_DRAIN: u32 = 3;
+/// More is believed to be a queue.
+const MOST_NOISE: Duration = Duration::from_millis(60);
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.
