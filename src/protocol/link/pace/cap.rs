@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::protocol::link::pace::noise::Noise;
+
 /// The cap, and what it is derived from.
 #[derive(Debug)]
 pub(super) struct Cap {
@@ -35,8 +37,7 @@ pub(super) struct Cap {
     grown: u32,
     /// Rounds since it was cut.
     uncut: u32,
-    /// By how much the round trip of late fell by itself, in each of some rounds.
-    falls: VecDeque<Duration>,
+    noise: Noise,
 }
 
 /// One round trip, or [`SHORTEST_ROUND`] if that is longer.
@@ -45,9 +46,6 @@ struct Round {
     since: Option<Instant>,
     delivered: u64,
     least: Option<Duration>,
-    /// The longest round trip of it so far, and by how much a later one was shorter at the most.
-    most: Duration,
-    fall: Duration,
     hit: bool,
 }
 
@@ -86,7 +84,7 @@ impl Cap {
             settling: 0,
             grown: 0,
             uncut: ROUNDS_TO_DRAIN,
-            falls: VecDeque::with_capacity(FALLS_KEPT),
+            noise: Noise::default(),
         }
     }
 
@@ -105,8 +103,7 @@ impl Cap {
 
     /// The round trip varied by so much while nothing of ours was under way.
     pub(super) fn varies(&mut self, by: Duration) {
-        self.falls.clear();
-        self.falls.push_front(by);
+        self.noise.alone(by);
     }
 
     /// The least round trip, once one is known.
@@ -123,9 +120,8 @@ impl Cap {
     pub(super) fn sample(&mut self, trip: Duration, delivered: u64, now: Instant) {
         self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
         self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
-        self.round.most = self.round.most.max(trip);
-        self.round.fall = self.round.fall.max(self.round.most - trip);
-        let next = Round { since: Some(now), delivered, most: trip, ..Round::default() };
+        self.noise.sample(trip);
+        let next = Round { since: Some(now), delivered, least: None, hit: false };
         let Some(since) = self.round.since else {
             self.round = Round { hit: self.round.hit, ..next };
             return;
@@ -138,12 +134,12 @@ impl Cap {
             if overfull {
                 self.round.least = Some(trip);
             }
-            self.end_round(delivered, now - since);
+            self.end_round(trip, delivered, now - since);
             self.round = next;
         }
     }
 
-    fn end_round(&mut self, delivered: u64, took: Duration) {
+    fn end_round(&mut self, trip: Duration, delivered: u64, took: Duration) {
         let (Some(here), Some(least)) = (self.round.least, self.least) else { return };
         // A round in which there was a pause shows nothing.
         let hit = self.round.hit && took <= PAUSE.max(here * 3);
@@ -154,11 +150,8 @@ impl Cap {
         }
         let ours = std::mem::replace(&mut self.was_hit, hit) && hit;
         self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
-        if self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none() && ours {
-            self.falls.truncate(FALLS_KEPT - 1);
-            self.falls.push_front(self.round.fall);
-        }
-        self.uncut += 1;
+        self.noise.end_round(trip, ours && self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none());
+        self.uncut = self.uncut.saturating_add(1);
         if let Some(mut renewal) = self.renewal.take() {
             renewal.least = Some(renewal.least.map_or(here, |l| l.min(here)));
             renewal.step += 1;
@@ -209,17 +202,12 @@ impl Cap {
 
     /// The round trip above the least by which a queue stands.
     fn standing(&self, least: Duration) -> Duration {
-        STANDING_QUEUE.max(least / 8).max(self.noise())
+        STANDING_QUEUE.max(least / 8).max(self.noise.now())
     }
 
     /// The queue that is allowed: a shorter one would not be seen.
     fn target(&self, least: Duration) -> Duration {
-        target(least).max(self.noise() / 2)
-    }
-
-    /// By how much the round trip changes without us. What falls again while as much is under way was no queue of ours.
-    fn noise(&self) -> Duration {
-        self.falls.iter().copied().max().unwrap_or_default().min(MOST_NOISE)
+        target(least).max(self.noise.now() / 2)
     }
 
     /// What the line carries, as far as is known.
@@ -289,12 +277,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 const SHORTEST_ROUND: Duration = Duration::from_millis(10);
 /// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
 const ROUNDS_KEPT: usize = 8;
-/// Of how many rounds it is remembered by how much the round trip fell.
-const FALLS_KEPT: usize = 16;
 /// After so many rounds the queue of before a cut is gone.
 const ROUNDS_TO_DRAIN: u32 = 3;
-/// More is believed to be a queue.
-const MOST_NOISE: Duration = Duration::from_millis(60);
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.
