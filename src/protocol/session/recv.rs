@@ -9,6 +9,7 @@
 //! clock.
 
 mod queue;
+mod rounds;
 mod trip;
 
 use std::time::Duration;
@@ -17,6 +18,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::protocol::session::recv::queue::Queue;
+use crate::protocol::session::recv::rounds::Rounds;
 use crate::protocol::session::recv::trip::Trips;
 
 use crate::protocol::budget::Share;
@@ -45,24 +47,11 @@ pub(crate) struct RecvHalf {
     windows: Windows,
     /// The budget for bytes below the limit.
     promised: Share,
-    /// The round trip that is on.
-    round: Option<Round>,
-    /// Bytes that the reader took in the round trip before.
-    before: u64,
+    rounds: Rounds,
     last_data: Option<Instant>,
     /// The limit before the last credit.
     old_limit: u64,
     trips: Trips,
-}
-
-/// One round trip of a reader.
-#[derive(Debug, Clone, Copy)]
-struct Round {
-    since: Instant,
-    /// Bytes taken when it began.
-    from: u64,
-    /// Nothing was taken for a while before it. What is taken at once then has waited, and shows no rate.
-    late: bool,
 }
 
 /// How the peer violated the protocol.
@@ -92,8 +81,7 @@ impl RecvHalf {
             window: windows.start,
             windows,
             promised,
-            round: None,
-            before: 0,
+            rounds: Rounds::default(),
             last_data: None,
             old_limit: windows.start,
             trips: Trips::default(),
@@ -129,12 +117,12 @@ impl RecvHalf {
         }
         if self.last_data.is_some_and(|last| now - last >= WINDOW_IDLE) {
             self.window = self.windows.start;
-            (self.round, self.before) = (None, 0);
+            self.rounds.interrupt();
             self.trips.interrupt();
         }
         self.last_data = Some(now);
         self.trips.arrived(end, now);
-        self.round.get_or_insert(Round { since: now, from: self.taken, late: false });
+        self.rounds.arrived(self.taken, now);
         self.received = end;
         self.queue.push(bytes);
         Ok(())
@@ -160,24 +148,14 @@ impl RecvHalf {
         if total == 0 || here == total { Ok(()) } else { Err(BadData::WrongEnd(total, self.received)) }
     }
 
-    /// Returns the next bytes for the reader. The window grows to two round trips' worth of what is taken, and to four
-    /// while that doubles from one to the next. The round trip is the link's (`rtt`), or the one measured over the whole
-    /// path if that is longer.
+    /// Returns the next bytes for the reader, and widens the window if it takes them fast. The round trip is the link's
+    /// (`rtt`), or the one measured over the whole path if that is longer.
     pub(crate) fn take(&mut self, now: Instant, rtt: Duration) -> Option<Bytes> {
         let bytes = self.queue.pop()?;
-        let (before, trip) = (self.taken, rtt.max(self.trips.latest()));
+        let before = self.taken;
         self.taken += as_u64(bytes.len());
-        let Some(round) = &mut self.round else { return Some(bytes) };
-        let took = now - round.since;
-        if took > trip {
-            self.before = part(before - round.from, trip, took);
-            *round = Round { since: now, from: before, late: took > trip * 2 };
-        }
-        if !round.late {
-            let here = self.taken - round.from;
-            let times = (here * 2).checked_div(self.before).map_or(4, |halves| halves.clamp(2, 4));
-            self.grow(here.saturating_mul(times));
-        }
+        let wanted = self.rounds.took(before, self.taken, rtt.max(self.trips.latest()), now);
+        self.grow(wanted);
         Some(bytes)
     }
 
@@ -228,7 +206,7 @@ impl RecvHalf {
     /// Accepts no more bytes and frees their budget at once, as it may take long until the peer has read the last
     /// frame.
     pub(crate) fn close(&mut self) {
-        self.round = None;
+        self.rounds.interrupt();
         // Without a limit the queue itself counts its bytes.
         self.promised.set(if self.queue.is_unpromised() { 0 } else { self.queue.bytes() });
     }
@@ -284,12 +262,6 @@ impl RecvHalf {
             self.window = wider;
         }
     }
-}
-
-/// Of `bytes` that took one time, those of another.
-fn part(bytes: u64, time: Duration, of: Duration) -> u64 {
-    let part = u128::from(bytes) * time.as_micros() / of.as_micros().max(1);
-    u64::try_from(part).unwrap_or(u64::MAX)
 }
 
 fn as_u64(len: usize) -> u64 {
