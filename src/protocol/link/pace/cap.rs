@@ -29,15 +29,17 @@ pub(super) struct Cap {
     capped_for: Duration,
     renewal: Option<Renewal>,
     trial: Option<Trial>,
-    /// Whether the cap was hit in the round before. If not, what stands on the line is older, or not ours.
-    was_hit: bool,
+    /// The doubling has just ended.
+    overshot: bool,
+    /// Whether much was under way in the round before. If not, what stands on the line is older, or not ours.
+    was_near: bool,
     /// The cap has just changed: what comes of it shows after so many rounds.
     settling: u32,
     /// How often in a row it has grown without a queue.
     grown: u32,
     /// Rounds since it was cut.
     uncut: u32,
-    noise: Noise,
+    pub(super) noise: Noise,
 }
 
 /// One round trip, or [`SHORTEST_ROUND`] if that is longer.
@@ -47,6 +49,8 @@ struct Round {
     delivered: u64,
     least: Option<Duration>,
     hit: bool,
+    /// Much is under way, whether the cap is what holds it or the kernel.
+    near: bool,
 }
 
 /// Some rounds below the cap, which empty the queue that we may keep standing ourselves.
@@ -80,7 +84,8 @@ impl Cap {
             capped_for: Duration::ZERO,
             renewal: None,
             trial: None,
-            was_hit: false,
+            overshot: false,
+            was_near: false,
             settling: 0,
             grown: 0,
             uncut: ROUNDS_TO_DRAIN,
@@ -96,14 +101,10 @@ impl Cap {
 
     /// Whether so many bytes under way are as many as may be. Those who ask have more to send.
     pub(super) fn is_reached(&mut self, under_way: u64) -> bool {
+        self.round.near |= under_way >= self.bytes() / 8;
         // While it doubles, the line must not wait for that.
         self.round.hit |= under_way >= if self.doubling { self.bytes() / 2 } else { self.bytes() };
         under_way >= self.bytes()
-    }
-
-    /// The round trip varied by so much while nothing of ours was under way.
-    pub(super) fn varies(&mut self, by: Duration) {
-        self.noise.alone(by);
     }
 
     /// The least round trip, once one is known.
@@ -121,14 +122,14 @@ impl Cap {
         self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
         self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
         self.noise.sample(trip);
-        let next = Round { since: Some(now), delivered, least: None, hit: false };
+        let next = Round { since: Some(now), delivered, ..Round::default() };
         let Some(since) = self.round.since else {
-            self.round = Round { hit: self.round.hit, ..next };
+            self.round = Round { hit: self.round.hit, near: self.round.near, ..next };
             return;
         };
         // Half a round more of doubling would fill the queue of any line.
         let overfull = self.doubling
-            && self.was_hit
+            && self.was_near
             && self.least.is_some_and(|least| trip > least + self.standing(least));
         if now - since >= if overfull { SHORTEST_ROUND } else { trip.max(SHORTEST_ROUND) } {
             if overfull {
@@ -142,13 +143,14 @@ impl Cap {
     fn end_round(&mut self, trip: Duration, delivered: u64, took: Duration) {
         let (Some(here), Some(least)) = (self.round.least, self.least) else { return };
         // A round in which there was a pause shows nothing.
-        let hit = self.round.hit && took <= PAUSE.max(here * 3);
+        let paused = took > PAUSE.max(here * 3);
+        let (hit, near) = (self.round.hit && !paused, self.round.near && !paused);
         let rate = per_second(delivered.wrapping_sub(self.round.delivered), took);
         if hit || rate > self.best() {
             self.rates.truncate(ROUNDS_KEPT - 1);
             self.rates.push_front(rate);
         }
-        let ours = std::mem::replace(&mut self.was_hit, hit) && hit;
+        let ours = std::mem::replace(&mut self.was_near, near) && near;
         self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
         self.noise.end_round(trip, ours && self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none());
         self.uncut = self.uncut.saturating_add(1);
@@ -165,6 +167,10 @@ impl Cap {
         let queue = here.saturating_sub(least);
         if self.settling > 0 {
             self.settling -= 1;
+            // While the queue of the doubling was sent, the line's rate showed.
+            if std::mem::take(&mut self.overshot) {
+                self.bytes = self.bytes.max(carried(self.best(), least + self.target(least)));
+            }
         } else if queue > self.standing(least) {
             if ours {
                 self.stands(here, least);
@@ -196,7 +202,8 @@ impl Cap {
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
         // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
         let tried = Trial { shorter: trial.shorter + less, ..trial };
-        self.trial = (!std::mem::take(&mut self.doubling)).then_some(tried);
+        self.overshot = std::mem::take(&mut self.doubling);
+        self.trial = (!self.overshot).then_some(tried);
         (self.bytes, self.settling, self.grown, self.uncut) = (lowered, 1, 0, 0);
     }
 

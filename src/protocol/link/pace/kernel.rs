@@ -42,7 +42,7 @@ impl Kernel {
         self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();
         (self.latest, self.sent, self.at) = (reading, sent, now);
         if reading.in_flight <= FEW {
-            self.cap.varies(reading.variation * 3);
+            self.cap.noise.alone(reading.variation * 3);
         }
         self.cap.sample(reading.round_trip, reading.delivered, now);
     }

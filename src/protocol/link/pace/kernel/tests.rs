@@ -279,3 +279,18 @@ async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
     let alone = Wire::new(10, 600).run(None, SECOND * 8);
     assert!(share > alone * 0.85, "{share}, plain TCP {alone}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
+    for (mbit, trip, most) in [(10, 600, 400), (7, 600, 400), (130, 200, 120), (70, 200, 120), (20, 40, 70)] {
+        let (mut wire, mut plain, mut pace) = (Wire::new(mbit, trip), Wire::new(mbit, trip), Pace::new());
+        let share = wire.run(Some(&mut pace), SECOND * 6) / plain.run(None, SECOND * 6);
+        let first = wire.worst.as_millis();
+        wire.run(Some(&mut pace), SECOND * 2);
+        wire.run(Some(&mut pace), SECOND * 4);
+        let then = wire.worst.as_millis();
+        let what =
+            format!("{share} of plain TCP, {first} ms, then {then} ms wait at {mbit} Mbit/s, {trip} ms");
+        assert!(share > 0.98 && first <= most && then <= (trip / 6).max(20).into(), "{what}");
+    }
+}
