@@ -26,7 +26,7 @@ use crate::net::entrance::{Accepted, ConnectionHandler, Entrance};
 use crate::net::files;
 use crate::net::listen::Listener;
 use crate::policy::{Networks, plain};
-use crate::telemetry::{LogLevel, Metrics};
+use crate::telemetry::{LogLevel, Metrics, log_trouble};
 
 pub use readiness::Readiness;
 
@@ -109,8 +109,10 @@ impl Admin {
             ("/metrics", _, _) => text(StatusCode::OK, self.metrics.encode(), Metrics::CONTENT_TYPE),
             ("/livez", _, _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _, _) => match self.readiness.check() {
-                Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}")),
-                Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, reasons),
+                Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
+                Err(reasons) => {
+                    plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble()))
+                }
             },
             ("/cloud/healthz", Port::Log, Program::Cloud(_)) if !get => only("GET", READ_ONLY),
             ("/cloud/healthz", Port::Log, Program::Cloud(nodes)) => {
@@ -140,7 +142,8 @@ impl Admin {
         };
         let body = body.to_bytes();
         let value = String::from_utf8_lossy(&body);
-        let set = go_parse_int(&value).and_then(|v| match &self.level {
+        let value = value.trim();
+        let set = go_parse_int(value).and_then(|v| match &self.level {
             Some(level) => level.set(v).map(|()| v).map_err(|e| e.to_string()),
             None => Err("logs have no level here".to_owned()),
         });
@@ -150,7 +153,7 @@ impl Admin {
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {
-                let why = format!("failed set klog.logging.verbosity {value}: {why}\n");
+                let why = format!("failed set klog.logging.verbosity {value}: {why}\n{LEVEL_BODY}");
                 plain_text(StatusCode::BAD_REQUEST, why)
             }
         }
@@ -227,6 +230,10 @@ fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Respo
     answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
 }
+
+/// What a level is set with.
+const LEVEL_BODY: &str = "next: send the level alone as the body, as curl -X PUT --data 2 does: 0 what operators need, \
+                          2 debug, 4 libraries too, 6 everything\n";
 
 /// SuperEdge's words for any other method.
 const READ_ONLY: &str = "only supports GET method\n";

@@ -2,6 +2,7 @@
 
 mod clean;
 mod files;
+mod lost;
 
 use std::fmt;
 use std::io;
@@ -17,6 +18,7 @@ use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
 use clean::Clean;
 use files::LogFiles;
+use lost::OF_PROCESS;
 
 /// Destination, format and first level of log lines.
 #[derive(Debug, Clone, Default)]
@@ -83,7 +85,7 @@ impl Logs {
             outputs.push(output(writer, settings.json));
         }
         if let Some(dir) = settings.dir {
-            let files = LogFiles::open(&dir, settings.name, files::RETENTION)
+            let files = LogFiles::open(&dir, settings.name, files::RETENTION, OF_PROCESS.clone())
                 .map_err(|cause| LogError::Dir { dir, cause })?;
             let (writer, guard) = in_background(files);
             writers.push(guard);
@@ -166,7 +168,20 @@ fn targets(verbosity: i32) -> Targets {
 
 /// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
 fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
-    NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("log").finish(to)
+    let builder = NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("log");
+    let (writer, guard) = builder.finish(to);
+    OF_PROCESS.count_queue(writer.error_counter());
+    (writer, guard)
+}
+
+/// Lines of this process's logs that were lost: the disk did not take them, or too many waited for it.
+pub fn lost_lines() -> u64 {
+    OF_PROCESS.count()
+}
+
+/// Why lines of this process's logs are being lost now, as a line for `/readyz`; empty: none is.
+pub fn log_trouble() -> String {
+    OF_PROCESS.trouble().map(|why| format!("log: {why}\n")).unwrap_or_default()
 }
 
 type Output = Box<dyn Layer<tracing_subscriber::layer::Layered<Filter, Registry>> + Send + Sync>;
