@@ -20,6 +20,7 @@ mod requests;
 mod siblings;
 mod stop;
 mod tcp;
+mod unshaken;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
