@@ -224,8 +224,7 @@ impl<'t> Table<'t> {
                 Some(nearest) => format!("did you mean {nearest}?"),
                 None => "nothing is known here: take it out".to_owned(),
             };
-            let found = Some("not a key that is known".to_owned());
-            report.place_fault(Some(entry.place), &self.key(value::excerpt(&entry.name)), found, wanted);
+            report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &wanted);
         }
     }
 
