@@ -12,6 +12,7 @@ mod files;
 mod https;
 mod kubernetes;
 mod links;
+mod policies;
 mod ports;
 mod proven;
 mod proxy;
@@ -29,6 +30,7 @@ use tracing::info;
 
 use self::core::Core;
 use files::PodFiles;
+use policies::Policies;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
@@ -38,7 +40,7 @@ use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
-use crate::startup::{Gates, StartFaults, Startup};
+use crate::startup::{ConfigFile, Doors, Gates, StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics};
 
 /// Where a pod listens.
@@ -68,6 +70,8 @@ pub struct Pod {
     finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
+    policies: Policies,
+    doors: Doors,
 }
 
 /// What the settings name, had before anything runs.
@@ -106,7 +110,7 @@ impl Pod {
             log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
             metrics: ports.metrics.as_ref().map(Listener::at),
         };
-        gates.watch(&core.stopping.links);
+        let doors = gates.watch(&core.stopping.links);
         for port in client_ports {
             (port.spawn)(&core);
         }
@@ -119,6 +123,8 @@ impl Pod {
             finder: core.context.finder.clone(),
             readiness: core.readiness,
             stopping: core.stopping,
+            policies: core.context.policies.clone(),
+            doors,
         };
         let admin = pod.admin(level, !settings.server.log_listen.is_local());
         admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
@@ -128,6 +134,13 @@ impl Pod {
         let PodBound { grpc, log, .. } = &pod.bound;
         info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");
         Ok(pod)
+    }
+
+    /// Reads the config again when it changes: who may reach what counts for whoever comes next.
+    pub fn follow(&self, config: ConfigFile) {
+        let (policies, doors) = (self.policies.clone(), self.doors.clone());
+        let apply = move |settings: &Cloud| policies.apply(settings, &doors);
+        config.follow(Cloud::examine, &self.stopping.links, apply);
     }
 
     /// Finds all faults that would prevent a start, and starts nothing.

@@ -1,6 +1,7 @@
 //! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
 mod gates;
+mod live;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,7 +12,8 @@ use std::path::Path;
 use crate::config::{self, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
-pub use gates::{Gates, Guard};
+pub use gates::{Doors, Gates, Guard};
+pub use live::{ConfigFile, tell_warnings};
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.

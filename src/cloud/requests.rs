@@ -17,7 +17,7 @@ pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
         Peer::Edge(edge) if edge == request.node() && request.instance().is_none() => dial(request, shared),
         Peer::Edge(edge) if edge == request.node() => relay(request, shared, room),
         Peer::Edge(_) | Peer::Cloud(_) => {
-            if shared.reachable.iter().any(|glob| glob.matches(request.node())) {
+            if shared.policies.nodes.load().iter().any(|glob| glob.matches(request.node())) {
                 return relay(request, shared, room);
             }
             forbid(request, shared);

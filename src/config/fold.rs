@@ -263,7 +263,7 @@ fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeVal
 }
 
 /// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.
-fn fold(key: &str) -> String {
+pub(super) fn fold(key: &str) -> String {
     key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
 }
 

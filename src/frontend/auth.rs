@@ -27,7 +27,7 @@ use failures::{Failures, Who};
 use recent::Recent;
 
 /// The access checks of one front end: every client passes them before anything is opened for it.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Gate {
     /// Networks that clients may come from; `None`: any address.
     pub allow_from: Option<Networks>,
