@@ -2,8 +2,30 @@
 
 mod args;
 mod demo;
+mod manual;
 mod settings;
+mod socket;
+mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
+pub use manual::{completions, man};
 pub use settings::Settings;
+pub use status::status;
+
+/// Why a command for people was not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Failure {
+    /// The program's exit code, as in sysexits.h.
+    pub code: u8,
+    /// What is wrong, and the remedy.
+    pub text: String,
+}
+
+impl Failure {
+    /// Nobody answers.
+    fn unavailable(text: impl Into<String>) -> Self {
+        Self { code: 69, text: text.into() }
+    }
+}

@@ -4,17 +4,15 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use futures_util::future::OptionFuture;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Form, Mode, Module, Settings, is_wrong};
+use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
 use tunnel::config::Fault;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::net::{files, reload};
-use tunnel::startup::{ConfigFile, FaultKind, StartFaults, Startup};
+use tunnel::net::files;
+use tunnel::startup::{ConfigFile, FaultKind, Signals, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
@@ -28,6 +26,18 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
+        Some(Command::Completions { shell }) => {
+            answer(command::completions(shell).trim_end());
+            ExitCode::SUCCESS
+        }
+        Some(Command::Man { dir }) => match command::man(&dir) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(cause) => {
+                print_stderr(&format!("tunnel: cannot write man pages into {}: {cause}", dir.display()));
+                ExitCode::from(CANNOT_CREATE)
+            }
+        },
         None => run(&args),
     }
 }
@@ -38,7 +48,7 @@ fn run(args: &Args) -> ExitCode {
     let config = args.config();
     let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
-    let settings = Settings::read(args, &mut startup);
+    let settings = Settings::read(args, variable, &mut startup);
     let refused = match runtime(args.mode) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(Drained::Cut(cut_sessions)) => {
@@ -160,37 +170,28 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     }
 }
 
-/// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    /// None where a terminal that goes away is to end the program.
-    hangup: Option<Signal>,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt, hangup: None })
-    }
-
-    /// As [`Self::new`]; SIGHUP means to read the files again.
-    fn of_a_daemon() -> std::io::Result<Self> {
-        Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
-    }
-
-    async fn next(&mut self) {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => return,
-                _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
-                    info!("SIGHUP: certificates, tokens, users and the config's policies are read again; what else it says counts at a start");
-                    reload::look_now();
-                }
-            }
+/// Prints what a command has done, or why not.
+fn told(done: Result<String, Failure>) -> ExitCode {
+    match done {
+        Ok(text) => {
+            answer(text.trim_end());
+            ExitCode::SUCCESS
+        }
+        Err(Failure { code, text }) => {
+            print_stderr(&format!("tunnel: {text}"));
+            ExitCode::from(code)
         }
     }
+}
+
+/// Does a command that waits for something.
+fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let failed = |cause| Failure {
+        code: code(FaultKind::System),
+        text: format!("the system gives no threads: {cause}"),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(work)
 }
 
 fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
@@ -199,6 +200,12 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
         builder.worker_threads(EDGE_THREADS);
     }
     builder.enable_all().build()
+}
+
+/// A variable of the environment.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Prints an answer to stdout. If that is closed, the exit code remains.
@@ -214,5 +221,7 @@ fn print_stderr(text: &str) {
 
 /// Exit code of a wrong command line, as in sysexits.h.
 const USAGE: u8 = 64;
+/// Exit code where a file cannot be written, as in sysexits.h.
+const CANNOT_CREATE: u8 = 73;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;

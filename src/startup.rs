@@ -2,6 +2,7 @@
 
 mod gates;
 mod live;
+mod signals;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,11 +10,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::config::{self, Fault, Faults, Listen};
+use tracing::debug;
+
+use crate::config::{self, AdminSocket, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
 pub use gates::{Doors, Gates, Guard};
 pub use live::{ConfigFile, tell_warnings};
+pub use signals::Signals;
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.
@@ -144,6 +148,23 @@ impl Startup {
         }
         let bound = LocalListener::bind(path);
         bound.map_err(|error| self.fault(FaultKind::Port, key, error.to_string())).ok()
+    }
+
+    /// As [`Self::bind_local`], for the socket of commands; `Some(None)` where nobody asked for it and it cannot be had.
+    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<LocalListener>> {
+        if !socket.implicit {
+            return self.bind_local(key, &socket.path).map(Some);
+        }
+        if self.is_check || !self.is_given(key) {
+            return None;
+        }
+        Some(match LocalListener::bind(&socket.path) {
+            Ok(listener) => Some(listener),
+            Err(error) => {
+                debug!(%error, key, "there is no admin socket: that is only a default");
+                None
+            }
+        })
     }
 
     /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.

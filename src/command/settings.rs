@@ -5,9 +5,9 @@ use std::path::Path;
 use tracing::warn;
 
 use super::{Args, Mode};
+use crate::config::Environment;
 use crate::config::cloud::Cloud;
 use crate::config::edge::EdgeSettings;
-use crate::config::{Environment, Secret};
 use crate::net::secret::warn_of_readers;
 use crate::startup::{ConfigFile, FaultKind, Startup, tell_warnings};
 
@@ -21,14 +21,19 @@ pub enum Settings {
 }
 
 impl Settings {
-    /// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted.
-    pub fn read(args: &Args, startup: &mut Startup) -> Option<(Self, ConfigFile)> {
+    /// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted. `variable` gives those of the
+    /// environment.
+    pub fn read(
+        args: &Args,
+        variable: fn(&str) -> Option<String>,
+        startup: &mut Startup,
+    ) -> Option<(Self, ConfigFile)> {
         let path = args.config();
         let text = std::fs::read_to_string(&path).map_err(|cause| {
             format!("cannot read the config {}: {cause}; name it with --c=FILE", path.display())
         });
         let text = startup.keep(FaultKind::Config, &["--c"], text)?;
-        let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..environment() };
+        let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..Environment::read(variable) };
         let (settings, warnings) = match args.mode {
             Mode::Cloud => {
                 let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
@@ -74,24 +79,5 @@ impl Settings {
             Self::Cloud(settings) => settings.secrets(),
             Self::Edge(settings) => settings.secrets(config),
         }
-    }
-}
-
-fn environment() -> Environment {
-    #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-    let read = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    Environment {
-        node_name: read("NODE_NAME"),
-        node_ip: read("NODE_IP"),
-        pod_ip: read("POD_IP"),
-        pod_name: read("POD_NAME"),
-        pod_namespace: read("POD_NAMESPACE"),
-        kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
-        proxy_authorization: read("PROXY_AUTHORIZATION"),
-        cloud_proxy: read("CLOUD_PROXY"),
-        edge_no_proxy: read("EDGE_NO_PROXY"),
-        kubeconfig: None,
-        https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
-        no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),
     }
 }
