@@ -199,17 +199,14 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| NameError::Port(excerpt(text)))?;
-        if host.contains(':') && !host.starts_with('[') {
+        let bare = host.contains(':') && !host.starts_with('[');
+        if bare || port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
             return Err(NameError::Port(excerpt(text)));
         }
-        let port = match port.parse() {
-            Ok(port) if port > 0 && !text.ends_with(&format!("+{port}")) => port,
-            _ if !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit()) => {
-                return Err(NameError::NoSuchPort(excerpt(port)));
-            }
-            _ => return Err(NameError::Port(excerpt(text))),
-        };
-        Ok(Self { host: host.parse()?, port })
+        match port.parse() {
+            Ok(port) if port > 0 => Ok(Self { host: host.parse()?, port }),
+            _ => Err(NameError::NoSuchPort(excerpt(port))),
+        }
     }
 }
 

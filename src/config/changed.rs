@@ -58,9 +58,25 @@ fn gather(table: &DeTable<'_>, path: &[String], shown: &str, all: &mut BTreeMap<
         match value.get_ref() {
             DeValue::Table(table) => gather(table, &path, &shown, all),
             value => {
-                all.insert(path, Leaf { shown, value: format!("{value:?}") });
+                all.insert(path, Leaf { shown, value: plain(value) });
             }
         }
+    }
+}
+
+/// A value without its place in the file.
+fn plain(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::Array(items) => {
+            items.iter().fold("[".to_owned(), |text, item| text + &plain(item.get_ref()) + ",") + "]"
+        }
+        DeValue::Table(table) => {
+            // In the order of its keys, which are folded as others are.
+            let keys: BTreeMap<_, _> =
+                table.iter().map(|(key, value)| (fold(key.get_ref()), plain(value.get_ref()))).collect();
+            format!("{keys:?}")
+        }
+        value => format!("{value:?}"),
     }
 }
 

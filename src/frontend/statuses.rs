@@ -47,11 +47,7 @@ impl Denial {
             }
             Self::Unanswered(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
             Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", GIVE_PASSWORD),
-            Self::Password(_) => (
-                S::PROXY_AUTHENTICATION_REQUIRED,
-                "password",
-                "check the user and the password; whoever runs this port finds the users in the file that users names there",
-            ),
+            Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "password", CHECK_PASSWORD),
             Self::NoNode(_) => (
                 S::MISDIRECTED_REQUEST,
                 "no_node",
@@ -189,6 +185,7 @@ const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy",
 const GIVE_PASSWORD: &str = "give the proxy a user and a password: curl -x http://user:password@..., ssh with \
                              ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user asks for the password, and \
                              only at a terminal";
+const CHECK_PASSWORD: &str = "check the user and the password; whoever runs this port finds the users in the file that users names there";
 /// At a port for kubelets.
 const NO_NODE: &str = "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without \
                        it a pod that may ask Kubernetes knows where pods are";

@@ -19,6 +19,7 @@ use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 use clean::Clean;
 use files::LogFiles;
 use lost::OF_PROCESS;
+pub use lost::{log_trouble, lost_lines};
 
 /// Destination, format and first level of log lines.
 #[derive(Debug, Clone, Default)]
@@ -172,16 +173,6 @@ fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGua
     let (writer, guard) = builder.finish(to);
     OF_PROCESS.count_queue(writer.error_counter());
     (writer, guard)
-}
-
-/// Lines of this process's logs that were lost: the disk did not take them, or too many waited for it.
-pub fn lost_lines() -> u64 {
-    OF_PROCESS.count()
-}
-
-/// Why lines of this process's logs are being lost now, as a line for `/readyz`; empty: none is.
-pub fn log_trouble() -> String {
-    OF_PROCESS.trouble().map(|why| format!("log: {why}\n")).unwrap_or_default()
 }
 
 type Output = Box<dyn Layer<tracing_subscriber::layer::Layered<Filter, Registry>> + Send + Sync>;

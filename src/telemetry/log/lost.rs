@@ -59,3 +59,13 @@ impl LostLines {
 
 /// Those of the process, whose logs are started once.
 pub(super) static OF_PROCESS: LazyLock<LostLines> = LazyLock::new(LostLines::default);
+
+/// Lines of this process's logs that were lost: the disk did not take them, or too many waited for it.
+pub fn lost_lines() -> u64 {
+    OF_PROCESS.count()
+}
+
+/// Why lines of this process's logs are being lost now, as a line for `/readyz`; empty: none is.
+pub fn log_trouble() -> String {
+    OF_PROCESS.trouble().map(|why| format!("log: {why}\n")).unwrap_or_default()
+}
