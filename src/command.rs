@@ -2,6 +2,8 @@
 
 mod args;
 mod demo;
+mod folder;
+mod init;
 mod manual;
 mod settings;
 mod socket;
@@ -9,6 +11,7 @@ mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
+pub use init::{Init, run as init};
 pub use manual::{completions, man};
 pub use settings::Settings;
 pub use status::status;
@@ -24,6 +27,21 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// What was asked for cannot be.
+    fn usage(text: impl Into<String>) -> Self {
+        Self { code: 64, text: text.into() }
+    }
+
+    /// A file that was named will not do.
+    fn unusable(text: impl Into<String>) -> Self {
+        Self { code: 78, text: text.into() }
+    }
+
+    /// A file cannot be written.
+    fn cannot_write(text: impl Into<String>) -> Self {
+        Self { code: 73, text: text.into() }
+    }
+
     /// Nobody answers.
     fn unavailable(text: impl Into<String>) -> Self {
         Self { code: 69, text: text.into() }
