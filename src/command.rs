@@ -7,6 +7,7 @@ mod init;
 mod invite;
 mod join;
 mod manual;
+mod settings;
 mod socket;
 mod status;
 
@@ -16,6 +17,7 @@ pub use init::{Init, run as init};
 pub use invite::{Invite, Revoke, invite, revoke};
 pub use join::{Join, run as join};
 pub use manual::{completions, man};
+pub use settings::Settings;
 pub use status::status;
 
 /// Why a command for people was not done.

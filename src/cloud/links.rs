@@ -10,6 +10,7 @@ use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
 use crate::cloud::enrol;
 use crate::cloud::requests;
+use crate::cloud::unshaken::Unshaken;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
@@ -43,7 +44,9 @@ pub(super) fn spawn(
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
-    let handler = Arc::new(Callers { arrivals, handshakes, shared });
+    let unshaken = Unshaken::default();
+    links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
+    let handler = Arc::new(Callers { arrivals, handshakes, unshaken, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
@@ -58,7 +61,7 @@ async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: PodContext) {
         };
         let call = match arrival {
             None => return,
-            Some(Arrival::Call(call)) => call,
+            Some(Arrival::Call(call)) => *call,
             Some(Arrival::Petition(petition)) => {
                 let span = info_span!("petition", from = %petition.from);
                 links.spawn(span, enrol::judge(petition, shared.clone()));

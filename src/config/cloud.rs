@@ -1,12 +1,12 @@
 //! Settings of a pod, as read from the table `mode.cloud`.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
+use super::{AdminSocket, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod addresses;
@@ -15,6 +15,7 @@ mod cluster;
 mod egress;
 mod https;
 mod invitations;
+mod lists;
 mod proxy;
 mod registry;
 mod siblings;
@@ -142,58 +143,6 @@ impl Cloud {
         report.finish(text, cloud)
     }
 
-    /// The files that hold secrets, each with its key.
-    pub fn secrets(&self) -> Vec<(&str, &Path)> {
-        let mut all = vec![
-            ("mode.cloud.stream.server.key", self.server.key.as_path()),
-            ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
-        ];
-        let egress = self.egress.as_ref().map(Egress::access);
-        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress).chain(proxy) {
-            // What several tables take from one is one file.
-            if let Auth::Basic { users, key } = &access.auth
-                && !all.contains(&(key, users))
-            {
-                all.push((key, users));
-            }
-        }
-        if let Some(Egress::Port { certificates, .. }) = &self.egress {
-            all.push(("mode.cloud.egress.key", &certificates.key));
-        }
-        if let HttpsMode::Terminate(certificates) = &self.https.mode
-            && !self.https.ports.is_empty()
-        {
-            all.push(("mode.cloud.https.key", &certificates.key));
-        }
-        for (table, etcd) in self.etcds() {
-            let (key, password) = if table == REGISTRY {
-                ("mode.cloud.registry.etcd_key", "mode.cloud.registry.etcd_password_file")
-            } else {
-                ("mode.cloud.invitations.etcd_key", "mode.cloud.invitations.etcd_password_file")
-            };
-            all.extend(etcd.identity.iter().map(|(_, file)| (key, file.as_path())));
-            all.extend(etcd.login.iter().map(|(_, file)| (password, file.as_path())));
-        }
-        if let Some(Invitations::File(file)) = &self.invitations {
-            all.push(("mode.cloud.invitations.file", file));
-        }
-        all
-    }
-
-    /// Each etcd that is asked, with the table that names it.
-    pub fn etcds(&self) -> impl Iterator<Item = (&'static str, &EtcdSettings)> {
-        let publish = match &self.registry.publish {
-            Publish::Etcd(etcd) => Some((REGISTRY, etcd)),
-            _ => None,
-        };
-        let invitations = match &self.invitations {
-            Some(Invitations::Etcd(etcd)) => Some(("mode.cloud.invitations", etcd)),
-            _ => None,
-        };
-        publish.into_iter().chain(invitations)
-    }
-
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
         let mut file = Table::parse(text, report);
         let mut mode = file.table("mode", report);
@@ -280,9 +229,6 @@ fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Allow
     }
     Allow { targets: targets.into_iter().collect(), nodes }
 }
-
-/// The table of what is published.
-const REGISTRY: &str = "mode.cloud.registry";
 
 /// What SuperEdge's manifests open for edges.
 const GRPC_PORT: u16 = 9000;

@@ -33,7 +33,7 @@ use crate::protocol::wire::peer::Peer;
 #[derive(Debug)]
 pub enum Arrival {
     /// From who wants to be linked.
-    Call(Call),
+    Call(Box<Call>),
     /// From who is no node yet.
     Petition(Petition),
 }
@@ -251,7 +251,7 @@ impl CallHandler {
             accepted: self.accepted.clone(),
             ground: self.ground.clone(),
         };
-        if self.arrivals.try_send(Arrival::Call(call)).is_err() {
+        if self.arrivals.try_send(Arrival::Call(Box::new(call))).is_err() {
             return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
         }
         match answered.await {
