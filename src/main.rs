@@ -8,7 +8,7 @@ use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
 use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
-use tunnel::config::Fault;
+use tunnel::config::{Environment, Fault};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::files;
