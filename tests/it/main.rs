@@ -38,6 +38,7 @@ mod relay;
 mod renewed;
 mod resume;
 mod roll;
+mod silent;
 mod sessions;
 mod siblings;
 mod slow;
