@@ -2,6 +2,8 @@
 
 mod args;
 mod demo;
+mod manual;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
+pub use manual::{completions, man};

@@ -31,6 +31,17 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Completions { shell }) => {
+            answer(command::completions(shell).trim_end());
+            ExitCode::SUCCESS
+        }
+        Some(Command::Man { dir }) => match command::man(&dir) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(cause) => {
+                print_stderr(&format!("tunnel: cannot write man pages into {}: {cause}", dir.display()));
+                ExitCode::from(CANNOT_CREATE)
+            }
+        },
         None => run(&args),
     }
 }
@@ -279,5 +290,7 @@ fn print_stderr(text: &str) {
 
 /// Exit code of a wrong command line, as in sysexits.h.
 const USAGE: u8 = 64;
+/// Exit code where a file cannot be written, as in sysexits.h.
+const CANNOT_CREATE: u8 = 73;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use super::Module;
 
@@ -61,6 +62,17 @@ pub enum Command {
         /// Other ways to show beside CONNECT, with commas between.
         #[arg(long, value_name = "MODULES", value_delimiter = ',')]
         with: Vec<Module>,
+    },
+    /// Print what makes a shell complete this command line: `source <(tunnel completions bash)`.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write man pages of this program and of each of its commands.
+    Man {
+        /// Where to; it is made where it is missing.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
     },
 }
 
@@ -119,5 +131,5 @@ fn spelled_our_way(arg: OsString) -> OsString {
 /// As docs/operating.md has them.
 const EXIT_CODES: &str = "\
 Exit codes: 0 stopped, or all is well; 1 the demo has failed; 64 the command line is wrong; 69 a port cannot be had; \
-71 the system lacks something; 73 log files cannot be written; 77 this user may not have the port; \
+71 the system lacks something; 73 log files or man pages cannot be written; 77 this user may not have the port; \
 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";
