@@ -1,5 +1,8 @@
 //! Keeps the edge linked: dials the cloud, serves the link, and dials again.
 
+mod network;
+mod replaced;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +31,7 @@ pub(super) struct Keeper {
     pub(super) readiness: Readiness,
     pub(super) uplinks: Arc<Uplinks>,
     pub(super) route: Route,
-    /// Notified when a link that was replaced has ended.
+    /// Notified when there is a reason to dial at once: a link that was replaced has ended, or the network has changed.
     pub(super) freed: Notify,
 }
 
@@ -194,46 +197,6 @@ impl Keeper {
         }
     }
 
-    /// Serves a link that is to be replaced: what we opened to nodes moves to the next link as soon as there is one; the
-    /// rest may stay until it is over or the pod goes.
-    async fn hand_over(&self, mut link: Link) {
-        let sender = link.sender.clone();
-        let mut moved = false;
-        let mut look = tokio::time::interval(POLL_INTERVAL);
-        let why = loop {
-            tokio::select! {
-                event = link.next() => match event {
-                    Ok(event) => {
-                        self.take(event);
-                    }
-                    Err(why) => break why,
-                },
-                () = self.uplinks.newer(sender.id), if !moved => {
-                    moved = true;
-                    // What that pod dialled itself ends with it, and no other path leads there as well as this one.
-                    let moves = |_: &_, end: Option<_>| end.is_none() || end != sender.instance;
-                    for parked in self.ground.table.leave(&sender, moves) {
-                        self.route.mend(parked, &self.ground.drain);
-                    }
-                    sender.drain(None);
-                }
-                _ = look.tick(), if moved => {
-                    if sender.sessions() == 0 {
-                        sender.close();
-                    }
-                }
-            }
-        };
-        self.ended(&link, &why);
-        self.freed.notify_one();
-    }
-
-    /// Ends a silent link as soon as there is the next one: all that ran here goes on there.
-    async fn give_up(&self, link: Link) {
-        self.uplinks.newer(link.sender.id).await;
-        self.ended(&link, &LinkEnded::Outrun);
-    }
-
     /// Does what a link asks for. Whether that is a session.
     fn take(&self, event: Event) -> bool {
         match event {
@@ -272,8 +235,6 @@ impl Keeper {
     }
 }
 
-/// How often a link that is not wanted any more is looked at: it is closed when no session runs on it.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Between two tries at servers that are wanted more than the one that is linked to; half of it is chance.
 const FAIL_BACK_EVERY: Duration = Duration::from_secs(60);
 /// How long to wait when another machine of our name is alive.

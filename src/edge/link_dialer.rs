@@ -23,8 +23,8 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
 use crate::net::tls::{self, TlsError};
-use crate::protocol::{Hello, Link};
 use crate::protocol::grpc::{self, DialError, LinkContext};
+use crate::protocol::{Hello, Link};
 
 /// What a link to the cloud takes.
 #[derive(Debug)]

@@ -171,6 +171,26 @@ async fn a_pod_that_does_not_know_the_mark_is_not_called_a_second_time() {
     assert_eq!(calls_again(|instance| old(Hello::response(instance))).await, None);
 }
 
+#[tokio::test]
+async fn a_second_link_that_comes_to_another_pod_takes_the_sessions_along() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pods = pods::start(&place, 2);
+    let line = Line::to(pods[0].pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pods[0].has("node1").await;
+    let mut client = pods[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    sleep(Duration::from_secs(2)).await;
+    line.lead_to(pods[1].pod.bound.grpc);
+    line.fall_silent();
+    let begun = Instant::now();
+    echoed(&mut client, "lost on the way").await;
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(second(&edge, "won"), 1);
+    pods[1].has("node1").await;
+}
+
 /// Two pods and an edge at the second; the first reaches the second over a line that falls silent.
 async fn pods_go_on_after(directions: Silent) {
     let (place, echo) = (TestDir::new(), targets::echo().await);

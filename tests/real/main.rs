@@ -36,6 +36,7 @@ mod process;
 mod prometheus;
 mod publish;
 mod refusals;
+mod silent;
 mod ssh;
 mod sshd;
 mod traces;

@@ -19,6 +19,7 @@ mod owner;
 mod paths;
 mod plan;
 mod process;
+mod silent;
 mod turns;
 mod world;
 

@@ -145,7 +145,8 @@ mod tests {
         let (mut trips, mut pings) = (Trips::default(), VecDeque::<(Instant, Instant)>::new());
         let (mut silent, mut was) = (0, false);
         while now < begun + time {
-            while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at)) {
+            while let Some((sent, _)) = pings.front().copied().filter(|(_, at)| *at <= now && line.lives(*at))
+            {
                 trips.sample(pings.pop_front().map_or(Duration::ZERO, |(_, at)| at - sent));
                 alive.last_received = now;
             }
