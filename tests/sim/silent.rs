@@ -25,6 +25,7 @@ impl World {
         let (old, between) = (line.number, [line.ends[0].at, line.ends[1].at]);
         let called = line.ends[0].sender.clone();
         self.ledger.note(|| format!("link {old} falls silent in {silent:?}, and gets another one beside it"));
+        self.ledger.doubled();
         let known = self.link_as(between, true);
         let table = self.processes[between[0]].table.clone();
         let moves = known.unwrap_or(called);

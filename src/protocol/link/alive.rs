@@ -38,7 +38,12 @@ impl Alive {
         let unasked = now - self.last_ping;
         let look = match (life.silent_at(), life.ask_every) {
             (Some(at), _) if at <= now => Look::Silent,
-            (_, Some(every)) if life.unanswered.is_none() && unasked >= every => Look::Ask,
+            // The round trip has to be known, so the first question comes at once.
+            (_, Some(every))
+                if life.unanswered.is_none() && (unasked >= every || life.patience.is_none()) =>
+            {
+                Look::Ask
+            }
             _ if now - self.last_received >= self.ask_after && unasked >= self.ask_after => Look::Ask,
             _ => Look::Fine,
         };

@@ -26,7 +26,7 @@ pub(in crate::protocol::link) struct Life {
     pub(in crate::protocol::link) ask_every: Option<Duration>,
     /// Since when a ping waits for its answer.
     pub(in crate::protocol::link) unanswered: Option<Instant>,
-    /// How long it may; `None` before the first answer.
+    /// How long it may; `None` before the first answer, which may take [`FIRST_PATIENCE`].
     pub(in crate::protocol::link) patience: Option<Duration>,
 }
 
@@ -34,7 +34,7 @@ impl Life {
     /// When the link counts as silent, if no answer comes.
     pub(in crate::protocol::link) fn silent_at(&self) -> Option<Instant> {
         self.ask_every?;
-        Some(self.unanswered? + self.patience?)
+        Some(self.unanswered? + self.patience.unwrap_or(FIRST_PATIENCE))
     }
 }
 
@@ -167,6 +167,8 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// How long the first answer may take, as the round trip is not known yet: that of a line of 1 s.
+const FIRST_PATIENCE: Duration = Duration::from_secs(5);
 /// For so long behind a frame of a session its link is watched.
 const WATCHED: Duration = Duration::from_secs(600);
 /// The same behind a probe.
