@@ -43,4 +43,5 @@ mod siblings;
 mod silent;
 mod slow;
 mod smuggling;
+mod status;
 mod tcp;

@@ -12,6 +12,7 @@
 
 mod members;
 mod pings;
+mod seen;
 mod signals;
 mod tcp_info;
 mod waiting;
@@ -19,7 +20,6 @@ mod waiting;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -29,6 +29,8 @@ pub(crate) use crate::protocol::link::sender::members::Disbanded;
 use crate::protocol::link::sender::members::Members;
 pub(super) use crate::protocol::link::sender::pings::Life;
 use crate::protocol::link::sender::pings::Watch;
+use crate::protocol::link::sender::seen::Seen;
+pub use crate::protocol::link::sender::seen::{Ends, Traffic};
 pub(crate) use crate::protocol::link::sender::signals::{UNKNOWN, unknown};
 use crate::protocol::link::sender::waiting::{Next, Waiting};
 
@@ -75,6 +77,7 @@ pub struct LinkSender {
     /// When the peer last sent anything, in milliseconds since the link was made.
     last_received_millis: AtomicU64,
     watch: Watch,
+    seen: Seen,
 }
 
 impl LinkSender {
@@ -100,6 +103,7 @@ impl LinkSender {
             made: Instant::now(),
             last_received_millis: AtomicU64::new(0),
             watch: Watch::default(),
+            seen: Seen::default(),
         })
     }
 
@@ -152,16 +156,6 @@ impl LinkSender {
     pub fn received(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
         self.last_received_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
-    }
-
-    /// How long ago the peer last sent anything.
-    pub fn silence(&self) -> Duration {
-        self.made.elapsed().saturating_sub(Duration::from_millis(self.last_received_millis.load(Relaxed)))
-    }
-
-    /// How long ago the link was made.
-    pub fn age(&self) -> Duration {
-        self.made.elapsed()
     }
 
     /// Since when the peer has taken nothing, though something waits for it.
