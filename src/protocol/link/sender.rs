@@ -248,5 +248,5 @@ impl LinkSender {
 
 /// Replies that may wait at most; beyond it further ones are dropped.
 const MOST_REPLIES: usize = 1000;
-/// Assumed before the first answer to a ping.
+/// Assumed before the first answer to a ping where the kernel does not tell.
 const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;

@@ -84,8 +84,12 @@ impl LinkSender {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
             tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
         }
-        self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        self.is_as_far(trip);
         trip
+    }
+
+    pub(super) fn is_as_far(&self, trip: Duration) {
+        self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
     /// The latest round trip.
