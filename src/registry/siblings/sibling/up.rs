@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-use super::super::reach::DialContext;
 use super::{IDLE, Sibling, State};
 use crate::protocol::{LinkSender, SecondLink};
+use crate::registry::siblings::reach::DialContext;
 
 impl Sibling {
     /// A link is up: kept until it ends, or has had nothing to do for a minute. Where it falls silent, another one takes
