@@ -244,7 +244,7 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
     if mode == Mode::Edge {
         builder.worker_threads(EDGE_THREADS);
     }
-    builder.enable_all().build()
+    builder.event_interval(LOOK_AFTER).enable_all().build()
 }
 
 fn environment() -> Environment {
@@ -279,5 +279,8 @@ fn print_stderr(text: &str) {
 
 /// Exit code of a wrong command line, as in sysexits.h.
 const USAGE: u8 = 64;
+/// A busy thread looks at its sockets after so many turns of tasks. With tokio's 61, and turns of bulk as long as they
+/// are, a keystroke waits for milliseconds until it is seen at all.
+const LOOK_AFTER: u32 = 6;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;
