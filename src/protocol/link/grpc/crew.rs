@@ -196,7 +196,7 @@ mod tests {
     fn what_a_member_executes_runs_at_once_and_the_lead_may_end_first() {
         let (crew, (done, mut ended)) = (Crew::default(), mpsc::channel(1));
         let inner = crew.clone();
-        crew.execute(async move { inner.execute(async move { drop(done.send(7).await) }) });
+        crew.execute(async move { inner.execute(async move { done.send(7).await }) });
         let mut run = crew.run(std::future::ready(()));
         assert!(Pin::new(&mut run).poll(&mut Context::from_waker(Waker::noop())).is_ready());
         assert_eq!(ended.try_recv(), Ok(7));
