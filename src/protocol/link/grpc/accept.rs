@@ -87,7 +87,7 @@ where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let ahead = ReadAhead::default();
+    let (ahead, crew) = (ReadAhead::default(), Crew::default());
     let service = {
         let handler = CallHandler {
             from,
@@ -108,7 +108,6 @@ where
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
     let io = TokioIo::new(Bounded { io, hook: ahead });
-    let crew = Crew::default();
     let mut serving = Box::pin(http(crew.clone()).serve_connection(io, service));
     crew.run(Box::pin(async move {
         let lost = waiting.slots.1.lost();
