@@ -3,6 +3,7 @@
 mod answers;
 mod asker;
 mod enrol;
+mod expiry;
 mod readiness;
 mod status;
 mod view;

@@ -142,6 +142,7 @@ impl Pod {
         let admin = pod.admin(view, level, !settings.server.log_listen.is_local());
         let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
         admin.spawn(listeners, &pod.stopping.admin);
+        admin.follow_certificates(settings.certificates(), settings.authorities(), &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
         balance::spawn(&core.context, settings.registry.rebalance);
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);

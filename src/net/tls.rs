@@ -1,6 +1,7 @@
 //! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
 
 mod accept;
+mod ends;
 mod fault;
 mod leaf;
 mod mutual;
@@ -20,6 +21,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
+pub use ends::{Ends, date};
 pub use fault::Fault;
 pub use leaf::host_of;
 pub use mutual::{Dialer, Mutual};

@@ -1,5 +1,6 @@
 //! All metrics with their units and meanings.
 
+mod certificates;
 mod labels;
 mod names;
 
@@ -12,6 +13,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+pub use certificates::Certificates;
 
 use super::Refusals;
 use labels::{BudgetLabels, CauseLabels, EndedLabels, FrontLabels, PodLabels};
@@ -70,6 +73,8 @@ pub struct Metrics {
     pub published: Gauge,
     /// How often records could not be written.
     pub publish_failures: Counter,
+    /// When certificates end.
+    pub certificates: Certificates,
     /// Limits the log lines about refusals that are counted here.
     pub refusals: Refusals,
     registry: Arc<Registry>,
@@ -158,6 +163,7 @@ impl Metrics {
             connections_refused: Causes::default(),
             published: Gauge::default(),
             publish_failures: Counter::default(),
+            certificates: Certificates::default(),
             refusals: Refusals::default(),
             registry: Arc::default(),
         };

@@ -58,6 +58,32 @@ impl Cloud {
         publish.into_iter().chain(invitations)
     }
 
+    /// The files of certificates that this pod shows, each with its key.
+    pub fn certificates(&self) -> Vec<(&'static str, &Path)> {
+        let mut all = vec![("mode.cloud.stream.server.cert", self.server.cert.as_path())];
+        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+            all.push(("mode.cloud.egress.cert", &certificates.cert));
+        }
+        if let HttpsMode::Terminate(certificates) = &self.https.mode
+            && !self.https.ports.is_empty()
+        {
+            all.push(("mode.cloud.https.cert", &certificates.cert));
+        }
+        all
+    }
+
+    /// The files of authorities that it believes, each with its key.
+    pub fn authorities(&self) -> Vec<(&'static str, &Path)> {
+        let mut all = vec![("mode.cloud.stream.server.ca", self.server.ca.as_path())];
+        if let Some(Egress::Port { certificates, .. }) = &self.egress {
+            all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.egress.client_ca", ca.as_path())));
+        }
+        if let HttpsMode::Terminate(certificates) = &self.https.mode {
+            all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.https.client_ca", ca.as_path())));
+        }
+        all
+    }
+
     /// Who may come in at each port for clients, by the key of its table.
     pub fn doors(&self) -> Vec<(&str, &Access)> {
         let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
