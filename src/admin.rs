@@ -5,6 +5,7 @@ mod asker;
 mod enrol;
 mod expiry;
 mod readiness;
+mod response;
 mod status;
 mod view;
 

@@ -9,6 +9,7 @@ mod context;
 mod core;
 mod egress;
 mod enrol;
+mod etcd;
 mod files;
 mod https;
 mod kubernetes;

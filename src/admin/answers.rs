@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use tracing::info;
 
+use super::response::{json, only, plain_text, text};
 use super::{Admin, Asker, Port, Program, enrol};
 use crate::names::NodeName;
 use crate::telemetry::{AUDIT, Metrics, log_trouble};
@@ -113,30 +114,6 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
     let number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     let why = if number { "value out of range" } else { "invalid syntax" };
     text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
-}
-
-fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
-    let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
-    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
-    answer
-}
-
-pub(super) fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    text(status, body, "text/plain; charset=utf-8")
-}
-
-fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(body.into()));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
-}
-
-pub(super) fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
-    match serde_json::to_vec(value) {
-        Ok(body) => text(StatusCode::OK, body, "application/json"),
-        Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-    }
 }
 
 /// What the port for metrics has.

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
 use super::Asker;
-use super::answers::{json, plain_text};
+use super::response::{json, plain_text};
 use crate::enrol::{EnrolError, Enrolment};
 use crate::names::NodeName;
 

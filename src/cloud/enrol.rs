@@ -5,31 +5,19 @@ use std::sync::Arc;
 use tracing::{info_span, warn};
 
 use super::context::PodContext;
+use super::etcd::etcd_access;
 use super::files::PodFiles;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes;
-use super::publish::etcd_access;
 use crate::admin::Readiness;
 use crate::config::cloud::{Cloud, Invitations};
 use crate::drain::Drain;
-use crate::enrol::{CloudAuthority, Enrolment, JoinRefusal};
-use crate::net::reload::Reload;
+use crate::enrol::{Enrolment, JoinRefusal};
 use crate::protocol::grpc::{Joining, Petition, Wish};
 use crate::protocol::{Code, Refusal};
 #[cfg(feature = "kubernetes")]
 use crate::registry::SecretCell;
 use crate::registry::{Cell, EtcdCell, FileCell};
-use crate::startup::{FaultKind, Startup};
-
-/// Reads what is told to who joins, if anybody may; outer `None`: it has faults, which `startup` has noted.
-pub(super) fn authority(settings: &Cloud, startup: &mut Startup) -> Option<Option<Reload<CloudAuthority>>> {
-    if settings.invitations.is_none() {
-        return Some(None);
-    }
-    let server = &settings.server;
-    let authority = CloudAuthority::load(server.ca.clone(), server.cert.clone());
-    startup.keep(FaultKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
-}
 
 /// Opens the store, and follows it; `None`: nobody joins by invitation.
 pub(super) fn start(

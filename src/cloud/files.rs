@@ -3,7 +3,7 @@
 use tokio_rustls::rustls::ServerConfig;
 use tracing::warn;
 
-use super::{enrol, proven, siblings};
+use super::{proven, siblings};
 use crate::config::cloud::{Cloud, Publish, TlsVersion};
 use crate::enrol::CloudAuthority;
 use crate::net::pem;
@@ -36,7 +36,7 @@ impl PodFiles {
         let tls = tls(settings, startup);
         // The faults of the certificate are noted already.
         let siblings = tls.as_ref().and_then(|_| siblings::dialer(settings, startup));
-        let authority = tls.as_ref().and_then(|_| enrol::authority(settings, startup));
+        let authority = tls.as_ref().and_then(|_| authority(settings, startup));
         let tokens = proven::read(&settings.server.tokenfile, startup);
         let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.siblings.dns.as_slice() {
@@ -93,6 +93,16 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     let identity = Identity { cert: server.cert.clone(), key: server.key.clone() };
     let server = tls::ServerSettings { identity, clients, offer, alpn: vec![b"h2".to_vec()] };
     startup.keep(FaultKind::Config, &[CERT, KEY], server.load())
+}
+
+/// Reads what is told to who joins, if anybody may; outer `None`: it has faults, which `startup` has noted.
+fn authority(settings: &Cloud, startup: &mut Startup) -> Option<Option<Reload<CloudAuthority>>> {
+    if settings.invitations.is_none() {
+        return Some(None);
+    }
+    let server = &settings.server;
+    let authority = CloudAuthority::load(server.ca.clone(), server.cert.clone());
+    startup.keep(FaultKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
 }
 
 /// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being

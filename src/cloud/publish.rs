@@ -6,14 +6,14 @@ use std::sync::Arc;
 use tracing::info_span;
 
 use super::core::Core;
+use super::etcd::etcd_access;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes;
-use crate::config::cloud::{Cloud, EtcdSettings, Publish, RegistrySettings};
+use crate::config::cloud::{Cloud, Publish, RegistrySettings};
 use crate::net::resolver::Resolver;
-use crate::net::tls::Identity;
 #[cfg(feature = "kubernetes")]
 use crate::registry::{ConfigMap, ConfigMapParams, Lives};
-use crate::registry::{Etcd, EtcdAccess, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
+use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
 
 /// Publishes the nodes of this pod, if the settings name a place. `dns` resolves names, to find those that have another
 /// owner; `port` is the gRPC port of all pods.
@@ -77,16 +77,6 @@ fn store(settings: &Cloud, core: &Core, pods: &OtherPods) -> Option<Store> {
         // This is a fault that was noted with the files.
         Publish::ConfigMap(_) => return None,
     })
-}
-
-/// How to reach an etcd.
-pub(super) fn etcd_access(etcd: EtcdSettings) -> EtcdAccess {
-    EtcdAccess {
-        members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
-        ca: etcd.ca,
-        identity: etcd.identity.map(|(cert, key)| Identity { cert, key }),
-        login: etcd.login,
-    }
 }
 
 /// Decides whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.

@@ -224,7 +224,9 @@ struct CallHandler {
 impl CallHandler {
     async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
         if enrol::is_petition(&request) {
-            return enrol::answer(request, self.from, self.arrivals).await;
+            let arrivals = self.arrivals;
+            let hand_on = move |petition| arrivals.try_send(Arrival::Petition(petition)).is_ok();
+            return enrol::answer(request, self.from, hand_on).await;
         }
         if request.uri().path() != PATH {
             let status = Status::unimplemented("this port serves only tunnel links");

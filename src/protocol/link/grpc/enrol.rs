@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::{Request, Response as HttpResponse};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tonic::codegen::Service as _;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code as GrpcCode, Response, Status};
@@ -17,7 +17,6 @@ use wire::enrol_server::{Enrol, EnrolServer};
 use wire::{AuthorityReply, AuthorityRequest, JoinRequest};
 
 use crate::net::socket::Connection;
-use crate::protocol::link::grpc::accept::Arrival;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::wire::frame::{Code, Refusal};
 use crate::telemetry::printable;
@@ -99,13 +98,16 @@ pub(super) fn is_petition<B>(request: &Request<B>) -> bool {
     request.uri().path().starts_with(SERVICE)
 }
 
-/// Has a petition judged, by who takes what arrives.
-pub(super) async fn answer(
+/// Has a petition judged by who it is handed on to; that returns false if nobody takes it.
+pub(super) async fn answer<F>(
     request: Request<Incoming>,
     from: SocketAddr,
-    arrivals: mpsc::Sender<Arrival>,
-) -> HttpResponse<CallBody> {
-    let mut desk = EnrolServer::new(Desk { from, arrivals }).max_decoding_message_size(MOST_BYTES);
+    hand_on: F,
+) -> HttpResponse<CallBody>
+where
+    F: Fn(Petition) -> bool + Send + Sync + 'static,
+{
+    let mut desk = EnrolServer::new(Desk { from, hand_on }).max_decoding_message_size(MOST_BYTES);
     match desk.call(request).await {
         Ok(answer) => answer.map(CallBody::Whole),
         Err(never) => match never {},
@@ -113,17 +115,18 @@ pub(super) async fn answer(
 }
 
 /// Hands petitions on.
-struct Desk {
+struct Desk<F> {
     from: SocketAddr,
-    arrivals: mpsc::Sender<Arrival>,
+    hand_on: F,
 }
 
-impl Desk {
+impl<F: Fn(Petition) -> bool> Desk<F> {
     async fn ask(&self, wish: Wish) -> Result<Response<AuthorityReply>, Status> {
         let (answer, answered) = oneshot::channel();
         let petition = Petition { from: self.from, wish, answer };
-        let busy = || Status::unavailable("stopping, or too many calls at once");
-        self.arrivals.try_send(Arrival::Petition(petition)).map_err(|_| busy())?;
+        if !(self.hand_on)(petition) {
+            return Err(Status::unavailable("stopping, or too many calls at once"));
+        }
         match answered.await {
             Ok(Ok(certificates)) => Ok(Response::new(AuthorityReply { certificates })),
             Ok(Err(Refusal { code: Code::NotAllowed, reason })) => Err(Status::permission_denied(reason)),
@@ -135,7 +138,7 @@ impl Desk {
 }
 
 #[tonic::async_trait]
-impl Enrol for Desk {
+impl<F: Fn(Petition) -> bool + Send + Sync + 'static> Enrol for Desk<F> {
     async fn authority(
         &self,
         _: tonic::Request<AuthorityRequest>,
