@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use serde::Serialize;
 use tracing::info;
 
 use super::response::{json, only, plain_text, text};
