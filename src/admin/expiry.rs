@@ -111,13 +111,13 @@ mod tests {
     async fn what_ends_within_30_days_is_told_and_of_authorities_one_that_lasts_is_enough() {
         let place = tempfile::tempdir().unwrap();
         let day = Duration::from_secs(DAY);
-        let [short, long] = [29, 40].map(|days| Authority::new("ours", days * day).unwrap());
+        let [short, long] = [29, 40].map(|days| Authority::new("ours", days * day + day / 2).unwrap());
         let path = place.path().join("a.crt");
         let readiness = Readiness::waiting_for(&[]);
         for (text, authorities, says) in [
-            (short.cert().to_owned(), true, Some("ends in 28 days")),
+            (short.cert().to_owned(), true, Some("ends in 29 days")),
             (format!("{}{}", short.cert(), long.cert()), true, None),
-            (format!("{}{}", long.cert(), short.cert()), false, Some("ends in 28 days")),
+            (format!("{}{}", long.cert(), short.cert()), false, Some("ends in 29 days")),
             (long.cert().to_owned(), false, None),
             (Authority::new("over", Duration::ZERO).unwrap().cert().to_owned(), false, Some("ended on")),
         ] {

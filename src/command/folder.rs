@@ -19,6 +19,8 @@ pub(super) struct Folder {
     is_new: bool,
     /// Held, so that no other run is at work there.
     lock: File,
+    /// Whether what is written stays.
+    is_kept: bool,
 }
 
 impl Folder {
@@ -54,7 +56,7 @@ impl Folder {
                 dir.display()
             )));
         }
-        let folder = Self { dir: dir.to_owned(), entries, is_new, lock };
+        let folder = Self { dir: dir.to_owned(), entries, is_new, lock, is_kept: false };
         made_now(&folder.unfinished()).map_err(|cause| failed(&folder.unfinished(), &cause))?;
         Ok(folder)
     }
@@ -104,8 +106,8 @@ impl Folder {
     }
 
     /// Leaves what is written for [`Self::resume`].
-    pub(super) fn keep(self) {
-        std::mem::forget(self);
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
     }
 
     /// Where a file is until the end; the folders above it are made.
@@ -147,6 +149,9 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         // What cannot be removed is named by the next run.
         let _ = fs::remove_dir_all(self.unfinished());
         if self.is_new {

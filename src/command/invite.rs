@@ -89,7 +89,7 @@ fn lasting(text: &str) -> Result<Duration, String> {
     let wanted = "want a whole number with s, m or h, from 1m to 168h";
     let unit = text.chars().last().and_then(|unit| UNITS.iter().find(|(name, _)| *name == unit));
     let (unit, seconds) = unit.ok_or(wanted)?;
-    let number: u64 = text.trim_end_matches(*unit).parse().map_err(|_| wanted)?;
+    let number: u64 = text.strip_suffix(*unit).unwrap_or_default().parse().map_err(|_| wanted)?;
     let lasting = Duration::from_secs(number.saturating_mul(*seconds));
     if (LEAST..=MOST).contains(&lasting) { Ok(lasting) } else { Err(wanted.to_owned()) }
 }
