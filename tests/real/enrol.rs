@@ -44,10 +44,11 @@ fn a_node_is_invited_joins_is_linked_and_is_revoked_each_by_one_line() {
     assert!(joined.status.success() && joined.stdout.starts_with("edge7 has joined"), "{joined:?}");
     let again = says(&join);
     assert_eq!(again.status.code(), Some(73), "{again:?}");
-    let used = says(&[&join[..7], &[&format!("{dir}2")]].concat());
+    let second = format!("{dir}2");
+    let used = says(&[&join[..7], &[second.as_str()][..]].concat());
     assert_eq!(used.status.code(), Some(77), "{used:?}");
     assert!(used.stderr.contains("has been used already"), "{used:?}");
-    let guess = says(&["join", &pod, "--invite", "guess", "--node", "edge7", "--to", &format!("{dir}2")]);
+    let guess = says(&["join", &pod, "--invite", "guess", "--node", "edge7", "--to", &second]);
     assert_eq!(guess.status.code(), Some(64), "{guess:?}");
 
     let log = free_port();
