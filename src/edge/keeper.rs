@@ -1,6 +1,6 @@
 //! Keeps the edge linked: dials the cloud, serves the link, and dials again.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -30,6 +30,8 @@ pub(super) struct Keeper {
     pub(super) route: Route,
     /// Notified when a link that was replaced has ended.
     pub(super) freed: Notify,
+    /// Done once the start is over.
+    pub(super) started: Once,
 }
 
 /// Why a link is not the edge's newest any more.
@@ -115,6 +117,7 @@ impl Keeper {
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
+        self.started.call_once(give_back);
         let mut carried = false;
         let mut fail_back = Box::pin(self.fail_back(server));
         let why = loop {
@@ -247,6 +250,15 @@ impl Keeper {
             self.route.mend(parked, &self.ground.drain);
         }
         info!(link = %link.sender.id, %why, "link has ended");
+    }
+}
+
+/// Lets go of what only the start needed. An edge is a small machine, and does nothing most of the time.
+fn give_back() {
+    let _ = tunnel_pages::trim_heap();
+    match tunnel_pages::forget_program() {
+        Ok(bytes) => debug!(bytes, "the program's pages are forgotten until they are used again"),
+        Err(cause) => debug!(%cause, "what is mapped cannot be read, and stays"),
     }
 }
 
