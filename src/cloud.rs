@@ -31,7 +31,7 @@ use files::PodFiles;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
-use crate::admin::{Admin, Program, Readiness};
+use crate::admin::{Admin, Clock, Listeners, PodView, Program, Readiness};
 use crate::config::cloud::Cloud;
 use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
@@ -119,8 +119,15 @@ impl Pod {
             readiness: core.readiness,
             stopping: core.stopping,
         };
-        let admin = pod.admin(level, !settings.server.log_listen.is_local());
-        admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
+        let view = PodView {
+            registry: pod.registry.clone(),
+            table: pod.table.clone(),
+            siblings: core.context.siblings.clone(),
+            publishes: settings.registry.publish.name(),
+        };
+        let admin = pod.admin(view, level, !settings.server.log_listen.is_local());
+        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
+        admin.spawn(listeners, &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
         balance::spawn(&core.context, settings.registry.rebalance);
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
@@ -134,10 +141,10 @@ impl Pod {
         Prepared::new(settings, startup);
     }
 
-    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
-        let nodes = self.registry.clone();
+    fn admin(&self, view: PodView, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         Admin {
-            side: Program::Cloud(Arc::new(move || nodes.nodes())),
+            side: Program::Cloud(view),
+            clock: Clock::now(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,

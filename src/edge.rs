@@ -22,7 +22,7 @@ use keeper::Keeper;
 use link_dialer::LinkDialer;
 use proxy::ProxyPort;
 
-use crate::admin::{Admin, Program, Readiness};
+use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness};
 use crate::backend::Backend;
 use crate::config::edge::{EdgeSettings as Settings, MEMORY};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
@@ -87,7 +87,8 @@ impl Edge {
         edge.spawn_upkeep(&keeper, pool);
         let span = info_span!("link", node = %keeper.dialer.node);
         edge.links.spawn(span, Arc::new(keeper).keep());
-        edge.admin(level, level_from_anywhere).spawn(ports.log, ports.metrics, &edge.admin);
+        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
+        edge.admin(level, level_from_anywhere).spawn(listeners, &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(%log, "edge is up");
         }
@@ -185,9 +186,10 @@ impl Edge {
     }
 
     fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
-        let healthy = self.uplinks.clone();
+        let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
         Admin {
-            side: Program::Edge(Arc::new(move || healthy.is_linked())),
+            side: Program::Edge(view),
+            clock: Clock::now(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,

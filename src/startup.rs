@@ -1,6 +1,7 @@
 //! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
 mod gates;
+mod signals;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,10 +9,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::config::{self, Fault, Faults, Listen};
+use tracing::debug;
+
+use crate::config::{self, AdminSocket, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
 pub use gates::{Gates, Guard};
+pub use signals::Signals;
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.
@@ -140,6 +144,23 @@ impl Startup {
         }
         let bound = LocalListener::bind(path);
         bound.map_err(|error| self.fault(FaultKind::Port, key, error.to_string())).ok()
+    }
+
+    /// As [`Self::bind_local`], for the socket of commands; `Some(None)` where nobody asked for it and it cannot be had.
+    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<LocalListener>> {
+        if !socket.implicit {
+            return self.bind_local(key, &socket.path).map(Some);
+        }
+        if self.is_check || !self.is_given(key) {
+            return None;
+        }
+        Some(match LocalListener::bind(&socket.path) {
+            Ok(listener) => Some(listener),
+            Err(error) => {
+                debug!(%error, key, "there is no admin socket: that is only a default");
+                None
+            }
+        })
     }
 
     /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.

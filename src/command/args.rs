@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
-use super::Module;
+use super::{Init, Module};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
 #[derive(Debug, Parser)]
@@ -61,6 +62,29 @@ pub enum Command {
         /// Other ways to show beside CONNECT, with commas between.
         #[arg(long, value_name = "MODULES", value_delimiter = ',')]
         with: Vec<Module>,
+    },
+    /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
+    Init(Init),
+    /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.
+    Status {
+        /// The socket (its config's `listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: /run/tunnel/cloud.sock, or
+        /// else edge.sock there]
+        #[arg(long, value_name = "PATH")]
+        socket: Option<PathBuf>,
+        /// All of it as JSON, with sessions.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what makes a shell complete this command line: `source <(tunnel completions bash)`.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write man pages of this program and of each of its commands.
+    Man {
+        /// Where to; it is made where it is missing.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
     },
 }
 
@@ -118,6 +142,6 @@ fn spelled_our_way(arg: OsString) -> OsString {
 
 /// As docs/operating.md has them.
 const EXIT_CODES: &str = "\
-Exit codes: 0 stopped, or all is well; 1 the demo has failed; 64 the command line is wrong; 69 a port cannot be had; \
-71 the system lacks something; 73 log files cannot be written; 77 this user may not have the port; \
-78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";
+Exit codes: 0 stopped, or all is well; 1 the demo has failed; 64 the command line is wrong; 69 a port cannot be had, or \
+nobody answers; 71 the system lacks something; 73 a file cannot be written; 77 this user may not have the \
+port, or may not ask; 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";

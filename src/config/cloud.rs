@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
+use super::{AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod addresses;
@@ -52,6 +52,8 @@ pub struct Cloud {
     pub https: Https,
     /// HTTP ports, each for one port of every node.
     pub http: Http,
+    /// Where commands of this machine come in.
+    pub admin: AdminSocket,
     /// Limits of sessions.
     pub session: PodSessions,
     /// Where others learn which node is at this pod.
@@ -187,6 +189,7 @@ impl Cloud {
             https: https::read(&mut cloud, &ssh.access, report),
             http: https::read_http(&mut cloud, &ssh.access, report),
             ssh,
+            admin: listen::admin(&mut cloud, "cloud.sock", report),
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
             allow: allow(&mut cloud, env, report),

@@ -136,6 +136,12 @@ impl LinkDialer {
         Ok(NewLink { link: dialled?, server, at })
     }
 
+    /// Whether the cloud was reached and took none of the tokens.
+    pub(super) fn is_refused(&self, why: &anyhow::Error) -> bool {
+        let tried_all = self.turn.load(Relaxed).is_multiple_of(self.tokens.load().len().max(1));
+        tried_all && why.downcast_ref().is_some_and(DialError::is_token_refused)
+    }
+
     /// The name by which messages call a server.
     pub(super) fn named(&self, server: usize) -> String {
         self.servers.get(server).map(|server| server.at.to_string()).unwrap_or_default()

@@ -64,6 +64,19 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
 }
 
 #[tokio::test]
+async fn an_edge_that_was_refused_does_not_hurry_back() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let refused = || pod.pod.metrics.calls_refused.counted("token");
+    let _edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(TOKEN, "wrong"));
+    wait_until("it was refused", || refused() > 0).await;
+    tokio::time::pause();
+    let begun = Instant::now();
+    wait_within(Duration::from_secs(600), "it was refused twice more", || refused() > 2).await;
+    assert!(begun.elapsed() > Duration::from_millis(1300), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn an_edge_believes_only_its_own_authority() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let pod = TestPod::start(&place);

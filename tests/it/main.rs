@@ -42,4 +42,5 @@ mod sessions;
 mod siblings;
 mod slow;
 mod smuggling;
+mod status;
 mod tcp;

@@ -20,6 +20,7 @@ mod cut;
 mod direct;
 mod drain;
 mod edge_proxy;
+mod enrol;
 mod fleet;
 mod halfclose;
 mod kubectl;
