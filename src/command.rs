@@ -5,6 +5,7 @@ mod demo;
 mod folder;
 mod init;
 mod manual;
+mod settings;
 mod socket;
 mod status;
 
@@ -12,6 +13,7 @@ pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
 pub use init::{Init, run as init};
 pub use manual::{completions, man};
+pub use settings::Settings;
 pub use status::status;
 
 /// Why a command for people was not done.

@@ -4,18 +4,15 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tracing::{error, field, info, warn};
+use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, is_wrong};
-use tunnel::config::cloud::Cloud;
-use tunnel::config::edge::EdgeSettings;
-use tunnel::config::{Concern, Environment, Fault, Warning};
+use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
+use tunnel::config::Fault;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::files;
-use tunnel::net::secret::warn_of_readers;
-use tunnel::startup::{FaultKind, Signals, StartFaults, Startup};
+use tunnel::startup::{ConfigFile, FaultKind, Signals, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
@@ -43,7 +40,7 @@ fn run(args: &Args) -> ExitCode {
     let config = args.config();
     let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
-    let settings = settings(args, &config, &mut startup);
+    let settings = Settings::read(args, variable, &mut startup);
     let refused = match runtime(args.mode) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(Drained::Cut(cut_sessions)) => {
@@ -111,64 +108,19 @@ fn code(gravest: FaultKind) -> u8 {
     }
 }
 
-/// The settings of either side.
-enum Either {
-    Cloud(Box<Cloud>),
-    Edge(Box<EdgeSettings>),
-}
-
-impl Either {
-    /// The files that hold secrets, each with its key; `config` is where the settings stand.
-    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
-        match self {
-            Self::Cloud(settings) => settings.secrets(),
-            Self::Edge(settings) => settings.secrets(config),
-        }
-    }
-}
-
-/// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted.
-fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either> {
-    let text = std::fs::read_to_string(config).map_err(|cause| {
-        format!("cannot read the config {}: {cause}; name it with --c=FILE", config.display())
-    });
-    let text = startup.keep(FaultKind::Config, &["--c"], text)?;
-    let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..Environment::read(variable) };
-    let (settings, warnings) = match args.mode {
-        Mode::Cloud => {
-            let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
-            (Either::Cloud(Box::new(settings)), warnings)
-        }
-        Mode::Edge => {
-            let (settings, warnings) = startup.settings(EdgeSettings::examine(&text, &environment));
-            (Either::Edge(Box::new(settings)), warnings)
-        }
-    };
-    for Warning { key, kind, text } in warnings {
-        match kind {
-            Concern::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
-            Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
-        }
-    }
-    for (key, path) in settings.secrets(config) {
-        warn_of_readers(key, path);
-    }
-    Some(settings)
-}
-
 /// Serves until a signal ends it, or looks for all that is in the way.
 async fn serve(
-    settings: Option<Either>,
+    settings: Option<(Settings, ConfigFile)>,
     mut startup: Startup,
     level: LogLevel,
 ) -> Result<Drained, StartFaults> {
     let signals = startup.keep(FaultKind::System, &["signals"], Signals::of_a_daemon());
-    let (settings, mut signals) = match (settings, signals) {
+    let ((settings, config), mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
             match settings {
-                Some(Either::Cloud(settings)) => Pod::check(&settings, &mut startup),
-                Some(Either::Edge(settings)) => Edge::check(&settings, &mut startup),
+                Some((Settings::Cloud(settings), _)) => Pod::check(&settings, &mut startup),
+                Some((Settings::Edge(settings), _)) => Edge::check(&settings, &mut startup),
                 None => {}
             }
             return Err(startup.into_faults());
@@ -176,13 +128,15 @@ async fn serve(
     };
     info!("{}", files::raise());
     match settings {
-        Either::Cloud(settings) => {
+        Settings::Cloud(settings) => {
             let pod = Pod::start(*settings, Some(level))?;
+            pod.follow(config);
             signals.next().await;
             Ok(pod.stop(signals.next()).await)
         }
-        Either::Edge(settings) => {
+        Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
+            edge.follow(config);
             signals.next().await;
             Ok(edge.stop(signals.next()).await)
         }

@@ -27,6 +27,7 @@ mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod measure;
+mod monitoring;
 mod names;
 mod network;
 mod parts;

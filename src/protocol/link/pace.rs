@@ -8,6 +8,7 @@
 
 mod cap;
 mod kernel;
+mod noise;
 
 use std::collections::VecDeque;
 use std::time::Duration;
