@@ -1,12 +1,14 @@
 //! Commands for people.
 
 mod args;
+mod connect;
 mod demo;
 mod manual;
 mod socket;
 mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
+pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
 pub use manual::{completions, man};
 pub use status::status;
@@ -22,6 +24,16 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// What was asked for cannot be.
+    fn usage(text: impl Into<String>) -> Self {
+        Self { code: 64, text: text.into() }
+    }
+
+    /// A file that was named will not do.
+    fn unusable(text: impl Into<String>) -> Self {
+        Self { code: 78, text: text.into() }
+    }
+
     /// Nobody answers.
     fn unavailable(text: impl Into<String>) -> Self {
         Self { code: 69, text: text.into() }

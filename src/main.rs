@@ -29,6 +29,9 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Connect(asked)) => {
+            told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
+        }
         Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
         Some(Command::Completions { shell }) => {
             answer(command::completions(shell).trim_end());
@@ -220,7 +223,9 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
 fn told(done: Result<String, Failure>) -> ExitCode {
     match done {
         Ok(text) => {
-            answer(text.trim_end());
+            if !text.is_empty() {
+                answer(text.trim_end());
+            }
             ExitCode::SUCCESS
         }
         Err(Failure { code, text }) => {
@@ -237,7 +242,18 @@ fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Fa
         text: format!("the system gives no threads: {cause}"),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    runtime.block_on(work)
+    let done = runtime.block_on(work);
+    // A read of stdin may be under way, which nothing ends.
+    runtime.shutdown_background();
+    done
+}
+
+/// Waits for the signals that end a command which goes on until then.
+async fn interrupted() {
+    match Signals::new() {
+        Ok(mut signals) => signals.next().await,
+        Err(_) => std::future::pending().await,
+    }
 }
 
 fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
