@@ -11,6 +11,7 @@ mod requests;
 mod serve;
 mod statuses;
 mod tcp;
+mod trace;
 mod web;
 
 pub use auth::{Gate, Logins, Users, UsersError};
