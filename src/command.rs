@@ -3,6 +3,8 @@
 mod args;
 mod connect;
 mod demo;
+mod folder;
+mod init;
 mod manual;
 mod socket;
 mod status;
@@ -10,6 +12,7 @@ mod status;
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
+pub use init::{Init, run as init};
 pub use manual::{completions, man};
 pub use status::status;
 
@@ -32,6 +35,11 @@ impl Failure {
     /// A file that was named will not do.
     fn unusable(text: impl Into<String>) -> Self {
         Self { code: 78, text: text.into() }
+    }
+
+    /// A file cannot be written.
+    fn cannot_write(text: impl Into<String>) -> Self {
+        Self { code: 73, text: text.into() }
     }
 
     /// Nobody answers.

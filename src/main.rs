@@ -33,17 +33,9 @@ fn main() -> ExitCode {
             told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
         }
         Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
-        Some(Command::Completions { shell }) => {
-            answer(command::completions(shell).trim_end());
-            ExitCode::SUCCESS
-        }
-        Some(Command::Man { dir }) => match command::man(&dir) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(cause) => {
-                print_stderr(&format!("tunnel: cannot write man pages into {}: {cause}", dir.display()));
-                ExitCode::from(CANNOT_CREATE)
-            }
-        },
+        Some(Command::Init(asked)) => told(command::init(&asked)),
+        Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
+        Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),
     }
 }
@@ -219,7 +211,7 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     }
 }
 
-/// Prints what a command has done, or why not.
+/// Prints what a command has to say, or why it was not done.
 fn told(done: Result<String, Failure>) -> ExitCode {
     match done {
         Ok(text) => {
@@ -283,7 +275,5 @@ fn print_stderr(text: &str) {
 
 /// Exit code of a wrong command line, as in sysexits.h.
 const USAGE: u8 = 64;
-/// Exit code where a file cannot be written, as in sysexits.h.
-const CANNOT_CREATE: u8 = 73;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;

@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::CommandFactory as _;
 use clap_complete::Shell;
 
-use super::Args;
+use super::{Args, Failure};
 
 /// The script that completes `tunnel` in that shell.
 pub fn completions(shell: Shell) -> String {
@@ -21,9 +21,10 @@ pub fn completions(shell: Shell) -> String {
 /// # Errors
 ///
 /// The directory, or a file in it, cannot be written.
-pub fn man(dir: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(dir)?;
-    clap_mangen::generate_to(Args::command(), dir)
+pub fn man(dir: &Path) -> Result<String, Failure> {
+    let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Args::command(), dir));
+    let failed = |cause| format!("cannot write man pages into {}: {cause}", dir.display());
+    written.map(|()| String::new()).map_err(|cause: io::Error| Failure::cannot_write(failed(cause)))
 }
 
 /// By which the program is called.
