@@ -12,6 +12,7 @@ mod files;
 mod https;
 mod kubernetes;
 mod links;
+mod policies;
 mod ports;
 mod proven;
 mod proxy;
@@ -20,6 +21,7 @@ mod requests;
 mod siblings;
 mod stop;
 mod tcp;
+mod unshaken;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use tracing::info;
 
 use self::core::Core;
 use files::PodFiles;
+use policies::Policies;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
@@ -37,7 +40,7 @@ use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
-use crate::startup::{Gates, StartFaults, Startup};
+use crate::startup::{ConfigFile, Doors, Gates, StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics};
 
 /// Where a pod listens.
@@ -67,6 +70,8 @@ pub struct Pod {
     finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
+    policies: Policies,
+    doors: Doors,
 }
 
 /// What the settings name, had before anything runs.
@@ -105,7 +110,7 @@ impl Pod {
             log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
             metrics: ports.metrics.as_ref().map(Listener::at),
         };
-        gates.watch(&core.stopping.links);
+        let doors = gates.watch(&core.stopping.links);
         for port in client_ports {
             (port.spawn)(&core);
         }
@@ -118,6 +123,8 @@ impl Pod {
             finder: core.context.finder.clone(),
             readiness: core.readiness,
             stopping: core.stopping,
+            policies: core.context.policies.clone(),
+            doors,
         };
         let view = PodView {
             registry: pod.registry.clone(),
@@ -134,6 +141,13 @@ impl Pod {
         let PodBound { grpc, log, .. } = &pod.bound;
         info!(%grpc, ssh = pod.bound.connect().map(tracing::field::display), %log, "pod is up");
         Ok(pod)
+    }
+
+    /// Reads the config again when it changes: who may reach what counts for whoever comes next.
+    pub fn follow(&self, config: ConfigFile) {
+        let (policies, doors) = (self.policies.clone(), self.doors.clone());
+        let apply = move |settings: &Cloud| policies.apply(settings, &doors);
+        config.follow(Cloud::examine, &self.stopping.links, apply);
     }
 
     /// Finds all faults that would prevent a start, and starts nothing.

@@ -6,6 +6,7 @@ mod demo;
 mod folder;
 mod init;
 mod manual;
+mod settings;
 mod socket;
 mod status;
 
@@ -14,6 +15,7 @@ pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
 pub use init::{Init, run as init};
 pub use manual::{completions, man};
+pub use settings::Settings;
 pub use status::status;
 
 /// Why a command for people was not done.

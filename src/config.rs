@@ -12,9 +12,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use access::{Access, Auth};
+pub use changed::Changed;
 use fold::{Report, Table};
 
 mod access;
+mod changed;
 pub mod cloud;
 pub mod edge;
 mod fold;
@@ -161,7 +163,11 @@ impl Secret {
 
 impl<T> Reading<T> {
     /// The settings and all warnings, or else all faults.
-    fn whole(self) -> Result<(T, Vec<Warning>), Faults> {
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong.
+    pub fn whole(self) -> Result<(T, Vec<Warning>), Faults> {
         if self.faults.is_empty() { Ok((self.settings, self.warnings)) } else { Err(Faults(self.faults)) }
     }
 }

@@ -4,18 +4,15 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tracing::{error, field, info, warn};
+use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, is_wrong};
-use tunnel::config::cloud::Cloud;
-use tunnel::config::edge::EdgeSettings;
-use tunnel::config::{Concern, Environment, Fault, Warning};
+use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
+use tunnel::config::Fault;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::files;
-use tunnel::net::secret::warn_of_readers;
-use tunnel::startup::{FaultKind, Signals, StartFaults, Startup};
+use tunnel::startup::{ConfigFile, FaultKind, Signals, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
@@ -46,7 +43,7 @@ fn run(args: &Args) -> ExitCode {
     let config = args.config();
     let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
-    let settings = settings(args, &config, &mut startup);
+    let settings = Settings::read(args, variable, &mut startup);
     let refused = match runtime(args.mode) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(Drained::Cut(cut_sessions)) => {
@@ -114,64 +111,19 @@ fn code(gravest: FaultKind) -> u8 {
     }
 }
 
-/// The settings of either side.
-enum Either {
-    Cloud(Box<Cloud>),
-    Edge(Box<EdgeSettings>),
-}
-
-impl Either {
-    /// The files that hold secrets, each with its key; `config` is where the settings stand.
-    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
-        match self {
-            Self::Cloud(settings) => settings.secrets(),
-            Self::Edge(settings) => settings.secrets(config),
-        }
-    }
-}
-
-/// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted.
-fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either> {
-    let text = std::fs::read_to_string(config).map_err(|cause| {
-        format!("cannot read the config {}: {cause}; name it with --c=FILE", config.display())
-    });
-    let text = startup.keep(FaultKind::Config, &["--c"], text)?;
-    let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..Environment::read(variable) };
-    let (settings, warnings) = match args.mode {
-        Mode::Cloud => {
-            let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
-            (Either::Cloud(Box::new(settings)), warnings)
-        }
-        Mode::Edge => {
-            let (settings, warnings) = startup.settings(EdgeSettings::examine(&text, &environment));
-            (Either::Edge(Box::new(settings)), warnings)
-        }
-    };
-    for Warning { key, kind, text } in warnings {
-        match kind {
-            Concern::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
-            Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
-        }
-    }
-    for (key, path) in settings.secrets(config) {
-        warn_of_readers(key, path);
-    }
-    Some(settings)
-}
-
 /// Serves until a signal ends it, or looks for all that is in the way.
 async fn serve(
-    settings: Option<Either>,
+    settings: Option<(Settings, ConfigFile)>,
     mut startup: Startup,
     level: LogLevel,
 ) -> Result<Drained, StartFaults> {
     let signals = startup.keep(FaultKind::System, &["signals"], Signals::of_a_daemon());
-    let (settings, mut signals) = match (settings, signals) {
+    let ((settings, config), mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
             match settings {
-                Some(Either::Cloud(settings)) => Pod::check(&settings, &mut startup),
-                Some(Either::Edge(settings)) => Edge::check(&settings, &mut startup),
+                Some((Settings::Cloud(settings), _)) => Pod::check(&settings, &mut startup),
+                Some((Settings::Edge(settings), _)) => Edge::check(&settings, &mut startup),
                 None => {}
             }
             return Err(startup.into_faults());
@@ -179,13 +131,15 @@ async fn serve(
     };
     info!("{}", files::raise());
     match settings {
-        Either::Cloud(settings) => {
+        Settings::Cloud(settings) => {
             let pod = Pod::start(*settings, Some(level))?;
+            pod.follow(config);
             signals.next().await;
             Ok(pod.stop(signals.next()).await)
         }
-        Either::Edge(settings) => {
+        Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
+            edge.follow(config);
             signals.next().await;
             Ok(edge.stop(signals.next()).await)
         }
@@ -249,11 +203,20 @@ async fn interrupted() {
 }
 
 fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
+    keep_heap();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if mode == Mode::Edge {
         builder.worker_threads(EDGE_THREADS);
     }
-    builder.enable_all().build()
+    builder.event_interval(LOOK_AFTER).enable_all().build()
+}
+
+/// Has the C library keep what is freed at the ends of its heaps, up to twice [`KEPT`] of each, until it is told to trim
+/// them. By default it gives all above 128 KiB back at once: where one thread frees what another has allocated, that was
+/// 80,000 page faults for each GiB. It goes by the largest block that was freed (mallopt(3), M_MMAP_THRESHOLD), so it
+/// is shown one.
+fn keep_heap() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT)));
 }
 
 /// A variable of the environment.
@@ -275,5 +238,10 @@ fn print_stderr(text: &str) {
 
 /// Exit code of a wrong command line, as in sysexits.h.
 const USAGE: u8 = 64;
+/// Half of what each heap may keep: what is on its way through a process at full speed.
+const KEPT: usize = 2 << 20;
+/// A busy thread looks at its sockets after so many turns of tasks. With tokio's 61, and turns of bulk as long as they
+/// are, a keystroke waits for milliseconds until it is seen at all.
+const LOOK_AFTER: u32 = 6;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;

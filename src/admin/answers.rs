@@ -12,7 +12,7 @@ use tracing::info;
 
 use super::{Admin, Asker, Port, Program};
 use crate::names::NodeName;
-use crate::telemetry::Form;
+use crate::telemetry::{Form, log_trouble};
 
 impl Admin {
     /// Answers one request.
@@ -36,8 +36,10 @@ impl Admin {
             }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => match self.readiness.check() {
-                Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}")),
-                Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, reasons),
+                Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
+                Err(reasons) => {
+                    plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble()))
+                }
             },
             ("/status", _) => match asker.may_look(request.headers()) {
                 Ok(()) => json(&self.status()),
@@ -73,7 +75,8 @@ impl Admin {
         };
         let body = body.to_bytes();
         let value = String::from_utf8_lossy(&body);
-        let set = go_parse_int(&value).and_then(|v| match &self.level {
+        let value = value.trim();
+        let set = go_parse_int(value).and_then(|v| match &self.level {
             Some(level) => level.set(v).map(|()| v).map_err(|e| e.to_string()),
             None => Err("logs have no level here".to_owned()),
         });
@@ -83,7 +86,7 @@ impl Admin {
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {
-                let why = format!("failed set klog.logging.verbosity {value}: {why}\n");
+                let why = format!("failed set klog.logging.verbosity {value}: {why}\n{LEVEL_BODY}");
                 plain_text(StatusCode::BAD_REQUEST, why)
             }
         }
@@ -132,6 +135,10 @@ fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
 const NOT_FOUND: &str = "not found\n";
+
+/// What a level is set with.
+pub(super) const LEVEL_BODY: &str = "next: send the level alone as the body, as curl -X PUT --data 2 does: 0 what operators \
+                                     need, 2 debug, 4 libraries too, 6 everything\n";
 
 /// SuperEdge's words for any other method.
 const READ_ONLY: &str = "only supports GET method\n";

@@ -9,6 +9,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
 use crate::cloud::requests;
+use crate::cloud::unshaken::Unshaken;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
@@ -42,7 +43,9 @@ pub(super) fn spawn(
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
-    let handler = Arc::new(Callers { calls, handshakes, shared });
+    let unshaken = Unshaken::default();
+    links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
+    let handler = Arc::new(Callers { calls, handshakes, unshaken, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 

@@ -19,7 +19,7 @@ pub struct Args {
     /// What this process is.
     #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
     pub mode: Mode,
-    /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: conf/MODE.toml]
+    /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: /etc/tunnel/MODE.toml]
     #[arg(long = "c", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Read the config and the files it names, say what is wrong with them, and end; no port is tried.
@@ -120,7 +120,8 @@ impl Args {
 
     /// Which config file is read.
     pub fn config(&self) -> PathBuf {
-        let default = if self.mode == Mode::Cloud { "conf/cloud.toml" } else { "conf/edge.toml" };
+        let default =
+            if self.mode == Mode::Cloud { "/etc/tunnel/cloud.toml" } else { "/etc/tunnel/edge.toml" };
         self.config.clone().unwrap_or_else(|| default.into())
     }
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
+use super::{
+    Access, AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value,
+};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod addresses;
@@ -168,6 +170,19 @@ impl Cloud {
             all.extend(password.map(|file| ("mode.cloud.registry.etcd_password_file", file)));
         }
         all
+    }
+
+    /// Who may come in at each port for clients, by the key of its table.
+    pub fn doors(&self) -> Vec<(&str, &Access)> {
+        let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
+        let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
+        let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
+        let fixed = [
+            ("mode.cloud.ssh", &self.ssh.access),
+            ("mode.cloud.https", &self.https.access),
+            ("mode.cloud.http", &self.http.access),
+        ];
+        fixed.into_iter().chain(egress).chain(proxy).chain(tcp).collect()
     }
 
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {

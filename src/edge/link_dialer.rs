@@ -1,5 +1,7 @@
 //! The way to the cloud: its servers, tried in turn, and what makes a link there.
 
+mod words;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -126,7 +128,7 @@ impl LinkDialer {
         let tls = TlsConnector::from(self.tls.load());
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let io = io.await.context("the TLS handshake took too long")?;
-        let io = io.with_context(|| format!("TLS with the cloud as {:?} failed", to.name.to_str()))?;
+        let io = io.map_err(|e| anyhow::anyhow!(words::no_tls(&e, &to.at, &to.name.to_str())))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let dialled = grpc::dial(io, &to.authority, &self.node, token, &self.ground).await;

@@ -42,7 +42,7 @@ impl Signals {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
-                    info!("SIGHUP: certificates, tokens and users are read again; the config itself only at a start");
+                    info!("SIGHUP: certificates, tokens, users and the config's policies are read again; what else it says counts at a start");
                     reload::look_now();
                 }
             }

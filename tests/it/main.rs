@@ -28,6 +28,7 @@ mod http_proxy;
 mod https;
 mod inside;
 mod links;
+mod live;
 mod memory;
 mod opener;
 mod passthrough;

@@ -195,13 +195,17 @@ impl LinkSender {
             let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
             tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
         }
-        self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        self.is_as_far(trip);
         trip
     }
 
     /// The latest round trip.
     pub fn round_trip(&self) -> Duration {
         Duration::from_micros(self.round_trip_micros.load(Relaxed))
+    }
+
+    fn is_as_far(&self, trip: Duration) {
+        self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
     }
 
     /// Sends nothing more on this link.
@@ -286,5 +290,5 @@ impl LinkSender {
 
 /// Replies that may wait at most; beyond it further ones are dropped.
 const MOST_REPLIES: usize = 1000;
-/// Assumed before the first answer to a ping.
+/// Assumed before the first answer to a ping where the kernel does not tell.
 const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;

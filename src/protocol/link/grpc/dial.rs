@@ -14,9 +14,10 @@ use crate::names::{Instance, NodeName};
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
+use crate::protocol::link::grpc::crew::Crew;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, ends, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, ends, puller,
 };
 use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link, Puller};
@@ -152,7 +153,8 @@ where
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
-    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
+    let crew = Crew::default();
+    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(crew.clone())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
         .initial_connection_window_size(window)
@@ -166,12 +168,13 @@ where
         .map_err(broken)?;
     let connection = CancellationToken::new();
     let over = connection.clone();
-    ground.drain.spawn(Span::current(), async move {
+    let lead = Box::pin(async move {
         tokio::select! {
             ended = driver => if let Err(e) = ended { tracing::debug!(error = %e, "link connection ended") },
             () = over.cancelled() => {}
         }
     });
+    ground.drain.spawn(Span::current(), crew.run(lead));
     let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };

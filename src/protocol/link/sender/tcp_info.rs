@@ -9,8 +9,12 @@ use crate::protocol::link::sender::LinkSender;
 use crate::protocol::link::sender::waiting::Waiting;
 
 impl LinkSender {
-    /// Has the kernel asked how much may be under way. It never is for a plain link, which is not paced.
+    /// Has the kernel asked how much may be under way. It never is for a plain link, which is not paced. For a new link:
+    /// its round trip is the kernel's until a ping is answered.
     pub(crate) fn reads_tcp_info(&self, reader: Option<TcpInfoReader>) {
+        if let Some(info) = reader.as_ref().and_then(TcpInfoReader::read) {
+            self.is_as_far(info.round_trip);
+        }
         self.lock().tcp_info = reader;
     }
 
@@ -24,5 +28,28 @@ impl LinkSender {
         let mut waiting = self.lock();
         waiting.read(info, now);
         waiting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::names::NodeName;
+    use crate::protocol::link::source::LinkId;
+    use crate::protocol::wire::hello::Dialect;
+    use crate::protocol::wire::peer::Peer;
+
+    #[tokio::test]
+    async fn a_new_links_round_trip_is_the_kernels() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap());
+        let (_far, near) = tokio::join!(far, listener.accept());
+        let reader = TcpInfoReader::of(&near.unwrap().0).unwrap();
+        let link = LinkSender::new(LinkId(1), Peer::Edge(NodeName::none()), None, Dialect::Plain);
+        let assumed = link.round_trip();
+        link.reads_tcp_info(Some(reader));
+        assert!(link.round_trip() < assumed, "{:?}", link.round_trip());
     }
 }
