@@ -1,6 +1,7 @@
 //! Commands for people.
 
 mod args;
+mod connect;
 mod demo;
 mod folder;
 mod init;
@@ -12,6 +13,7 @@ mod socket;
 mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
+pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
 pub use init::{Init, run as init};
 pub use invite::{Invite, Revoke, invite, revoke};

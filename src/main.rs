@@ -26,6 +26,9 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Connect(asked)) => {
+            told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
+        }
         Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
         Some(Command::Init(asked)) => told(command::init(&asked)),
         Some(Command::Invite(asked)) => told(in_runtime(command::invite(asked))),
@@ -188,7 +191,18 @@ fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Fa
         text: format!("the system gives no threads: {cause}"),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    runtime.block_on(work)
+    let done = runtime.block_on(work);
+    // A read of stdin may be under way, which nothing ends.
+    runtime.shutdown_background();
+    done
+}
+
+/// Waits for the signals that end a command which goes on until then.
+async fn interrupted() {
+    match Signals::new() {
+        Ok(mut signals) => signals.next().await,
+        Err(_) => std::future::pending().await,
+    }
 }
 
 fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::ACCEPT;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -11,7 +12,7 @@ use tracing::info;
 use super::response::{json, only, plain_text, text};
 use super::{Admin, Asker, Port, Program, enrol};
 use crate::names::NodeName;
-use crate::telemetry::{AUDIT, Metrics, log_trouble};
+use crate::telemetry::{AUDIT, Form, log_trouble};
 
 impl Admin {
     /// Answers one request.
@@ -28,7 +29,11 @@ impl Admin {
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
             ("/metrics" | "/livez" | "/readyz" | "/status", _) if !read => only("GET, HEAD", READ_ONLY),
-            ("/metrics", _) => text(StatusCode::OK, self.metrics.encode(), Metrics::CONTENT_TYPE),
+            ("/metrics", _) => {
+                let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+                let form = Form::wanted(accept.unwrap_or_default());
+                text(StatusCode::OK, self.metrics.encode(form), form.content_type())
+            }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => match self.readiness.check() {
                 Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),

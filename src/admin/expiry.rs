@@ -102,6 +102,7 @@ const SOON: u64 = 30 * DAY;
 mod tests {
     use super::*;
     use crate::pki::Authority;
+    use crate::telemetry::Form;
 
     fn file(path: PathBuf, authorities: bool) -> CertificateFile {
         CertificateFile { key: "mode.cloud.stream.server.cert", path, authorities }
@@ -130,7 +131,9 @@ mod tests {
                 Some(says) => assert!(told.contains(says) && told.contains("a.crt"), "{told}"),
                 None => assert_eq!(told, ""),
             }
-            assert!(metrics.encode().contains("tunnel_certificate_not_after_seconds{key=\"mode.cloud"));
+            assert!(
+                metrics.encode(Form::Open).contains("tunnel_certificate_not_after_seconds{key=\"mode.cloud")
+            );
         }
     }
 }

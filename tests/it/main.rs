@@ -16,6 +16,7 @@ mod balance;
 mod config;
 mod conflict;
 mod connect;
+mod connecting;
 mod doors;
 mod drain;
 mod edge_proxy;
