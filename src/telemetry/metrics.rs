@@ -320,6 +320,7 @@ mod tests {
             frames_dropped,
             connections_refused,
             second_links,
+            certificates,
             nodes: _,
             links: _,
             name_conflicts: _,
@@ -349,6 +350,7 @@ mod tests {
             causes.count("a");
         }
         memory.set("a", 1, 1);
+        certificates.set("a", 1);
         sessions.begin("a").end("b");
         metrics
     }
