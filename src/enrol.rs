@@ -210,7 +210,8 @@ impl Enrolment {
         let mut cell = self.cell.lock().await;
         let seen = cell.read().await;
         *lock(&self.looked) = Some(Instant::now());
-        self.know(Enrolled::parse(&seen?.text).map_err(EnrolError::Foreign)?);
+        let read = self.parse(&seen?.text).map_err(EnrolError::Foreign)?;
+        self.know(read);
         Ok(())
     }
 
@@ -220,7 +221,7 @@ impl Enrolment {
         let mut cell = self.cell.lock().await;
         for _ in 0..MOST_TRIES {
             let seen = cell.read().await?;
-            let old = Enrolled::parse(&seen.text).map_err(EnrolError::Foreign)?;
+            let old = self.parse(&seen.text).map_err(EnrolError::Foreign)?;
             let mut new = old.clone();
             let done = apply(&mut new).map_err(EnrolError::Refused)?;
             if new == old || cell.write(&seen, new.to_text()).await? {
@@ -230,6 +231,14 @@ impl Enrolment {
             sleep(TRY_PAUSE.mul_f64(rand::random())).await;
         }
         Err(EnrolError::Contended)
+    }
+
+    /// A store that has lost what it held, as a disk that is not mounted has, revokes nobody.
+    fn parse(&self, text: &[u8]) -> Result<Enrolled, String> {
+        if text.trim_ascii().is_empty() && **self.known.load() != Enrolled::default() {
+            return Err("they are gone, and what was read before counts on".into());
+        }
+        Enrolled::parse(text)
     }
 
     fn know(&self, enrolled: Enrolled) {

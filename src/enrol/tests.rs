@@ -97,3 +97,15 @@ async fn what_is_malformed_or_cannot_be_kept_is_told_apart() {
     assert!(told.contains("name another store"), "{told}");
     assert_eq!(std::fs::read_to_string(place.path().join("enrolled")).unwrap(), "10.0.0.1 somebody's hosts");
 }
+
+#[tokio::test]
+async fn a_store_that_has_lost_all_revokes_nobody_and_takes_nothing_new() {
+    let place = tempfile::tempdir().unwrap();
+    let pods = pods(place.path(), 1);
+    let invited = pods[0].invite(&node(), HOUR, "test").await.unwrap();
+    pods[0].join(FROM, &invited.code.secret(), "edge7", &token(1)).await.unwrap();
+    std::fs::remove_file(place.path().join("enrolled")).unwrap();
+    assert!(pods[0].look().await.unwrap_err().to_string().contains("they are gone"));
+    assert!(pods[0].invite(&node(), HOUR, "test").await.is_err());
+    assert_eq!(pods[0].known().proves(&node(), &token(1)), Some(true));
+}
