@@ -139,6 +139,7 @@ impl Proven {
                 revoked.iter().take(MOST_NAMED).map(|proof| proof.hello.node.as_str()).collect();
             warn!(
                 target: AUDIT,
+                who = "the token file or the store",
                 links = revoked.len(),
                 nodes = names.join(" "),
                 "tokens were revoked: their links are ended"
