@@ -47,7 +47,9 @@ pub use linked::Linked;
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
 pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
-pub use siblings::{FindAnswer, NodeFound, PodAddresses, SiblingPod, Siblings, Unreachable};
+pub use siblings::{
+    FindAnswer, NodeFound, PodAddresses, PodDialer, SiblingPod, Siblings, TlsPodDialer, Unreachable,
+};
 pub use uplinks::Uplinks;
 
 /// The nodes that are linked to this pod. The newest link of a node wins.

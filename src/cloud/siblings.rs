@@ -17,7 +17,7 @@ use crate::net::tls::{self, Dialer, Identity, Mutual};
 use crate::policy::Zone;
 use crate::protocol::Link;
 use crate::protocol::grpc::LinkContext;
-use crate::registry::{self, Dns, Finder, PodAddresses, Registry};
+use crate::registry::{self, Dns, Finder, PodAddresses, Registry, TlsPodDialer};
 use crate::startup::{FaultKind, Startup};
 
 /// The finder of nodes, and what a pod that is one of several needs beside it.
@@ -97,10 +97,10 @@ pub(super) fn finder(
         Host::Ip(_) => None,
     });
     let named = PodAddresses { list: asked.list.clone(), service, cluster };
-    let addresses = named.follow(resolver.clone(), drain);
-    let (siblings, made) =
-        registry::Siblings::new(addresses, registry.clone(), tls, pool.clone(), ground.clone());
-    let dns = Dns::new(dns.clone(), zone.clone());
+    let addresses = named.follow(Arc::new(resolver.clone()), drain);
+    let (dialer, made) = TlsPodDialer::new(tls, pool.clone(), ground.clone());
+    let siblings = registry::Siblings::new(addresses, registry.clone(), dialer, own, drain.clone());
+    let dns = Dns::new(Arc::new(dns.clone()), zone.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
     FinderParts { finder, several: Some(Several { siblings, made }) }
 }

@@ -1,9 +1,12 @@
 //! Resolves names to addresses within a bounded time.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{
     ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
@@ -45,6 +48,18 @@ pub enum LookupError {
         /// The resolver's error.
         cause: String,
     },
+}
+
+/// Finds the addresses of names.
+pub trait Lookup: fmt::Debug + Send + Sync {
+    /// As [`Resolver::lookup`].
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>>;
+}
+
+impl Lookup for Resolver {
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>> {
+        self.lookup(name).boxed()
+    }
 }
 
 impl Resolver {

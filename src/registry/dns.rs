@@ -7,13 +7,13 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use crate::names::NodeName;
-use crate::net::resolver::{LookupError, Resolver};
+use crate::net::resolver::{Lookup, LookupError};
 use crate::policy::Zone;
 
 /// Asks DNS for nodes, and knows whether that was of use lately.
 #[derive(Debug)]
 pub struct Dns {
-    resolver: Resolver,
+    resolver: Arc<dyn Lookup>,
     /// Which nodes it may be asked for, and by which name.
     zone: Arc<Zone>,
     /// When a question was last in vain.
@@ -22,7 +22,7 @@ pub struct Dns {
 
 impl Dns {
     /// Asks `resolver` for nodes by their names in `zone`, and for no other: what answers is linked to.
-    pub fn new(resolver: Resolver, zone: Arc<Zone>) -> Self {
+    pub fn new(resolver: Arc<dyn Lookup>, zone: Arc<Zone>) -> Self {
         Self { resolver, zone, failed: Mutex::default() }
     }
 
@@ -35,7 +35,7 @@ impl Dns {
         let name = self.zone.name(node).map_err(|why| format!("DNS was not asked ({why})"))?;
         let name = if self.zone.is_open() { name } else { format!("{name}.") };
         let mut asking = Asking { dns: self, since: Instant::now(), answered: None };
-        let found = timeout(LOOKUP_TIMEOUT, self.resolver.lookup(&name)).await;
+        let found = timeout(LOOKUP_TIMEOUT, self.resolver.addresses(&name)).await;
         let found = found.unwrap_or(Err(LookupError::Timeout { name, patience: LOOKUP_TIMEOUT }));
         asking.answered = Some(matches!(found, Ok(_) | Err(LookupError::NotFound(_))));
         found.map_err(|cause| match cause {
@@ -81,12 +81,13 @@ const FAILURE_TTL: Duration = Duration::from_secs(10);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::resolver::Resolver;
     use std::net::SocketAddr;
     use tokio::net::UdpSocket;
 
     fn silent(at: SocketAddr) -> Dns {
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
-        Dns::new(Resolver::of_servers(&[at]).unwrap(), Arc::new(zone))
+        Dns::new(Arc::new(Resolver::of_servers(&[at]).unwrap()), Arc::new(zone))
     }
 
     #[tokio::test(start_paused = true)]
@@ -117,7 +118,7 @@ mod tests {
     async fn without_a_zone_dns_is_not_asked_for_what_may_be_somebody_elses() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let resolver = Resolver::of_servers(&[socket.local_addr().unwrap()]).unwrap();
-        let dns = Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| false)));
+        let dns = Dns::new(Arc::new(resolver), Arc::new(Zone::new(String::new(), Vec::new(), |_| false)));
         for node in ["www.example.org", "localhost", "kubernetes.default.svc"] {
             let why = dns.lookup(&node.parse().unwrap()).await.unwrap_err();
             assert!(why.starts_with("DNS was not asked"), "{node}: {why}");

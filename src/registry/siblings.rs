@@ -18,16 +18,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
 use tracing::info_span;
 
-use crate::names::NodeName;
-use crate::net::pool::Pool;
-use crate::net::reload::Reload;
-use crate::net::tls::Dialer;
-use crate::protocol::grpc::LinkContext;
-use crate::protocol::{Found, Link, LinkId, LinkSender};
+use crate::drain::Drain;
+use crate::names::{Instance, NodeName};
+use crate::protocol::{Found, LinkId, LinkSender};
 use crate::registry::Registry;
 
 pub use addresses::PodAddresses;
@@ -35,7 +32,7 @@ use news::{Announcements, UNASKED};
 use pod::Which;
 pub use pod::{FindAnswer, NodeFound, SiblingPod};
 use reach::DialContext;
-pub use reach::Unreachable;
+pub use reach::{PodDialer, TlsPodDialer, Unreachable};
 use sibling::Sibling;
 
 /// Links to the other pods, made when needed, and those that they have made to us.
@@ -63,28 +60,25 @@ struct Incoming {
 }
 
 impl Siblings {
-    /// Follows `addresses` (this pod's own may be among them) until draining begins. The links that it makes come out
-    /// of the second value; the caller drives them. For each link to a pod that ends, on whichever side it was made,
-    /// the caller calls [`Self::left`].
+    /// Follows `addresses` (this pod's own may be among them) until draining begins. `own` is this process. For each
+    /// link to a pod that ends, on whichever side it was made, the caller calls [`Self::left`].
     pub fn new(
         addresses: watch::Receiver<Vec<SocketAddr>>,
         registry: Arc<Registry>,
-        tls: Reload<Dialer>,
-        pool: Pool,
-        ground: LinkContext,
-    ) -> (Arc<Self>, mpsc::Receiver<Link>) {
-        let (links, made) = mpsc::channel(MOST_MADE);
-        let drain = ground.drain.clone();
+        dialer: Arc<dyn PodDialer>,
+        own: Instance,
+        drain: Drain,
+    ) -> Arc<Self> {
         let siblings = Arc::new(Self {
-            means: DialContext { ground, registry, tls, pool, links, changed: watch::Sender::new(()) },
+            means: DialContext { dialer, own, registry, drain, changed: watch::Sender::new(()) },
             pods: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNASKED + 1),
         });
         let first = addresses.borrow().clone();
         siblings.list(&first);
-        drain.spawn(info_span!("siblings"), siblings.clone().follow(addresses));
-        (siblings, made)
+        siblings.means.drain.spawn(info_span!("siblings"), siblings.clone().follow(addresses));
+        siblings
     }
 
     /// Takes in a link that another pod has made.
@@ -100,14 +94,14 @@ impl Siblings {
         self.means.registry.told_of_a_pod();
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
-            self.means.ground.drain.spawn(info_span!("old"), async move {
+            self.means.drain.spawn(info_span!("old"), async move {
                 if newer >= MOST_OF_ONE || !old.answers_within(PONG_TIMEOUT).await {
                     old.close();
                 }
             });
         }
-        let (registry, own) = (self.means.registry.clone(), self.means.ground.table.instance());
-        self.means.ground.drain.spawn(info_span!("news"), async move {
+        let (registry, own) = (self.means.registry.clone(), self.means.own);
+        self.means.drain.spawn(info_span!("news"), async move {
             while !incoming.sender.is_closed() {
                 tokio::select! {
                     () = incoming.sender.closed() => {}
@@ -241,8 +235,6 @@ impl Drop for Question<'_> {
     }
 }
 
-/// Links that may wait to be driven.
-const MOST_MADE: usize = 16;
 /// Links that one pod may have made and keep side by side; beyond it the oldest is closed.
 const MOST_OF_ONE: usize = 4;
 /// How long an old link has to answer a ping when its pod has made another.

@@ -15,7 +15,7 @@ use tunnel::protocol::wire::codec::StreamMsg;
 use tunnel::protocol::wire::extension::{from_message, to_message};
 use tunnel::protocol::wire::frame::{Frame, FrameKind, SessionFrame};
 use tunnel::protocol::{Code, Found, Peer, Refusal, SessionLimits, SessionTable, Windows};
-use tunnel::registry::{Registry, Siblings};
+use tunnel::registry::{Registry, Siblings, TlsPodDialer};
 use tunnel::telemetry::Metrics;
 
 use crate::support::clients::{echoed, is_reset};
@@ -434,7 +434,9 @@ async fn a_pod_gives_a_sign_of_life_and_says_which_process_it_is_and_what_only_t
     // What looks like a pod and is a proxy that takes everything.
     let proxy = TcpListener::bind((std::net::Ipv4Addr::new(127, 0, 0, 250), port)).await.unwrap();
     let (_tell, list) = watch::channel(vec![pod.pod.bound.grpc, proxy.local_addr().unwrap()]);
-    let (siblings, mut made) = Siblings::new(list, Registry::new(metrics), tls, Pool::new(), ground);
+    let (own, drain) = (ground.table.instance(), ground.drain.clone());
+    let (dialer, mut made) = TlsPodDialer::new(tls, Pool::new(), ground);
+    let siblings = Siblings::new(list, Registry::new(metrics), dialer, own, drain);
     beside(async move {
         while let Some(mut link) = made.recv().await {
             beside(async move { while link.next().await.is_ok() {} });

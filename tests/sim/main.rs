@@ -7,6 +7,7 @@
 mod chance;
 mod check;
 mod crowd;
+mod fleet;
 mod half_way;
 mod harm;
 mod hear;
@@ -72,7 +73,6 @@ fn a_seed_gives_the_same_run_again() {
 
 /// Runs seed after seed until the time is over.
 fn many(about: About) {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     if let Some(seed) = number("SIM_SEED") {
         return one(seed, about, &mut Seen::default());
     }
@@ -91,6 +91,11 @@ fn many(about: About) {
     assert!(about != About::Pods || seen.relayed > 0 && seen.died > 0, "{seen:?}");
     assert!(about != About::Drops || seen.broke > 0, "{seen:?}");
     assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
+}
+
+/// What a person has set.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
 fn one(seed: u64, about: About, seen: &mut Seen) {

@@ -139,7 +139,7 @@ impl LinkSender {
     }
 
     /// Notes that the peer has sent something just now.
-    pub(crate) fn heard(&self, now: Instant) {
+    pub fn heard(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
         self.heard_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
     }

@@ -2,6 +2,7 @@
 //! lists.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -9,7 +10,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info_span, warn};
 
 use crate::drain::Drain;
-use crate::net::resolver::Resolver;
+use crate::net::resolver::Lookup;
 
 /// How pods are named; all ways together.
 #[derive(Debug, Clone, Default)]
@@ -24,7 +25,7 @@ pub struct PodAddresses {
 
 impl PodAddresses {
     /// All of them, followed until draining begins. A name that DNS does not answer for keeps its addresses.
-    pub fn follow(self, resolver: Resolver, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
+    pub fn follow(self, resolver: Arc<dyn Lookup>, drain: &Drain) -> watch::Receiver<Vec<SocketAddr>> {
         let (sender, receiver) = watch::channel(self.all(&[]));
         if self.service.is_some() || self.cluster.is_some() {
             drain.spawn(info_span!("addresses"), look(self, resolver, sender, drain.clone()));
@@ -63,7 +64,7 @@ impl PodAddresses {
 
 async fn look(
     mut named: PodAddresses,
-    resolver: Resolver,
+    resolver: Arc<dyn Lookup>,
     sender: watch::Sender<Vec<SocketAddr>>,
     drain: Drain,
 ) {
@@ -75,7 +76,7 @@ async fn look(
             () = drain.draining() => return,
             () = named.changed() => {}
             _ = ticks.tick() => if let Some((name, _)) = &named.service {
-                match resolver.lookup(name).await {
+                match resolver.addresses(name).await {
                     Ok(addresses) => (found, warned) = (addresses, None),
                     Err(cause) => {
                         let cause = cause.to_string();
@@ -102,6 +103,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::resolver::Resolver;
 
     #[tokio::test]
     async fn a_list_a_name_and_a_cluster_are_followed_together() {
@@ -113,7 +115,7 @@ mod tests {
             service: Some(("localhost".into(), 9001)),
             cluster: Some(cluster),
         };
-        let mut receiver = named.follow(resolver, &drain);
+        let mut receiver = named.follow(Arc::new(resolver), &drain);
         let all = receiver.wait_for(|all| all.len() > 1).await.unwrap().clone();
         let expected = ["127.0.0.1:9001", "192.0.2.1:9000", "[::1]:9001"].map(|at| at.parse().unwrap());
         assert_eq!(all, expected);

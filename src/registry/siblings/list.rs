@@ -44,7 +44,7 @@ impl Siblings {
     }
 
     pub(super) async fn follow(self: Arc<Self>, mut addresses: watch::Receiver<Vec<SocketAddr>>) {
-        let drain = self.means.ground.drain.clone();
+        let drain = self.means.drain.clone();
         loop {
             tokio::select! {
                 () = drain.draining() => return,
@@ -95,7 +95,7 @@ impl Siblings {
             pods.known.insert(at, new.clone());
         }
         let keeping = new.clone().keep(self.means.clone());
-        self.means.ground.drain.spawn(info_span!("sibling", %at), keeping);
+        self.means.drain.spawn(info_span!("sibling", %at), keeping);
         Some(new)
     }
 

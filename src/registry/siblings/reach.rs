@@ -1,24 +1,29 @@
 //! Making a link to another pod, and why there is none.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use crate::drain::Drain;
+use crate::names::Instance;
 use crate::net::dial::dial;
 use crate::net::listen::tune_link;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
 use crate::net::tls::Dialer;
-use crate::protocol::Link;
 use crate::protocol::grpc::{DialError, LinkContext, dial_pod};
+use crate::protocol::{Link, LinkSender};
 use crate::registry::Registry;
 
 /// Why another pod could not be asked.
@@ -68,27 +73,43 @@ impl Unreachable {
     }
 }
 
+/// Makes links to other pods.
+pub trait PodDialer: fmt::Debug + Send + Sync {
+    /// Makes a link to the pod at an address, and has it driven until it ends. Returns its sending side.
+    fn dial(&self, at: SocketAddr) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>>;
+}
+
+/// Makes links over TLS. The links come out of a channel, for their driver.
+#[derive(Debug)]
+pub struct TlsPodDialer {
+    ground: LinkContext,
+    tls: Reload<Dialer>,
+    pool: Pool,
+    /// Where new links go, to be driven.
+    links: mpsc::Sender<Link>,
+}
+
 /// What every keeper needs.
 #[derive(Debug, Clone)]
 pub(super) struct DialContext {
-    pub(super) ground: LinkContext,
+    pub(super) dialer: Arc<dyn PodDialer>,
+    /// This process.
+    pub(super) own: Instance,
     pub(super) registry: Arc<Registry>,
-    pub(super) tls: Reload<Dialer>,
-    pub(super) pool: Pool,
-    /// Where new links go, to be driven.
-    pub(super) links: mpsc::Sender<Link>,
+    pub(super) drain: Drain,
     /// Notified when the set of pods that cannot be reached may have changed.
     pub(super) changed: watch::Sender<()>,
 }
 
-impl DialContext {
-    /// A link to the pod at an address. Nothing is sent there before TLS has proved that it is one of ours.
-    pub(super) async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
-        let made = timeout(CONNECT, self.try_connect(at)).await;
-        made.unwrap_or_else(|_| Err(Unreachable::NoLink { at, cause: format!("no link within {CONNECT:?}") }))
+impl TlsPodDialer {
+    /// The links that it makes come out of the second value; the caller drives them.
+    pub fn new(tls: Reload<Dialer>, pool: Pool, ground: LinkContext) -> (Arc<Self>, mpsc::Receiver<Link>) {
+        let (links, made) = mpsc::channel(MOST_MADE);
+        (Arc::new(Self { ground, tls, pool, links }), made)
     }
 
-    async fn try_connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
+    /// A link to the pod at an address. Nothing is sent there before TLS has proved that it is one of ours.
+    async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
         let no = |cause: String| Unreachable::NoLink { at, cause };
         let socket = dial(&[at], CONNECT).await.map_err(|e| no(e.to_string()))?;
         tune_link(&socket).map_err(|e| no(e.to_string()))?;
@@ -110,12 +131,28 @@ impl DialContext {
     }
 }
 
+impl PodDialer for TlsPodDialer {
+    fn dial(&self, at: SocketAddr) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+        async move {
+            let no = |cause: String| Unreachable::NoLink { at, cause };
+            let made = timeout(CONNECT, self.connect(at)).await;
+            let link = made.unwrap_or_else(|_| Err(no(format!("no link within {CONNECT:?}"))))?;
+            let sender = link.sender.clone();
+            self.links.send(link).await.map_err(|_| no("this pod is stopping".into()))?;
+            Ok(sender)
+        }
+        .boxed()
+    }
+}
+
 /// Whether a handshake failed because of the other's certificate.
 fn is_of_a_stranger(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
 }
 
+/// Links that may wait to be driven.
+const MOST_MADE: usize = 16;
 /// How long making one may take: on a far line, or one that loses a packet, more than a look-up waits, and the next one
 /// finds it.
 const CONNECT: Duration = Duration::from_secs(4);

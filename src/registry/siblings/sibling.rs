@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::news::Announcements;
 use super::reach::{DialContext, Unreachable};
 use crate::names::NodeName;
-use crate::protocol::{Link, LinkSender};
+use crate::protocol::LinkSender;
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
@@ -145,7 +145,7 @@ impl Sibling {
 
     /// Makes links whenever one is wanted, until draining begins or it is dismissed; for one that DNS named, once.
     pub(super) async fn keep(self: Arc<Self>, means: DialContext) {
-        let drain = means.ground.drain.clone();
+        let drain = means.drain.clone();
         loop {
             self.keep_linked(&means).await;
             if self.is_ourselves() {
@@ -164,7 +164,7 @@ impl Sibling {
     }
 
     async fn keep_linked(&self, means: &DialContext) {
-        let drain = means.ground.drain.clone();
+        let drain = means.drain.clone();
         let mut failures = 0;
         loop {
             tokio::select! {
@@ -178,7 +178,7 @@ impl Sibling {
                 () = sleep(UNASKED_AGAIN), if failures > 0 => {}
             }
             self.state.send_replace(State::Dialling(Instant::now()));
-            let pause = match means.connect(self.at).await {
+            let pause = match means.dialer.dial(self.at).await {
                 Ok(link) => {
                     failures = 0;
                     self.serve(link, means).await;
@@ -208,18 +208,14 @@ impl Sibling {
     }
 
     /// A link is up: kept until it ends, or has had nothing to do for a minute.
-    async fn serve(&self, link: Link, means: &DialContext) {
-        let (sender, own) = (link.sender.clone(), means.ground.table.instance());
-        if means.links.send(link).await.is_err() {
-            return;
-        }
+    async fn serve(&self, sender: Arc<LinkSender>, means: &DialContext) {
         let pod = sender.instance.map(tracing::field::debug);
         tracing::info!(link = %sender.id, at = %self.at, pod, "linked to another pod");
         self.state.send_replace(State::Up(sender.clone()));
         self.note(None, means);
         means.registry.told_of_a_pod();
         if !self.news.is_empty() {
-            self.news.tell(&sender, &means.registry, own).await;
+            self.news.tell(&sender, &means.registry, means.own).await;
         }
         // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
@@ -229,7 +225,7 @@ impl Sibling {
                 () = sender.closed() => {}
                 () = self.news.come() => {
                     self.touch();
-                    self.news.tell(&sender, &means.registry, own).await;
+                    self.news.tell(&sender, &means.registry, means.own).await;
                 }
                 () = sleep(IDLE / 4) => {
                     if sender.sessions() > 0 {

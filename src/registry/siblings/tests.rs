@@ -1,12 +1,14 @@
 use futures_util::FutureExt as _;
+use tokio::sync::mpsc;
 
 use super::list::MOST_KNOWN;
 use super::reach::REDIAL_DELAY;
 use super::*;
-use crate::drain::Drain;
-use crate::names::Instance;
-use crate::net::tls::{self, Trust};
-use crate::protocol::{Dialect, Peer, SessionLimits, SessionTable, Windows};
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::tls::{self, Dialer, Trust};
+use crate::protocol::grpc::LinkContext;
+use crate::protocol::{Dialect, Link, Peer, SessionLimits, SessionTable, Windows};
 use crate::telemetry::Metrics;
 
 /// A pod that has made a link to us.
@@ -28,7 +30,9 @@ pub(in crate::registry) fn siblings(
     let table = SessionTable::new(Instance::from_bits(1), limits, metrics.clone());
     let ground = LinkContext { table, metrics: metrics.clone(), drain: Drain::new() };
     let (tell, addresses) = watch::channel(list.iter().map(|at| at.parse().unwrap()).collect());
-    let (siblings, made) = Siblings::new(addresses, Registry::new(metrics), tls, Pool::new(), ground);
+    let (own, drain) = (ground.table.instance(), ground.drain.clone());
+    let (dialer, made) = TlsPodDialer::new(tls, Pool::new(), ground);
+    let siblings = Siblings::new(addresses, Registry::new(metrics), dialer, own, drain);
     (siblings, tell, made)
 }
 

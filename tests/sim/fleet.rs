@@ -1,0 +1,303 @@
+//! A cloud of many pods, each with many edges: the program's own finder, announcements and lists of pods, on a network
+//! of queues and in paused time. What each pod says and hears must grow with its own edges and clients only, never with
+//! those of all pods.
+//!
+//! `FLEET=100x10000` says how many pods there are, and edges of each; `FLEET_SEED=n` repeats a run.
+
+mod figures;
+mod net;
+mod pod;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, sleep_until};
+use tunnel::drain::Drain;
+use tunnel::names::{Instance, NodeName};
+
+use super::chance::Dice;
+use super::number;
+use figures::Counts;
+use net::Net;
+use pod::Pod;
+
+#[test]
+fn what_a_pod_says_grows_with_its_own_edges_only() {
+    let size = std::env::var("FLEET").ok();
+    let size = size.as_ref().map(|size| size.split_once('x').unwrap());
+    let (pods, each) = size.map_or((4, 50), |(pods, each)| (pods.parse().unwrap(), each.parse().unwrap()));
+    let begun = std::time::Instant::now();
+    run(pods, each);
+    println!("in {:?}", begun.elapsed());
+}
+
+fn run(pods: usize, each: usize) -> Vec<Row> {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let seed = number("FLEET_SEED").unwrap_or_else(|| rand::random::<u32>().into());
+    runtime.block_on(live(pods, each, seed))
+}
+
+/// A cloud, and where its edges are.
+struct Fleet {
+    net: Arc<Net>,
+    dice: Dice,
+    nodes: Vec<Edge>,
+    /// Pods that were started so far.
+    started: u32,
+    clients: Drain,
+    told: Instant,
+}
+
+struct Edge {
+    name: NodeName,
+    process: Instance,
+    pod: Option<Arc<Pod>>,
+}
+
+/// What a stretch of time has cost.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    /// Until every node was found from every pod.
+    found: Duration,
+    /// Of the busiest pod each.
+    worst: Counts,
+    /// Things said, of all pods.
+    said: u64,
+    took: Duration,
+}
+
+impl Fleet {
+    fn new(seed: u64) -> Self {
+        let (net, dice) = (Net::new(seed), Dice::new(seed));
+        Self { net, dice, nodes: Vec::new(), started: 0, clients: Drain::new(), told: Instant::now() }
+    }
+
+    fn start_pod(&mut self) -> Arc<Pod> {
+        self.started += 1;
+        let ip = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 0).to_bits() + self.started);
+        Pod::start(&self.net, SocketAddr::new(ip.into(), 9000))
+    }
+
+    /// All of it, as after a start.
+    async fn begin(&mut self, pods: usize, each: usize) {
+        for _ in 0..pods {
+            self.start_pod();
+        }
+        for n in 0..pods * each {
+            let (name, process) = (format!("node-{n:07}").parse().unwrap(), self.net.instance());
+            self.nodes.push(Edge { name, process, pod: None });
+        }
+        sleep(Duration::from_secs(5)).await;
+        self.come((0..pods * each).collect(), Duration::ZERO).await;
+    }
+
+    /// These edges link again after so long, each to any pod, as fast as pods can take them.
+    async fn come(&mut self, mut who: Vec<usize>, after: Duration) {
+        let begun = Instant::now() + after;
+        let pods = self.net.pods();
+        let mut free = vec![begun; pods.len()];
+        let mut when: Vec<_> = who
+            .drain(..)
+            .map(|edge| {
+                let (pod, chance) = (self.dice.below(pods.len()), self.dice.below(100));
+                let at = free[pod].max(begun + FIRST_DIAL * chance as u32 / 100);
+                free[pod] = at + HANDSHAKE;
+                (at, edge, pod)
+            })
+            .collect();
+        when.sort_unstable_by_key(|(at, ..)| *at);
+        for (at, edge, pod) in when {
+            sleep_until(at).await;
+            self.links(edge, &pods[pod]);
+        }
+    }
+
+    fn links(&mut self, edge: usize, pod: &Arc<Pod>) {
+        let edge = &mut self.nodes[edge];
+        if let Some(before) = edge.pod.replace(pod.clone()) {
+            pod.links(&self.net, &edge.name, edge.process);
+            if before.own != pod.own {
+                before.loses(&self.net, &edge.name);
+            }
+            return;
+        }
+        pod.links(&self.net, &edge.name, edge.process);
+    }
+
+    /// The edges of a pod.
+    fn of(&self, pod: &Pod) -> Vec<usize> {
+        let here = |edge: &Edge| edge.pod.as_ref().is_some_and(|at| at.own == pod.own);
+        (0..self.nodes.len()).filter(|n| here(&self.nodes[*n])).collect()
+    }
+
+    /// A pod vanishes, and its edges come back by others.
+    async fn dies(&mut self, pod: &Arc<Pod>) {
+        let its = self.of(pod);
+        self.net.remove(pod);
+        for edge in &its {
+            self.nodes[*edge].pod = None;
+            self.net.withdraw(&self.nodes[*edge].name, pod.ip());
+        }
+        self.come(its, Duration::ZERO).await;
+    }
+
+    /// Each pod is drained, and another one takes its place.
+    async fn restarts(&mut self) {
+        for pod in self.net.pods() {
+            self.start_pod();
+            sleep(Duration::from_secs(10)).await;
+            let its = self.of(&pod);
+            self.net.hide(&pod);
+            self.come(its, Duration::ZERO).await;
+            sleep(Duration::from_secs(2)).await;
+            self.net.remove(&pod);
+        }
+    }
+
+    /// A part of all edges falls silent, and comes back at once.
+    async fn returns(&mut self, share: usize) {
+        let who: Vec<_> = (0..self.nodes.len()).filter(|n| n % share == 0).collect();
+        for edge in &who {
+            let edge = &mut self.nodes[*edge];
+            if let Some(pod) = edge.pod.take() {
+                pod.loses(&self.net, &edge.name);
+            }
+        }
+        sleep(Duration::from_secs(30)).await;
+        self.told(None);
+        self.come(who, Duration::ZERO).await;
+    }
+
+    /// Clients at every pod ask for nodes, some of which there are not, until the run is over.
+    fn clients_ask(&self) {
+        let net = self.net.clone();
+        let nodes: Vec<NodeName> = self.nodes.iter().map(|edge| edge.name.clone()).collect();
+        let pause = ASKED_EVERY / u32::try_from(nodes.len()).unwrap();
+        let seed = self.dice.below(1 << 30) as u64;
+        self.clients.spawn(tracing::Span::none(), async move {
+            let mut chance = seed;
+            let mut below = |n: usize| {
+                chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (chance >> 33) as usize % n
+            };
+            let mut next = Instant::now();
+            loop {
+                next += pause;
+                sleep_until(next).await;
+                let pods = net.pods();
+                let pod = pods[below(pods.len())].clone();
+                let mut node = nodes[below(nodes.len())].clone();
+                if below(100) < OFFLINE {
+                    node = format!("off-{node}").parse().unwrap();
+                }
+                pod.figures.searches();
+                pod.drain.clone().spawn(tracing::Span::none(), async move {
+                    let _ = pod.finder.find(&node, None, None).await;
+                });
+            }
+        });
+    }
+
+    /// Looks from every pod for some of these nodes until all are found where they are. Returns how long that took.
+    async fn found(&self, moved: &[usize]) -> Duration {
+        let begun = Instant::now();
+        let some = moved.iter().step_by((moved.len() / SAMPLE).max(1));
+        let asks = some.flat_map(|edge| {
+            let edge = &self.nodes[*edge];
+            let there = edge.pod.as_ref().unwrap();
+            self.net.pods().into_iter().map(move |pod| async move {
+                while !pod.finds(&edge.name, there).await {
+                    sleep(Duration::from_millis(100)).await;
+                }
+            })
+        });
+        join_all(asks).await;
+        begun.elapsed()
+    }
+
+    /// What it has cost since this was called last; printed, if it has a name.
+    fn told(&mut self, what: Option<(&str, Duration)>) -> Row {
+        let mut worst = Counts::default();
+        let mut said = 0;
+        for pod in self.net.pods() {
+            let counts = pod.figures.take();
+            said += counts.said.all;
+            worst = worst.with(counts);
+        }
+        let took = self.told.elapsed();
+        self.told = Instant::now();
+        let found = what.map_or(Duration::ZERO, |(_, found)| found);
+        if let Some((what, found)) = what {
+            println!(
+                "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {} | {} | {:.1} s | {said} |",
+                took.as_secs_f64(),
+                worst.said.peak,
+                worst.said.all,
+                worst.heard.peak,
+                worst.heard.all,
+                worst.lookups.peak,
+                worst.lookups.all,
+                worst.waiting,
+                worst.moves,
+                found.as_secs_f64(),
+            );
+        }
+        Row { found, worst, said, took }
+    }
+}
+
+/// All scenarios, with so many pods and edges of each.
+async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
+    let mut fleet = Fleet::new(seed);
+    let mut rows = Vec::new();
+    println!("{pods} pods, {each} edges each, FLEET_SEED={seed}");
+    println!("| what | time | said a second / in all | heard | lookups | queue | moves | found after | all said |");
+    fleet.begin(pods, each).await;
+    let all: Vec<_> = (0..pods * each).collect();
+    let found = fleet.found(&all).await;
+    rows.push(fleet.told(Some(("start of all", found))));
+    fleet.clients_ask();
+    sleep(Duration::from_secs(20)).await;
+    rows.push(fleet.told(Some(("20 s of clients", Duration::ZERO))));
+    fleet.net.dns_is_away.store(true, Relaxed);
+    sleep(Duration::from_secs(600)).await;
+    let found = fleet.found(&all).await;
+    rows.push(fleet.told(Some(("DNS away for 10 min", found))));
+    fleet.net.dns_is_away.store(false, Relaxed);
+    sleep(Duration::from_secs(20)).await;
+    fleet.told(None);
+    let victim = fleet.net.pods()[pods / 2].clone();
+    let its = fleet.of(&victim);
+    fleet.dies(&victim).await;
+    let found = fleet.found(&its).await;
+    rows.push(fleet.told(Some(("a pod dies", found))));
+    fleet.start_pod();
+    sleep(Duration::from_secs(20)).await;
+    fleet.told(None);
+    fleet.returns(5).await;
+    let back: Vec<_> = all.iter().copied().step_by(5).collect();
+    let found = fleet.found(&back).await;
+    rows.push(fleet.told(Some(("a fifth comes back", found))));
+    sleep(Duration::from_secs(20)).await;
+    fleet.told(None);
+    fleet.restarts().await;
+    let found = fleet.found(&all).await;
+    rows.push(fleet.told(Some(("rolling restart", found))));
+    fleet.net.pods().iter().for_each(|pod| fleet.net.remove(pod));
+    rows
+}
+
+/// The time until an edge dials first is up to this.
+const FIRST_DIAL: Duration = Duration::from_millis(50);
+/// What one handshake costs a pod: two cores take 1,500 a second.
+const HANDSHAKE: Duration = Duration::from_micros(667);
+/// How often each node is asked for.
+const ASKED_EVERY: Duration = Duration::from_secs(100);
+/// Percent of the questions that are for nodes that there are not.
+const OFFLINE: usize = 2;
+/// Nodes of those that moved that are looked for from every pod.
+const SAMPLE: usize = 10;

@@ -1,0 +1,100 @@
+//! What one pod says, hears and asks, in all and in its busiest second.
+
+use std::sync::Mutex;
+
+use tokio::time::Instant;
+use tunnel::protocol::wire::frame::FrameKind;
+
+/// The counts of one pod.
+#[derive(Debug, Default)]
+pub(crate) struct Figures(Mutex<Counts>);
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counts {
+    pub(crate) said: Rate,
+    pub(crate) heard: Rate,
+    pub(crate) finds: Rate,
+    pub(crate) lookups: Rate,
+    pub(crate) searches: Rate,
+    /// The longest queue of a link.
+    pub(crate) waiting: usize,
+    /// Most nodes at once whose older links were looked after.
+    pub(crate) moves: usize,
+}
+
+/// A number of things in all, and in the busiest second.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Rate {
+    pub(crate) all: u64,
+    pub(crate) peak: u64,
+    second: Option<(Instant, u64)>,
+}
+
+impl Figures {
+    pub(crate) fn says(&self, body: &FrameKind) {
+        let mut counts = self.0.lock().unwrap();
+        counts.said.one();
+        if matches!(body, FrameKind::Find(_)) {
+            counts.finds.one();
+        }
+    }
+
+    pub(crate) fn hears(&self, _: &FrameKind) {
+        self.0.lock().unwrap().heard.one();
+    }
+
+    pub(crate) fn looks_up(&self) {
+        self.0.lock().unwrap().lookups.one();
+    }
+
+    pub(crate) fn searches(&self) {
+        self.0.lock().unwrap().searches.one();
+    }
+
+    pub(crate) fn waits(&self, waiting: usize) {
+        let mut counts = self.0.lock().unwrap();
+        counts.waiting = counts.waiting.max(waiting);
+    }
+
+    pub(crate) fn moves(&self, moves: usize) {
+        let mut counts = self.0.lock().unwrap();
+        counts.moves = counts.moves.max(moves);
+    }
+
+    /// The counts since this was called last.
+    pub(crate) fn take(&self) -> Counts {
+        std::mem::take(&mut *self.0.lock().unwrap())
+    }
+}
+
+impl Counts {
+    /// Of each figure the larger one.
+    pub(crate) fn with(self, other: Self) -> Self {
+        Self {
+            said: self.said.with(other.said),
+            heard: self.heard.with(other.heard),
+            finds: self.finds.with(other.finds),
+            lookups: self.lookups.with(other.lookups),
+            searches: self.searches.with(other.searches),
+            waiting: self.waiting.max(other.waiting),
+            moves: self.moves.max(other.moves),
+        }
+    }
+}
+
+impl Rate {
+    fn with(self, other: Self) -> Self {
+        Self { all: self.all.max(other.all), peak: self.peak.max(other.peak), second: None }
+    }
+
+    fn one(&mut self) {
+        let now = Instant::now();
+        let (since, count) = match self.second {
+            Some((since, count)) if (now - since).as_secs() == 0 => (since, count + 1),
+            _ => (now, 1),
+        };
+        self.second = Some((since, count));
+        self.all += 1;
+        self.peak = self.peak.max(count);
+    }
+}

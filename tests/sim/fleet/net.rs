@@ -1,0 +1,192 @@
+//! The network of the fleet: links between pods as queues of frames, and a DNS that the pods' records are in.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, sleep};
+use tracing::Span;
+use tunnel::names::{Instance, NodeName};
+use tunnel::net::resolver::{Lookup, LookupError};
+use tunnel::protocol::{Dialect, LinkId, LinkSender, Peer};
+use tunnel::registry::{PodDialer, Unreachable};
+
+use super::figures::Figures;
+use super::pod::{PODS, Pod, ZONE};
+
+/// What all pods share.
+#[derive(Debug, Default)]
+pub(crate) struct Net {
+    pods: Mutex<BTreeMap<SocketAddr, Arc<Pod>>>,
+    stopping: Mutex<BTreeSet<SocketAddr>>,
+    records: Mutex<HashMap<NodeName, Vec<IpAddr>>>,
+    /// Whether DNS answers nobody.
+    pub(crate) dns_is_away: AtomicBool,
+    numbers: AtomicU64,
+    seed: u64,
+}
+
+impl Net {
+    pub(crate) fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self { seed, ..Self::default() })
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Relaxed)
+    }
+
+    /// A process that starts now; the same in each run of the seed.
+    pub(crate) fn instance(&self) -> Instance {
+        let mixed = |n: u64| (self.seed ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
+        let number = self.number();
+        Instance::from_bits(u128::from(mixed(number)) << 64 | u128::from(mixed(!number)))
+    }
+
+    pub(crate) fn add(&self, pod: &Arc<Pod>) {
+        self.lock().insert(pod.at, pod.clone());
+    }
+
+    /// The pod at that address is no more: its links end at once, as those of a process that was killed.
+    pub(crate) fn remove(&self, pod: &Pod) {
+        self.lock().remove(&pod.at);
+        pod.finder.close_links();
+        pod.drain.begin();
+    }
+
+    /// The pod stops: no edge links there any more, and it is off the list of all.
+    pub(crate) fn hide(&self, pod: &Pod) {
+        self.stopping.lock().unwrap().insert(pod.at);
+    }
+
+    /// Those that take edges.
+    pub(crate) fn pods(&self) -> Vec<Arc<Pod>> {
+        let stopping = self.stopping.lock().unwrap();
+        self.lock().values().filter(|pod| !stopping.contains(&pod.at)).cloned().collect()
+    }
+
+    pub(crate) fn publish(&self, node: &NodeName, at: IpAddr) {
+        self.records.lock().unwrap().entry(node.clone()).or_default().push(at);
+    }
+
+    pub(crate) fn withdraw(&self, node: &NodeName, at: IpAddr) {
+        if let Some(all) = self.records.lock().unwrap().get_mut(node) {
+            all.retain(|known| *known != at);
+        }
+    }
+
+    pub(crate) fn names(self: &Arc<Self>, figures: &Arc<Figures>) -> Arc<dyn Lookup> {
+        Arc::new(Names { net: self.clone(), figures: figures.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Arc<Pod>>> {
+        self.pods.lock().unwrap()
+    }
+}
+
+/// One pod's questions to DNS.
+#[derive(Debug)]
+struct Names {
+    net: Arc<Net>,
+    figures: Arc<Figures>,
+}
+
+impl Lookup for Names {
+    fn addresses<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>> {
+        async move {
+            self.figures.looks_up();
+            if self.net.dns_is_away.load(Relaxed) {
+                sleep(Duration::from_secs(5)).await;
+                let patience = Duration::from_secs(5);
+                return Err(LookupError::Timeout { name: name.to_owned(), patience });
+            }
+            sleep(LATENCY).await;
+            if name == PODS {
+                return Ok(self.net.pods().iter().map(|pod| pod.ip()).collect());
+            }
+            let node = name.trim_end_matches('.').strip_suffix(ZONE).unwrap().trim_end_matches('.');
+            let records = self.net.records.lock().unwrap();
+            let found = records.get(&node.parse::<NodeName>().unwrap()).cloned().unwrap_or_default();
+            if found.is_empty() { Err(LookupError::NotFound(name.to_owned())) } else { Ok(found) }
+        }
+        .boxed()
+    }
+}
+
+/// One pod's way to the others.
+#[derive(Debug)]
+pub(crate) struct Wires {
+    net: Arc<Net>,
+    from: SocketAddr,
+    own: Instance,
+}
+
+impl Wires {
+    pub(crate) fn new(net: &Arc<Net>, from: SocketAddr, own: Instance) -> Self {
+        Self { net: net.clone(), from, own }
+    }
+}
+
+impl PodDialer for Wires {
+    fn dial(&self, at: SocketAddr) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+        async move {
+            // A connection, TLS and the call.
+            sleep(3 * LATENCY).await;
+            if at == self.from {
+                return Err(Unreachable::Itself(at));
+            }
+            let pods = [self.from, at].map(|at| self.net.lock().get(&at).cloned());
+            let [Some(near), Some(far)] = pods else {
+                return Err(Unreachable::NoLink { at, cause: "refused".to_owned() });
+            };
+            let end = |instance| {
+                LinkSender::new(LinkId(self.net.number()), Peer::Pod, Some(instance), Dialect::NEWEST)
+            };
+            let (there, back) = (end(far.own), end(self.own));
+            far.siblings.joined(&back);
+            near.drain.spawn(Span::none(), carry([near.clone(), far.clone()], [there.clone(), back.clone()]));
+            far.drain.clone().spawn(Span::none(), carry([far, near], [back, there.clone()]));
+            Ok(there)
+        }
+        .boxed()
+    }
+}
+
+/// Carries what one end of a link says to the other, until one of the two is closed.
+async fn carry([near, far]: [Arc<Pod>; 2], [end, other]: [Arc<LinkSender>; 2]) {
+    loop {
+        let mut frames = Vec::new();
+        near.figures.waits(end.waiting());
+        let over = poll_fn(|cx| loop {
+            match end.poll_pull(cx, Instant::now()) {
+                Poll::Ready(Some(frame)) if frames.len() < AT_ONCE => frames.push(frame),
+                Poll::Ready(Some(frame)) => {
+                    frames.push(frame);
+                    return Poll::Ready(false);
+                }
+                Poll::Ready(None) => return Poll::Ready(true),
+                Poll::Pending if frames.is_empty() => return Poll::Pending,
+                Poll::Pending => return Poll::Ready(false),
+            }
+        })
+        .await;
+        if over {
+            other.close();
+            near.siblings.left(&end);
+            return;
+        }
+        frames.iter().for_each(|frame| near.figures.says(&frame.body));
+        sleep(LATENCY).await;
+        frames.into_iter().for_each(|frame| far.hear(&other, frame));
+    }
+}
+
+/// One way between two pods.
+const LATENCY: Duration = Duration::from_millis(1);
+/// Frames that one batch has: with the latency, what a link carries in a second.
+const AT_ONCE: usize = 255;

@@ -1,0 +1,131 @@
+//! One pod of the fleet: the program's own registry, siblings and finder, without sockets and sessions.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Span;
+use tunnel::drain::Drain;
+use tunnel::names::{Instance, NodeName};
+use tunnel::policy::Zone;
+use tunnel::protocol::wire::frame::{Frame, FrameKind};
+use tunnel::protocol::{
+    Dialect, Found, LinkId, LinkSender, Peer, SessionLimits, SessionTable, Windows,
+};
+use tunnel::registry::{Dns, Finder, Linked, Path, PodAddresses, Registry, Siblings};
+use tunnel::telemetry::Metrics;
+
+use super::figures::Figures;
+use super::net::{Net, Wires};
+
+#[derive(Debug)]
+pub(crate) struct Pod {
+    pub(crate) at: SocketAddr,
+    pub(crate) own: Instance,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) siblings: Arc<Siblings>,
+    pub(crate) finder: Arc<Finder>,
+    table: Arc<SessionTable>,
+    pub(crate) drain: Drain,
+    pub(crate) figures: Arc<Figures>,
+    moves: Arc<AtomicUsize>,
+}
+
+impl Pod {
+    /// A pod that starts now at that address, and is in the list of all from now on.
+    pub(crate) fn start(net: &Arc<Net>, at: SocketAddr) -> Arc<Self> {
+        let (own, drain, figures) = (net.instance(), Drain::new(), Arc::new(Figures::default()));
+        let metrics = Metrics::cloud("", "");
+        let windows = Windows { start: 1000, max: 1000 };
+        let limits = SessionLimits { windows, memory: 1000, sessions: 1, grace: Duration::from_secs(60) };
+        let (table, registry) = (SessionTable::new(own, limits, metrics.clone()), Registry::new(metrics));
+        let names = net.names(&figures);
+        let service = Some((PODS.to_owned(), at.port()));
+        let addresses = PodAddresses { service, ..PodAddresses::default() }.follow(names.clone(), &drain);
+        let wires = Arc::new(Wires::new(net, at, own));
+        let siblings = Siblings::new(addresses, registry.clone(), wires, own, drain.clone());
+        let zone = Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false));
+        let dns = Dns::new(names, zone);
+        let finder = Finder::new(registry.clone(), own, siblings.clone(), dns, at.port());
+        let moves = Arc::default();
+        let pod = Arc::new(Self { at, own, registry, siblings, finder, table, drain, figures, moves });
+        net.add(&pod);
+        pod
+    }
+
+    /// A node's edge links here.
+    pub(crate) fn links(self: &Arc<Self>, net: &Net, node: &NodeName, process: Instance) {
+        let (id, peer) = (LinkId(net.number()), Peer::Edge(node.clone()));
+        let sender = LinkSender::new(id, peer, Some(process), Dialect::NEWEST);
+        let linked = Linked { sender: sender.clone(), instance: Some(process), from: self.at };
+        self.registry.insert(linked, false);
+        net.publish(node, self.at.ip());
+        self.finder.gained(node);
+        self.make_way(&sender, node, None);
+    }
+
+    /// A node's link here is gone.
+    pub(crate) fn loses(&self, net: &Net, node: &NodeName) {
+        if let Some(linked) = self.registry.here(node) {
+            linked.sender.close();
+            self.registry.remove(&linked.sender);
+            net.withdraw(node, self.at.ip());
+        }
+    }
+
+    /// What a link's driver does with a frame of another pod.
+    pub(crate) fn hear(self: &Arc<Self>, from: &Arc<LinkSender>, frame: Frame) {
+        self.figures.hears(&frame.body);
+        match frame.body {
+            FrameKind::Ping(number) => from.pong(number),
+            FrameKind::Pong(Some(number)) => drop(from.ponged(number, Instant::now())),
+            FrameKind::Find(question) => {
+                if let Some(linked) = self.registry.here(&frame.node) {
+                    linked.sender.heard(Instant::now());
+                }
+                self.finder.answer(from, &frame.node, question);
+            }
+            FrameKind::Found(found) => {
+                if self.finder.on_found(from, &frame.node, found) {
+                    self.make_way(from, &frame.node, Some(found));
+                }
+            }
+            FrameKind::Conflict(conflict) => self.finder.gives_way(&frame.node, conflict),
+            _ => {}
+        }
+    }
+
+    fn make_way(self: &Arc<Self>, to: &Arc<LinkSender>, node: &NodeName, found: Option<Found>) {
+        let (pod, to, node) = (self.clone(), to.clone(), node.clone());
+        self.figures.moves(self.moves.fetch_add(1, Relaxed) + 1);
+        self.drain.spawn(Span::none(), async move {
+            let contest = async {
+                if let Some(found) = found {
+                    pod.finder.contest(&to, &node, found).await;
+                }
+            };
+            tokio::join!(pod.finder.make_way(&to, &node, &pod.table), contest);
+            pod.moves.fetch_sub(1, Relaxed);
+        });
+    }
+
+    /// Whether a search leads to that pod.
+    pub(crate) async fn finds(&self, node: &NodeName, there: &Self) -> bool {
+        let here = |path: &Path| match &path.sender.peer {
+            Peer::Pod => path.sender.instance == Some(there.own),
+            _ => self.own == there.own,
+        };
+        self.figures.searches();
+        self.finder.find(node, None, None).await.is_ok_and(|path| here(&path))
+    }
+
+    pub(crate) fn ip(&self) -> IpAddr {
+        self.at.ip()
+    }
+}
+
+/// The name of all pods in DNS, and the zone of nodes.
+pub(crate) const PODS: &str = "pods.test";
+pub(crate) const ZONE: &str = "nodes.test";
