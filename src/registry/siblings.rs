@@ -5,14 +5,16 @@
 //! or removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
 
 mod addresses;
+mod homes;
 mod list;
 mod news;
+mod places;
 mod pod;
 mod process;
 mod reach;
 mod sibling;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +31,7 @@ use crate::registry::Registry;
 
 pub use addresses::PodAddresses;
 use news::{Announcements, UNASKED};
+use places::Homes;
 use pod::Which;
 pub use pod::{FindAnswer, NodeFound, SiblingPod};
 use reach::DialContext;
@@ -43,6 +46,8 @@ pub struct Siblings {
     /// The questions under way, by number and link: an answer counts only from the link over which it was asked for.
     questions: Mutex<HashMap<(u64, LinkId), oneshot::Sender<Found>>>,
     next_question: AtomicU64,
+    /// The pods that keep places.
+    homes: Mutex<Homes>,
 }
 
 #[derive(Debug, Default)]
@@ -70,14 +75,23 @@ impl Siblings {
         drain: Drain,
     ) -> Arc<Self> {
         let siblings = Arc::new(Self {
-            means: DialContext { dialer, own, registry, drain, changed: watch::Sender::new(()) },
+            means: DialContext {
+                dialer,
+                own,
+                registry,
+                drain,
+                changed: watch::Sender::new(()),
+                pods: Arc::default(),
+            },
             pods: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNASKED + 1),
+            homes: Mutex::new(Homes::of_one(own)),
         });
         let first = addresses.borrow().clone();
         siblings.list(&first);
         siblings.means.drain.spawn(info_span!("siblings"), siblings.clone().follow(addresses));
+        siblings.means.drain.spawn(info_span!("homes"), siblings.clone().settle());
         siblings
     }
 
@@ -92,6 +106,7 @@ impl Siblings {
             before
         };
         self.means.registry.told_of_a_pod();
+        self.means.pods.notify_one();
         for (newer, old) in (1..).zip(before.into_iter().rev()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
             self.means.drain.spawn(info_span!("old"), async move {
@@ -114,20 +129,7 @@ impl Siblings {
     /// A link to another pod has ended, on whichever side it was made.
     pub fn left(&self, sender: &LinkSender) {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
-    }
-
-    /// Announces to all other pods that a node is linked here now.
-    pub fn tell(&self, node: &NodeName) {
-        let (known, incoming) = self.pods();
-        let mut linked = Vec::new();
-        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
-            linked.extend(sibling.up().and_then(|up| up.instance));
-            sibling.tell(node);
-        }
-        let untold = |incoming: &&Incoming| incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod));
-        for incoming in incoming.iter().filter(untold) {
-            incoming.news.add(node);
-        }
+        self.means.pods.notify_one();
     }
 
     /// All other pods that can be asked for a node, each once.
@@ -144,8 +146,7 @@ impl Siblings {
 
     /// The pod at the other end of a link; notes that the link has just been used.
     pub fn behind(&self, sender: &Arc<LinkSender>) -> SiblingPod {
-        let (known, _) = self.pods();
-        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
+        let known = self.known().into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
         SiblingPod(known.map_or_else(
             || Which::Incoming(sender.clone()),
             |sibling| {
@@ -181,11 +182,13 @@ impl Siblings {
             found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
             () = sender.closed() => return Err(silent()),
         };
-        let Found { here, heard, instance, .. } = found;
+        let Found { here, heard, instance, at, settled, .. } = found;
         let from = sender.instance;
         Ok(FindAnswer {
             pod: from,
             yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }),
+            at: at.filter(|_| !here),
+            settled,
         })
     }
 
@@ -204,18 +207,18 @@ impl Siblings {
     /// A copy of the list, to be looked at without the lock. Of the links that one pod has made it has only the newest.
     fn pods(&self) -> (Vec<Arc<Sibling>>, Vec<Incoming>) {
         let pods = self.lock();
-        let mut incoming: Vec<Incoming> = Vec::new();
-        for newer in pods.incoming.iter().rev() {
-            let pod = newer.sender.instance;
-            if pod.is_none() || incoming.iter().all(|known| known.sender.instance != pod) {
-                incoming.push(newer.clone());
-            }
-        }
-        (pods.known.values().cloned().collect(), incoming)
+        let mut seen = HashSet::new();
+        let newest = pods.incoming.iter().rev();
+        let newest = newest.filter(|incoming| incoming.sender.instance.is_none_or(|pod| seen.insert(pod)));
+        (pods.known.values().cloned().collect(), newest.cloned().collect())
     }
 
     fn lock(&self) -> MutexGuard<'_, Pods> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn homes_lock(&self) -> MutexGuard<'_, Homes> {
+        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn questions(&self) -> MutexGuard<'_, HashMap<(u64, LinkId), oneshot::Sender<Found>>> {

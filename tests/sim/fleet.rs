@@ -215,7 +215,8 @@ impl Fleet {
                 }
             })
         });
-        join_all(asks).await;
+        let all = tokio::time::timeout(Duration::from_secs(60), join_all(asks)).await;
+        assert!(all.is_ok(), "not all nodes are found from all pods");
         begun.elapsed()
     }
 

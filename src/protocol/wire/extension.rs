@@ -191,14 +191,17 @@ fn about(found: &Found) -> Control {
     // 0 stands for none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = wire(found.instance);
-    Control { code: u32::from(code as u8), heard: millis(found.heard), instance, age, ..Control::default() }
+    let (heard, at) = (millis(found.heard), wire(found.at));
+    let settled = found.settled;
+    Control { code: u32::from(code as u8), heard, instance, age, at, settled, ..Control::default() }
 }
 
 fn found(c: &Control) -> Found {
     let here = Code::from_wire(c.code) == Code::Over;
     let heard = Duration::from_millis(c.heard);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
-    Found { question: c.epoch, here, heard, instance: Instance::from_bytes(&c.instance), age }
+    let [instance, at] = [&c.instance, &c.at].map(|bytes| Instance::from_bytes(bytes));
+    Found { question: c.epoch, here, heard, instance, age, at, settled: c.settled }
 }
 
 fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
@@ -340,8 +343,8 @@ mod tests {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
         let (heard, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
-        let found = Found { question: 3, here: true, heard, instance, age };
-        let away = Found { question: 0, here: false, heard: Duration::ZERO, instance: None, age: None };
+        let found = Found { question: 3, here: true, heard, instance, age, at: None, settled: false };
+        let away = Found { question: 0, at: instance, settled: true, ..Found::away(0) };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
         for (body, theirs, others) in [

@@ -13,10 +13,17 @@ use crate::registry::siblings::SiblingPod;
 /// Nodes at other pods, and nodes that were just looked for in vain.
 #[derive(Debug, Default)]
 pub(super) struct LocationCache {
-    /// Bounded by [`MAX_LOCATIONS`].
-    nodes: Mutex<HashMap<NodeName, At>>,
+    nodes: Mutex<Locations>,
     /// Bounded by [`MOST_MISSED`].
     missed: Mutex<HashMap<NodeName, (Instant, NotFound)>>,
+}
+
+#[derive(Debug, Default)]
+struct Locations {
+    /// Bounded by [`MAX_LOCATIONS`] and [`MOST_KEPT`].
+    all: HashMap<NodeName, At>,
+    /// How many of them are kept.
+    kept: usize,
 }
 
 /// The pod that has a node, as far as this process knows.
@@ -24,20 +31,30 @@ pub(super) struct LocationCache {
 struct At {
     pod: SiblingPod,
     instance: Option<Instance>,
+    /// Whether it is kept for other pods, as this one is a home of the node.
+    kept: bool,
+    /// Whether a path there has proved wrong, so that the pod is asked before another one is tried.
+    doubted: bool,
     /// Since when no pod has it, although this one had: the node may be linking to another.
     lost: Option<Instant>,
 }
 
 impl LocationCache {
-    /// The last known pod of the node, and the node's process.
+    /// The pod at which the node is without a doubt, and the node's process.
     pub(super) fn of(&self, node: &NodeName) -> Option<(SiblingPod, Option<Instance>)> {
-        self.lock().get(node).map(|at| (at.pod.clone(), at.instance))
+        let nodes = self.lock();
+        nodes.all.get(node).filter(|at| !at.doubted).map(|at| (at.pod.clone(), at.instance))
+    }
+
+    /// The last known pod of the node.
+    pub(super) fn place(&self, node: &NodeName) -> Option<SiblingPod> {
+        self.lock().all.get(node).map(|at| at.pod.clone())
     }
 
     /// The first by name of the nodes at pods to which there is a link, and whether there are others.
     pub(super) fn first(&self) -> Option<(NodeName, bool)> {
         let nodes = self.lock();
-        let mut living = nodes.iter().filter(|(_, at)| at.lost.is_none() && at.pod.up().is_some());
+        let mut living = nodes.all.iter().filter(|(_, at)| at.lost.is_none() && !at.doubted && at.pod.up().is_some());
         let (mut first, mut several) = (living.next()?.0, false);
         for (node, _) in living {
             several = true;
@@ -48,20 +65,28 @@ impl LocationCache {
         Some((first.clone(), several))
     }
 
-    /// Notes that a pod has the node.
-    pub(super) fn learn(&self, node: &NodeName, pod: SiblingPod, instance: Option<Instance>) {
+    /// Notes that a pod has the node. `keep`: for other pods, too.
+    pub(super) fn learn(&self, node: &NodeName, pod: SiblingPod, instance: Option<Instance>, keep: bool) {
         let mut nodes = self.lock();
-        if nodes.len() >= MAX_LOCATIONS && !nodes.contains_key(node) {
+        nodes.remove(node);
+        if nodes.all.len() - nodes.kept >= MAX_LOCATIONS {
             // Half of them, whichever: each can be found again.
-            let mut keep = false;
-            nodes.retain(|_, _| {
-                keep = !keep;
-                keep
+            let mut every_other = false;
+            nodes.all.retain(|_, at| {
+                every_other = !every_other;
+                at.kept || every_other
             });
         }
-        nodes.insert(node.clone(), At { pod, instance, lost: None });
+        let kept = keep && nodes.kept < MOST_KEPT;
+        nodes.kept += usize::from(kept);
+        nodes.all.insert(node.clone(), At { pod, instance, kept, doubted: false, lost: None });
         drop(nodes);
         self.missed().remove(node);
+    }
+
+    /// Whether all that is to be kept for other pods has room.
+    pub(super) fn keeps_all(&self) -> bool {
+        self.lock().kept < MOST_KEPT
     }
 
     /// Notes that a search for the node has found it nowhere.
@@ -83,14 +108,20 @@ impl LocationCache {
 
     /// No pod has the node: for how long that has been so, if it was known to be at one.
     pub(super) fn lost(&self, node: &NodeName) -> Option<Duration> {
-        self.lock().get_mut(node).map(|at| at.lost.get_or_insert_with(Instant::now).elapsed())
+        self.lock().all.get_mut(node).map(|at| at.lost.get_or_insert_with(Instant::now).elapsed())
     }
 
     /// Forgets the node if it is remembered at that pod; an entry that another thread has made for a newer pod stays.
+    /// What is kept for other pods is only doubted: it is the link there that may have been wrong, and the pod does not
+    /// announce the node again.
     pub(super) fn forget(&self, node: &NodeName, pod: &SiblingPod) {
         let mut nodes = self.lock();
-        if nodes.get(node).is_some_and(|at| at.pod.is(pod)) {
-            nodes.remove(node);
+        let process = pod.process();
+        let is = |at: &SiblingPod| at.is(pod) || process.is_some() && at.process() == process;
+        match nodes.all.get_mut(node).filter(|at| is(&at.pod)) {
+            Some(at) if at.kept => at.doubted = true,
+            Some(_) => nodes.remove(node),
+            None => {}
         }
     }
 
@@ -100,7 +131,7 @@ impl LocationCache {
         self.missed().remove(node);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, At>> {
+    fn lock(&self) -> MutexGuard<'_, Locations> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -109,8 +140,18 @@ impl LocationCache {
     }
 }
 
-/// Nodes that are remembered; a few MiB.
+impl Locations {
+    fn remove(&mut self, node: &NodeName) {
+        if self.all.remove(node).is_some_and(|at| at.kept) {
+            self.kept -= 1;
+        }
+    }
+}
+
+/// Nodes that are remembered because they were looked for; a few MiB.
 const MAX_LOCATIONS: usize = 50_000;
+/// Nodes that are kept for other pods: three times what a pod has itself.
+const MOST_KEPT: usize = 200_000;
 /// Failed searches that are remembered. In a flood of more names than this, each name is searched for each time.
 const MOST_MISSED: usize = 4096;
 /// How long a failed search counts as the answer to the next one, unless the node comes.
@@ -126,7 +167,7 @@ mod tests {
         let (known, node) = (LocationCache::default(), "node1".parse().unwrap());
         let said = NotFound { asked: 3, ..NotFound::default() };
         for come in [
-            |known: &LocationCache, node: &NodeName| known.learn(node, pod(1), None),
+            |known: &LocationCache, node: &NodeName| known.learn(node, pod(1), None, false),
             LocationCache::forget_all,
         ] {
             known.miss(&node, &said);
@@ -150,7 +191,7 @@ mod tests {
         assert_eq!(known.first(), None);
         let [a, b, c]: [NodeName; 3] = ["a", "b", "c"].map(|name| name.parse().unwrap());
         for node in [&c, &a, &b] {
-            known.learn(node, pod(1), None);
+            known.learn(node, pod(1), None, false);
         }
         assert_eq!(known.first(), Some((a.clone(), true)));
         known.lost(&a);
@@ -160,12 +201,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_kept_for_others_outlives_a_doubt_and_any_number_of_names() {
+        let (known, one, node) = (LocationCache::default(), pod(1), "kept".parse().unwrap());
+        known.learn(&node, one.clone(), None, true);
+        for n in 0..3 * MAX_LOCATIONS {
+            known.learn(&format!("node{n}").parse().unwrap(), pod(2), None, false);
+        }
+        assert!(known.lock().all.len() <= MAX_LOCATIONS + 1);
+        known.forget(&node, &one);
+        assert!(known.of(&node).is_none(), "it is asked before it is tried again");
+        assert!(known.place(&node).is_some_and(|at| at.is(&one)));
+        known.learn(&node, one, None, true);
+        assert!(known.of(&node).is_some() && known.lock().kept == 1);
+        known.forget_all(&node);
+        assert!(known.place(&node).is_none() && known.lock().kept == 0);
+    }
+
+    #[tokio::test]
     async fn what_is_remembered_is_bounded_and_forgotten_once_wrong() {
         let (known, one, two) = (LocationCache::default(), pod(1), pod(2));
         for n in 0..MAX_LOCATIONS + 10 {
-            known.learn(&format!("node{n}").parse().unwrap(), one.clone(), None);
+            known.learn(&format!("node{n}").parse().unwrap(), one.clone(), None, false);
         }
-        assert!(known.lock().len() <= MAX_LOCATIONS);
+        assert!(known.lock().all.len() <= MAX_LOCATIONS);
         let newest: NodeName = format!("node{}", MAX_LOCATIONS + 9).parse().unwrap();
         known.forget(&newest, &two);
         assert!(known.of(&newest).is_some(), "it is not the other pod that was wrong");

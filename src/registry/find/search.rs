@@ -1,4 +1,4 @@
-//! One search for a node at other pods: DNS has a head start, then all of them are asked at once.
+//! One search for a node at other pods: its homes are asked first, then DNS, then all at once.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, FusedFuture as _, Shared, WeakShared};
+use futures_util::future::{BoxFuture, Fuse, FusedFuture as _, Shared, WeakShared};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::time::{Instant, sleep_until};
 
@@ -122,40 +122,49 @@ impl Drop for Joined<'_> {
     }
 }
 
+/// Asks the pods that are likeliest to know, then DNS, then all: each of them only once those before had their time, or
+/// have answered that they do not know.
 async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
     let begun = Instant::now();
-    let head_start = if means.dns.has_failed_lately() { Duration::ZERO } else { dns::SLOW };
-    let dns = means.dns.clone();
-    let node = wanted.node.clone();
-    let mut lookup = pin!(async move { dns.lookup(&node).await }.fuse());
-    let mut asking =
-        Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
-    let (mut said, mut best, mut all, mut without) =
-        (NotFound::default(), None::<NodeFound>, false, Vec::new());
+    let (dns, node) = (means.dns.clone(), wanted.node.clone());
+    let mut lookup = pin!(Fuse::terminated());
+    let mut asking = Asking::new(&means, &wanted);
+    let mut best = None::<NodeFound>;
     // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped
     // for want of use, or has just ended.
-    asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
+    let last = means.known.place(&wanted.node).and_then(|pod| means.siblings.now(pod));
+    asking.ask(last.into_iter().collect());
+    asking.ask_homes();
+    let (mut stage, mut until) = (Stage::Homes, begun + HOMES_FIRST);
     loop {
-        let dns_is_over = lookup.is_terminated();
-        if !all && (begun.elapsed() >= head_start || dns_is_over && asking.answers.is_empty()) {
-            all = true;
-            asking.ask(means.siblings.all());
+        let idle = lookup.is_terminated() && asking.answers.is_empty();
+        match stage {
+            Stage::All if idle => break,
+            Stage::Homes if idle || Instant::now() >= until => {
+                let (dns, node) = (dns.clone(), node.clone());
+                let slow = if dns.has_failed_lately() { Duration::ZERO } else { dns::SLOW };
+                lookup.set(async move { dns.lookup(&node).await }.fuse());
+                (stage, until) = (Stage::Dns, Instant::now() + slow);
+            }
+            Stage::Dns if idle || Instant::now() >= until => {
+                stage = Stage::All;
+                asking.ask_all();
+            }
+            _ => {}
         }
-        if all && dns_is_over && asking.answers.is_empty() {
-            break;
+        if let Stage::All = stage {
+            until = begun + if best.is_some() { FRESHEST_WITHIN } else { SEARCH_TIMEOUT };
         }
-        let until = match &best {
-            _ if !all => begun + head_start,
-            Some(_) => begun + FRESHEST_WITHIN,
-            None => begun + SEARCH_TIMEOUT,
-        };
         tokio::select! {
             found = &mut lookup => match found {
                 Ok(addresses) => asking.ask(named(&means, addresses)),
-                Err(why) => said.dns = Some(why),
+                Err(why) => asking.said.dns = Some(why),
             },
-            Some(answer) = asking.answers.next() => match answer {
-                Ok(FindAnswer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
+            Some(answer) = asking.answers.next() => {
+                if asking.leads_on(&answer) {
+                    until = until.max(Instant::now() + HOMES_FIRST);
+                }
+                if let Some(yes) = asking.take(answer) {
                     let fresh = yes.heard <= FRESH;
                     if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
                         best = Some(yes);
@@ -164,23 +173,23 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                         break;
                     }
                 }
-                Ok(FindAnswer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
-                Ok(FindAnswer { pod, .. }) => {
-                    // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
-                    if pod.is_none() || !without.contains(&pod) {
-                        without.push(pod);
-                        said.asked += 1;
-                    }
-                }
-                Err(Unreachable::Itself(_)) => {}
-                Err(trouble) => said.trouble.push(trouble),
-            },
-            () = sleep_until(until) => if all { break },
+            }
+            () = sleep_until(until) => if let Stage::All = stage { break },
         }
     }
+    let said = asking.said;
     let yes = best.ok_or(said)?;
-    means.known.learn(&wanted.node, yes.pod.clone(), yes.instance);
+    let keep = means.siblings.is_home(&wanted.node);
+    means.known.learn(&wanted.node, yes.pod.clone(), yes.instance, keep);
     Ok(yes)
+}
+
+/// Who has been asked so far.
+#[derive(Clone, Copy)]
+enum Stage {
+    Homes,
+    Dns,
+    All,
 }
 
 /// The pods that were asked, and the answers that are still to come.
@@ -188,10 +197,23 @@ struct Asking<'a> {
     means: &'a SearchContext,
     wanted: &'a NodeQuery,
     asked: Vec<SiblingPod>,
-    answers: FuturesUnordered<BoxFuture<'static, Result<FindAnswer, Unreachable>>>,
+    answers: FuturesUnordered<BoxFuture<'static, Answered>>,
+    /// What those have said that do not have the node.
+    said: NotFound,
+    /// The pods that have said so.
+    without: Vec<Option<Instance>>,
+    /// Homes of the node that have not yet said that they would know it; none once all have.
+    unsettled: usize,
 }
 
-impl Asking<'_> {
+type Answered = Result<FindAnswer, Unreachable>;
+
+impl<'a> Asking<'a> {
+    fn new(means: &'a SearchContext, wanted: &'a NodeQuery) -> Self {
+        let (asked, answers, without) = (Vec::new(), FuturesUnordered::new(), Vec::new());
+        Self { means, wanted, asked, answers, said: NotFound::default(), without, unsettled: 1 }
+    }
+
     /// Asks those of these pods that were not asked yet and can be reached.
     fn ask(&mut self, pods: Vec<SiblingPod>) {
         for pod in pods {
@@ -203,6 +225,52 @@ impl Asking<'_> {
             self.answers.push(async move { siblings.ask(&pod, &node).await }.boxed());
         }
     }
+
+    /// Asks the pods that keep the node's place for all.
+    fn ask_homes(&mut self) {
+        let homes = self.means.siblings.homes_of(&self.wanted.node);
+        // Only pods whose list has been the same for long agree on who they are.
+        self.unsettled = if self.means.siblings.is_settled() { homes.len() } else { usize::MAX };
+        self.ask(homes);
+    }
+
+    /// Asks all pods, unless the homes of the node speak for them.
+    fn ask_all(&mut self) {
+        match self.unsettled {
+            0 => self.said.asked = self.said.asked.max(self.means.siblings.keepers()),
+            _ => self.ask(self.means.siblings.all()),
+        }
+    }
+
+    /// Asks the pod that another has named, if it was not asked yet.
+    fn leads_on(&mut self, answer: &Answered) -> bool {
+        let at = answer.as_ref().ok().and_then(|answer| answer.at);
+        let Some(pod) = at.and_then(|at| self.means.siblings.of_process(at)) else { return false };
+        let before = self.asked.len();
+        self.ask(vec![pod]);
+        self.asked.len() > before
+    }
+
+    /// Takes an answer. Returns where the node is, if it suits.
+    fn take(&mut self, answer: Answered) -> Option<NodeFound> {
+        match answer {
+            Ok(FindAnswer { yes: Some(yes), .. }) if self.wanted.suits(yes.instance, &yes.sender) => {
+                return Some(yes);
+            }
+            Ok(FindAnswer { yes: Some(yes), .. }) => self.said.another |= !self.wanted.is_of(yes.instance),
+            Ok(FindAnswer { pod, settled, .. }) => {
+                // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
+                if pod.is_none() || !self.without.contains(&pod) {
+                    self.without.push(pod);
+                    self.said.asked += 1;
+                    self.unsettled = self.unsettled.saturating_sub(usize::from(settled));
+                }
+            }
+            Err(Unreachable::Itself(_)) => {}
+            Err(trouble) => self.said.trouble.push(trouble),
+        }
+        None
+    }
 }
 
 /// The pods at the addresses that DNS named.
@@ -211,6 +279,8 @@ fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<SiblingPod> {
     first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
 }
 
+/// How long the homes of a node, and pods that they name, have to answer before others are asked.
+const HOMES_FIRST: Duration = Duration::from_millis(100);
 /// A pod that has received something from the node within this time has the node for certain.
 const FRESH: Duration = Duration::from_secs(5);
 /// If no answer is as fresh, the search takes the freshest one after this time.
@@ -250,7 +320,7 @@ mod tests {
         let (node, known) = ("node1".parse().unwrap(), Arc::new(LocationCache::default()));
         // It had the node by the link before, and has made another one since.
         let links = [link(1, 7), link(2, 7), link(3, 8)];
-        known.learn(&node, siblings.behind(&links[0]), None);
+        known.learn(&node, siblings.behind(&links[0]), None, false);
         for link in &links {
             siblings.joined(link);
         }

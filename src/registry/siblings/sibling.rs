@@ -2,17 +2,18 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::homes::Keeper;
 use super::news::Announcements;
 use super::reach::{DialContext, Unreachable};
 use crate::names::NodeName;
-use crate::protocol::LinkSender;
+use crate::protocol::{Dialect, Found, LinkSender};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
@@ -34,6 +35,8 @@ pub(super) struct Sibling {
     state: watch::Sender<State>,
     /// Why the last try to link to it failed; none once one succeeds.
     trouble: Mutex<Option<Unreachable>>,
+    /// The process that it was when it was linked last, if it keeps places; none once nobody can say whether it lives.
+    process: Mutex<Option<Keeper>>,
 }
 
 #[derive(Debug, Clone)]
@@ -61,6 +64,7 @@ impl Sibling {
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(State::Away),
             trouble: Mutex::default(),
+            process: Mutex::default(),
         };
         if listed {
             // It is dialled at once, so that the first client need not wait for the link.
@@ -121,10 +125,40 @@ impl Sibling {
         }
     }
 
-    /// Announces a node to it, and makes a link for that if there is none.
-    pub(super) fn tell(&self, node: &NodeName) {
-        self.news.add(node);
+    /// Announces a node to it, as [`Announcements::add`] does, and makes a link for that if there is none.
+    pub(super) fn tell(&self, node: &NodeName, said: Option<Found>) {
+        self.news.add(node, said);
+        self.want();
+    }
+
+    /// Has a link made if there is none.
+    pub(super) fn want(&self) {
         self.wanted.notify_one();
+    }
+
+    /// The process that it is, if it keeps places and is not known to be gone. It may have no link just now.
+    pub(super) fn process(&self) -> Option<Keeper> {
+        *self.keeper()
+    }
+
+    /// Notes which process it is by its link, or that nobody knows. Announcements that were under way on a link that
+    /// failed may be lost.
+    fn is_process(&self, link: Option<&LinkSender>, means: &DialContext) {
+        let new = link.filter(|link| link.dialect.has(Dialect::HOMES)).and_then(|link| {
+            Some(Keeper { pod: link.instance?, since: link.id.0 })
+        });
+        {
+            let mut known = self.keeper();
+            if known.map(|keeper| keeper.pod) == new.map(|keeper| keeper.pod) {
+                return;
+            }
+            *known = new;
+        }
+        means.pods.notify_one();
+    }
+
+    fn keeper(&self) -> MutexGuard<'_, Option<Keeper>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that its link has just been used.
@@ -154,6 +188,7 @@ impl Sibling {
             let why = "it is not one of our pods any more".into();
             self.state.send_replace(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
+            self.is_process(None, &means);
             // This look comes after the state was set, as another thread may have put it back into the list: before the
             // look, the keeper goes on; after it, the list finds the state over, and replaces it.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
@@ -187,6 +222,7 @@ impl Sibling {
                 Err(why @ Unreachable::Itself(_)) => {
                     tracing::debug!(at = %self.at, "this address is our own");
                     self.news.clear();
+                    self.is_process(None, means);
                     self.state.send_replace(State::Never(why));
                     return;
                 }
@@ -213,6 +249,7 @@ impl Sibling {
         tracing::info!(link = %sender.id, at = %self.at, pod, "linked to another pod");
         self.state.send_replace(State::Up(sender.clone()));
         self.note(None, means);
+        self.is_process(Some(&sender), means);
         means.registry.told_of_a_pod();
         if !self.news.is_empty() {
             self.news.tell(&sender, &means.registry, means.own).await;
@@ -233,11 +270,18 @@ impl Sibling {
                     } else if self.unused() >= IDLE {
                         tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
                         sender.close();
+                        self.state.send_replace(State::Away);
+                        return;
                     }
                 }
             }
         }
         self.state.send_replace(State::Away);
+        self.is_process(None, means);
+        if self.listed.load(Relaxed) {
+            // Whether it lives is known by the next link.
+            self.want();
+        }
     }
 
     /// Logs the failure, and returns the time until the next try.
@@ -250,6 +294,7 @@ impl Sibling {
             tracing::debug!(%why, "no link to another pod");
         }
         self.news.clear();
+        self.is_process(None, means);
         let pause = why.pause(failures, listed);
         self.state.send_replace(State::Failed(Instant::now() + pause, why.clone()));
         self.note(Some(why), means);

@@ -161,7 +161,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     siblings.joined(&link);
     let pod = siblings.all().pop().unwrap();
     let node = "node1".parse().unwrap();
-    let found = |question| Found { question, here: true, heard: Duration::ZERO, instance: None, age: None };
+    let found = |question| Found { here: true, ..Found::away(question) };
     let other = LinkSender::new(LinkId(8), Peer::Pod, None, Dialect::NEWEST);
     let answers = async {
         while siblings.questions().is_empty() {

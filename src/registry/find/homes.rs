@@ -1,0 +1,86 @@
+//! What pods tell each other of nodes: a pod that gains one tells the node's homes, and these whoever is concerned.
+
+use std::sync::Arc;
+
+use super::Finder;
+use crate::names::{Instance, NodeName};
+use crate::protocol::{Dialect, Found, LinkSender};
+
+impl Finder {
+    /// Announces to the node's homes that it is linked here now. If this pod is one of them, it also tells those that
+    /// are concerned.
+    pub fn gained(&self, node: &NodeName) {
+        let Some(others) = &self.others else { return };
+        let before = others.known.place(node).and_then(|pod| pod.process());
+        others.known.forget_all(node);
+        others.siblings.tell(node);
+        for pod in self.concerned(node, before, self.own) {
+            others.siblings.announce(pod, node, None);
+        }
+    }
+
+    /// Answers another pod's question: from this pod's own links, else with the pod at which the node is, as far as this
+    /// one knows.
+    pub fn answer(&self, to: &Arc<LinkSender>, node: &NodeName, question: u64) {
+        let linked = self.registry.here(node).filter(|linked| !linked.sender.is_closed());
+        let found = match linked {
+            Some(linked) => linked.found(question, self.own),
+            None => self.elsewhere(to, node, question),
+        };
+        // Dropped if too much waits on that link: a pod that does not read its answers gets none.
+        to.found(node, found);
+        if let Some(others) = &self.others {
+            others.siblings.behind(to);
+            if let Some(pod) = to.instance.filter(|_| others.siblings.is_home(node)) {
+                others.interest.note(node, pod);
+            }
+        }
+    }
+
+    /// Takes a Found of another pod. The process of the pod at which the node is now, if it is news: the caller then
+    /// calls [`Self::contest`] and [`Self::make_way`].
+    pub fn on_found(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> Option<Instance> {
+        let others = self.others.as_ref()?;
+        if !others.siblings.on_found(from, found) {
+            return None;
+        }
+        let (at, pod) = if found.here {
+            (from.instance?, others.siblings.behind(from))
+        } else {
+            let at = found.at.filter(|at| *at != self.own)?;
+            (at, others.siblings.of_process(at)?)
+        };
+        let before = others.known.place(node).and_then(|pod| pod.process());
+        others.known.learn(node, pod, found.instance, others.siblings.is_home(node));
+        self.registry.wake_waiters(node);
+        if found.here && from.dialect.has(Dialect::HOMES) {
+            let said = Found { at: Some(at), instance: found.instance, age: found.age, ..Found::away(found.question) };
+            for pod in self.concerned(node, before, at) {
+                others.siblings.announce(pod, node, Some(said));
+            }
+        }
+        Some(at)
+    }
+
+    /// The pods that a home of the node tells that it is now at the pod `at`: the one that had it `before`, and those
+    /// that have asked for it. None if this pod is no home of it.
+    fn concerned(&self, node: &NodeName, before: Option<Instance>, at: Instance) -> Vec<Instance> {
+        let Some(others) = self.others.as_ref().filter(|others| others.siblings.is_home(node)) else {
+            return Vec::new();
+        };
+        let mut pods = others.interest.of(node);
+        pods.extend(before.filter(|before| !pods.contains(before)));
+        pods.retain(|pod| *pod != at && *pod != self.own);
+        pods
+    }
+
+    /// The answer about a node that is not linked here.
+    fn elsewhere(&self, to: &LinkSender, node: &NodeName, question: u64) -> Found {
+        let away = Found::away(question);
+        let Some(others) = self.others.as_ref().filter(|_| to.dialect.has(Dialect::HOMES)) else { return away };
+        let settled =
+            others.siblings.is_home(node) && others.siblings.is_settled() && others.known.keeps_all();
+        let at = others.known.place(node).and_then(|pod| others.siblings.now(pod)?.process());
+        Found { at: at.filter(|at| Some(*at) != to.instance), settled, ..away }
+    }
+}
