@@ -25,20 +25,32 @@ use net::Net;
 use pod::Pod;
 
 #[test]
-fn what_a_pod_says_grows_with_its_own_edges_only() {
-    let size = std::env::var("FLEET").ok();
-    let size = size.as_ref().map(|size| size.split_once('x').unwrap());
-    let (pods, each) = size.map_or((4, 50), |(pods, each)| (pods.parse().unwrap(), each.parse().unwrap()));
-    let begun = std::time::Instant::now();
-    run(pods, each);
-    println!("in {:?}", begun.elapsed());
+fn what_a_pod_says_and_hears_grows_with_its_own_edges_and_not_with_those_of_all() {
+    if let Ok(size) = std::env::var("FLEET") {
+        let (pods, each) = size.split_once('x').unwrap();
+        run(pods.parse().unwrap(), each.parse().unwrap());
+        return;
+    }
+    let (few, many) = (run(4, 50), run(12, 50));
+    for (few, many) in few.iter().zip(&many) {
+        for (few, many) in [(few.worst.said, many.worst.said), (few.worst.heard, many.worst.heard)] {
+            assert!(many.peak <= 2 * few.peak.max(60), "three times the pods: {few:?}, {many:?}");
+        }
+        assert!(many.found < Duration::from_secs(5), "{many:?}");
+    }
+    // With an announcement to all, three times the pods made a start nine times as loud.
+    let [few, many] = [few, many].map(|rows| rows[0].said);
+    assert!(many <= 5 * few, "{few} and {many} at the start");
 }
 
 fn run(pods: usize, each: usize) -> Vec<Row> {
+    let begun = std::time::Instant::now();
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let seed = number("FLEET_SEED").unwrap_or_else(|| rand::random::<u32>().into());
-    runtime.block_on(live(pods, each, seed))
+    let rows = runtime.block_on(live(pods, each, seed));
+    println!("in {:?}", begun.elapsed());
+    rows
 }
 
 /// A cloud, and where its edges are.
@@ -58,7 +70,7 @@ struct Edge {
     pod: Option<Arc<Pod>>,
 }
 
-/// What a stretch of time has cost.
+/// What something that happens costs.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     /// Until every node was found from every pod.
@@ -67,7 +79,6 @@ struct Row {
     worst: Counts,
     /// Things said, of all pods.
     said: u64,
-    took: Duration,
 }
 
 impl Fleet {
@@ -92,12 +103,12 @@ impl Fleet {
             self.nodes.push(Edge { name, process, pod: None });
         }
         sleep(Duration::from_secs(5)).await;
-        self.come((0..pods * each).collect(), Duration::ZERO).await;
+        self.come((0..pods * each).collect()).await;
     }
 
-    /// These edges link again after so long, each to any pod, as fast as pods can take them.
-    async fn come(&mut self, mut who: Vec<usize>, after: Duration) {
-        let begun = Instant::now() + after;
+    /// These edges link again, each to any pod, as fast as pods can take them.
+    async fn come(&mut self, mut who: Vec<usize>) {
+        let begun = Instant::now();
         let pods = self.net.pods();
         let mut free = vec![begun; pods.len()];
         let mut when: Vec<_> = who
@@ -142,7 +153,7 @@ impl Fleet {
             self.nodes[*edge].pod = None;
             self.net.withdraw(&self.nodes[*edge].name, pod.ip());
         }
-        self.come(its, Duration::ZERO).await;
+        self.come(its).await;
     }
 
     /// Each pod is drained, and another one takes its place.
@@ -152,29 +163,28 @@ impl Fleet {
             sleep(Duration::from_secs(10)).await;
             let its = self.of(&pod);
             self.net.hide(&pod);
-            self.come(its, Duration::ZERO).await;
+            self.come(its).await;
             sleep(Duration::from_secs(2)).await;
             self.net.remove(&pod);
         }
     }
 
     /// A part of all edges falls silent, and comes back at once.
-    async fn returns(&mut self, share: usize) {
-        let who: Vec<_> = (0..self.nodes.len()).filter(|n| n % share == 0).collect();
-        for edge in &who {
+    async fn returns(&mut self, who: &[usize]) {
+        for edge in who {
             let edge = &mut self.nodes[*edge];
             if let Some(pod) = edge.pod.take() {
                 pod.loses(&self.net, &edge.name);
             }
         }
         sleep(Duration::from_secs(30)).await;
-        self.told(None);
-        self.come(who, Duration::ZERO).await;
+        self.forgets();
+        self.come(who.to_vec()).await;
     }
 
     /// Clients at every pod ask for nodes, some of which there are not, until the run is over.
     fn clients_ask(&self) {
-        let net = self.net.clone();
+        let (net, clients) = (self.net.clone(), self.clients.clone());
         let nodes: Vec<NodeName> = self.nodes.iter().map(|edge| edge.name.clone()).collect();
         let pause = ASKED_EVERY / u32::try_from(nodes.len()).unwrap();
         let seed = self.dice.below(1 << 30) as u64;
@@ -188,13 +198,15 @@ impl Fleet {
             loop {
                 next += pause;
                 sleep_until(next).await;
+                if clients.is_draining() {
+                    return;
+                }
                 let pods = net.pods();
                 let pod = pods[below(pods.len())].clone();
                 let mut node = nodes[below(nodes.len())].clone();
                 if below(100) < OFFLINE {
                     node = format!("off-{node}").parse().unwrap();
                 }
-                pod.figures.searches();
                 pod.drain.clone().spawn(tracing::Span::none(), async move {
                     let _ = pod.finder.find(&node, None, None).await;
                 });
@@ -220,74 +232,79 @@ impl Fleet {
         begun.elapsed()
     }
 
-    /// What it has cost since this was called last; printed, if it has a name.
-    fn told(&mut self, what: Option<(&str, Duration)>) -> Row {
-        let mut worst = Counts::default();
-        let mut said = 0;
+    /// What it has cost since the last time that this or [`Self::forgets`] was called; then some of those that moved
+    /// are looked for.
+    async fn tells(&mut self, what: &str, moved: &[usize]) -> Row {
+        let took = self.told.elapsed();
+        let (mut worst, mut said) = (Counts::default(), 0);
         for pod in self.net.pods() {
             let counts = pod.figures.take();
             said += counts.said.all;
             worst = worst.with(counts);
         }
-        let took = self.told.elapsed();
+        let found = self.found(moved).await;
+        self.forgets();
+        let Counts { said: says, heard, lookups, waiting, moves } = worst;
+        println!(
+            "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {waiting} | {moves} | {:.1} s | {said} |",
+            took.as_secs_f64(),
+            says.peak,
+            says.all,
+            heard.peak,
+            heard.all,
+            lookups.peak,
+            lookups.all,
+            found.as_secs_f64(),
+        );
+        Row { found, worst, said }
+    }
+
+    /// What it has cost so far is of no interest.
+    fn forgets(&mut self) {
+        self.net.pods().iter().for_each(|pod| {
+            pod.figures.take();
+        });
         self.told = Instant::now();
-        let found = what.map_or(Duration::ZERO, |(_, found)| found);
-        if let Some((what, found)) = what {
-            println!(
-                "| {what} | {:.0} s | {} / {} | {} / {} | {} / {} | {} | {} | {:.1} s | {said} |",
-                took.as_secs_f64(),
-                worst.said.peak,
-                worst.said.all,
-                worst.heard.peak,
-                worst.heard.all,
-                worst.lookups.peak,
-                worst.lookups.all,
-                worst.waiting,
-                worst.moves,
-                found.as_secs_f64(),
-            );
-        }
-        Row { found, worst, said, took }
+    }
+
+    /// Lets it be for so long.
+    async fn rests(&mut self) {
+        sleep(Duration::from_secs(40)).await;
+        self.forgets();
     }
 }
 
-/// All scenarios, with so many pods and edges of each.
+/// All that may happen, with so many pods and edges of each.
 async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
     let mut fleet = Fleet::new(seed);
-    let mut rows = Vec::new();
     println!("{pods} pods, {each} edges each, FLEET_SEED={seed}");
     println!("| what | time | said a second / in all | heard | lookups | queue | moves | found after | all said |");
-    fleet.begin(pods, each).await;
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let all: Vec<_> = (0..pods * each).collect();
-    let found = fleet.found(&all).await;
-    rows.push(fleet.told(Some(("start of all", found))));
+    fleet.begin(pods, each).await;
+    let mut rows = vec![fleet.tells("all start", &all).await];
     fleet.clients_ask();
-    sleep(Duration::from_secs(20)).await;
-    rows.push(fleet.told(Some(("20 s of clients", Duration::ZERO))));
+    fleet.rests().await;
+    sleep(Duration::from_secs(100)).await;
+    rows.push(fleet.tells("100 s of clients", &[]).await);
     fleet.net.dns_is_away.store(true, Relaxed);
     sleep(Duration::from_secs(600)).await;
-    let found = fleet.found(&all).await;
-    rows.push(fleet.told(Some(("DNS away for 10 min", found))));
+    rows.push(fleet.tells("10 min without DNS", &all).await);
     fleet.net.dns_is_away.store(false, Relaxed);
-    sleep(Duration::from_secs(20)).await;
-    fleet.told(None);
+    fleet.rests().await;
     let victim = fleet.net.pods()[pods / 2].clone();
     let its = fleet.of(&victim);
     fleet.dies(&victim).await;
-    let found = fleet.found(&its).await;
-    rows.push(fleet.told(Some(("a pod dies", found))));
+    rows.push(fleet.tells("a pod dies", &its).await);
     fleet.start_pod();
-    sleep(Duration::from_secs(20)).await;
-    fleet.told(None);
-    fleet.returns(5).await;
-    let back: Vec<_> = all.iter().copied().step_by(5).collect();
-    let found = fleet.found(&back).await;
-    rows.push(fleet.told(Some(("a fifth comes back", found))));
-    sleep(Duration::from_secs(20)).await;
-    fleet.told(None);
+    fleet.rests().await;
+    let fifth: Vec<_> = all.iter().copied().step_by(5).collect();
+    fleet.returns(&fifth).await;
+    rows.push(fleet.tells("a fifth comes back", &fifth).await);
+    fleet.rests().await;
     fleet.restarts().await;
-    let found = fleet.found(&all).await;
-    rows.push(fleet.told(Some(("rolling restart", found))));
+    rows.push(fleet.tells("rolling restart", &all).await);
+    fleet.clients.begin();
     fleet.net.pods().iter().for_each(|pod| fleet.net.remove(pod));
     rows
 }
@@ -297,7 +314,7 @@ const FIRST_DIAL: Duration = Duration::from_millis(50);
 /// What one handshake costs a pod: two cores take 1,500 a second.
 const HANDSHAKE: Duration = Duration::from_micros(667);
 /// How often each node is asked for.
-const ASKED_EVERY: Duration = Duration::from_secs(100);
+const ASKED_EVERY: Duration = Duration::from_secs(500);
 /// Percent of the questions that are for nodes that there are not.
 const OFFLINE: usize = 2;
 /// Nodes of those that moved that are looked for from every pod.

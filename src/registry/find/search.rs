@@ -149,6 +149,7 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
             Stage::Dns if idle || Instant::now() >= until => {
                 stage = Stage::All;
                 asking.ask_all();
+                continue;
             }
             _ => {}
         }

@@ -3,7 +3,6 @@
 use std::sync::Mutex;
 
 use tokio::time::Instant;
-use tunnel::protocol::wire::frame::FrameKind;
 
 /// The counts of one pod.
 #[derive(Debug, Default)]
@@ -13,9 +12,7 @@ pub(crate) struct Figures(Mutex<Counts>);
 pub(crate) struct Counts {
     pub(crate) said: Rate,
     pub(crate) heard: Rate,
-    pub(crate) finds: Rate,
     pub(crate) lookups: Rate,
-    pub(crate) searches: Rate,
     /// The longest queue of a link.
     pub(crate) waiting: usize,
     /// Most nodes at once whose older links were looked after.
@@ -31,24 +28,16 @@ pub(crate) struct Rate {
 }
 
 impl Figures {
-    pub(crate) fn says(&self, body: &FrameKind) {
-        let mut counts = self.0.lock().unwrap();
-        counts.said.one();
-        if matches!(body, FrameKind::Find(_)) {
-            counts.finds.one();
-        }
+    pub(crate) fn says(&self) {
+        self.0.lock().unwrap().said.one();
     }
 
-    pub(crate) fn hears(&self, _: &FrameKind) {
+    pub(crate) fn hears(&self) {
         self.0.lock().unwrap().heard.one();
     }
 
     pub(crate) fn looks_up(&self) {
         self.0.lock().unwrap().lookups.one();
-    }
-
-    pub(crate) fn searches(&self) {
-        self.0.lock().unwrap().searches.one();
     }
 
     pub(crate) fn waits(&self, waiting: usize) {
@@ -73,9 +62,7 @@ impl Counts {
         Self {
             said: self.said.with(other.said),
             heard: self.heard.with(other.heard),
-            finds: self.finds.with(other.finds),
             lookups: self.lookups.with(other.lookups),
-            searches: self.searches.with(other.searches),
             waiting: self.waiting.max(other.waiting),
             moves: self.moves.max(other.moves),
         }

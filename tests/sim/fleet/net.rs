@@ -180,7 +180,7 @@ async fn carry([near, far]: [Arc<Pod>; 2], [end, other]: [Arc<LinkSender>; 2]) {
             near.siblings.left(&end);
             return;
         }
-        frames.iter().for_each(|frame| near.figures.says(&frame.body));
+        frames.iter().for_each(|_| near.figures.says());
         sleep(LATENCY).await;
         frames.into_iter().for_each(|frame| far.hear(&other, frame));
     }

@@ -77,7 +77,7 @@ impl Pod {
 
     /// What a link's driver does with a frame of another pod.
     pub(crate) fn hear(self: &Arc<Self>, from: &Arc<LinkSender>, frame: Frame) {
-        self.figures.hears(&frame.body);
+        self.figures.hears();
         match frame.body {
             FrameKind::Ping(number) => from.pong(number),
             FrameKind::Pong(Some(number)) => drop(from.ponged(number, Instant::now())),
@@ -111,14 +111,20 @@ impl Pod {
         });
     }
 
-    /// Whether a search leads to that pod.
+    /// Whether a search leads to that pod. A path that leads to another one is not tried again, as sessions do it.
     pub(crate) async fn finds(&self, node: &NodeName, there: &Self) -> bool {
-        let here = |path: &Path| match &path.sender.peer {
+        let leads = |path: &Path| match &path.sender.peer {
             Peer::Pod => path.sender.instance == Some(there.own),
             _ => self.own == there.own,
         };
-        self.figures.searches();
-        self.finder.find(node, None, None).await.is_ok_and(|path| here(&path))
+        match self.finder.find(node, None, None).await {
+            Ok(path) if leads(&path) => true,
+            Ok(path) => {
+                self.finder.is_wrong(node, &path);
+                false
+            }
+            Err(_) => false,
+        }
     }
 
     pub(crate) fn ip(&self) -> IpAddr {
