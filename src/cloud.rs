@@ -8,7 +8,6 @@ mod context;
 mod core;
 mod egress;
 mod files;
-mod gates;
 mod https;
 mod kubernetes;
 mod links;
@@ -28,7 +27,6 @@ use tracing::info;
 
 use self::core::Core;
 use files::PodFiles;
-use gates::Gates;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
@@ -38,7 +36,7 @@ use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
-use crate::startup::{StartFaults, Startup};
+use crate::startup::{Gates, StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics};
 
 /// Where a pod listens.

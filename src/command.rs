@@ -4,4 +4,4 @@ mod args;
 mod demo;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
-pub use demo::run as demo;
+pub use demo::{Module, run as demo};

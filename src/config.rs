@@ -11,8 +11,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use access::{Access, Auth};
 use fold::{Report, Table};
 
+mod access;
 pub mod cloud;
 pub mod edge;
 mod fold;
@@ -42,6 +44,8 @@ pub struct Environment {
     pub proxy_authorization: Option<String>,
     /// `CLOUD_PROXY`: SuperEdge's list of what clients of the HTTP proxy may not reach.
     pub cloud_proxy: Option<String>,
+    /// `EDGE_NO_PROXY`: SuperEdge's list of what edges may not reach through the cloud.
+    pub edge_no_proxy: Option<String>,
     /// `HTTPS_PROXY` or `https_proxy`: through which HTTP proxy an edge dials its cloud. May hold a password.
     pub https_proxy: Option<Secret>,
     /// `NO_PROXY` or `no_proxy`: hosts that are dialled without it.

@@ -41,7 +41,7 @@ pub struct TargetDialer {
 pub enum Place {
     /// At the node of this name: a target of that name is on this machine.
     Node(NodeName),
-    /// At a pod, for edges.
+    /// At a pod, for edges: what is off limits is dialled only where it alone is allowed.
     ForEdges,
     /// At a pod, for its clients: what is off limits is not dialled, whatever is allowed.
     ForClients,
@@ -100,18 +100,17 @@ impl TargetDialer {
     where
         L: AsyncFnOnce(Arc<str>) -> Result<Vec<IpAddr>, LookupError>,
     {
-        let targets = self.targets.load_full();
+        let (targets, at_node) = (self.targets.load_full(), self.node().is_some());
         // Nothing is asked of the cloud's DNS for an edge that may not dial what comes of it.
-        if self.node().is_none() && !targets.name_port(target.port) {
+        if !at_node && !targets.name_port(target.port) {
             return Err(self.forbidden(target, None));
         }
-        let for_clients = self.place == Place::ForClients;
         let all = match &target.host {
-            Host::Name(name) if for_clients && is_number(name) => return Err(self.forbidden(target, None)),
+            Host::Name(name) if !at_node && is_number(name) => return Err(self.forbidden(target, None)),
             Host::Ip(ip) => vec![*ip],
             Host::Name(name) if self.is_here(name) => {
                 let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-                let own = if self.node().is_some() { own } else { &[] };
+                let own = if at_node { own } else { &[] };
                 loopback.into_iter().chain(own.iter().copied()).collect()
             }
             Host::Name(name) => resolve(target, lookup(Arc::clone(name)), deadline).await?,
@@ -119,7 +118,12 @@ impl TargetDialer {
         let mut found: Vec<SocketAddr> = Vec::new();
         for ip in all.iter().take(ADDRESSES).map(|ip| plain(*ip)) {
             let at = SocketAddr::new(ip, target.port);
-            if for_clients && is_off_limits(ip) {
+            let off_limits = match self.place {
+                Place::Node(_) => false,
+                Place::ForEdges => is_off_limits(ip) && !targets.name_off_limits(at),
+                Place::ForClients => is_off_limits(ip),
+            };
+            if off_limits {
                 continue;
             }
             if targets.allows(at, own) && !found.contains(&at) {

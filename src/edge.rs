@@ -2,6 +2,7 @@
 
 mod files;
 mod keeper;
+mod proxy;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -17,6 +18,7 @@ use tracing::{info, info_span, warn};
 
 use files::{EdgeFiles, Ports};
 use keeper::Keeper;
+use proxy::ProxyPort;
 
 use crate::admin::{Admin, Program, Readiness};
 use crate::backend::Backend;
@@ -40,6 +42,8 @@ pub struct EdgeBound {
     pub log: Option<SocketAddr>,
     /// Metrics alone.
     pub metrics: Option<SocketAddr>,
+    /// The HTTP proxy.
+    pub proxy: Option<SocketAddr>,
 }
 
 /// A running edge.
@@ -70,11 +74,14 @@ impl Edge {
     pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
-        let (files, ports) = startup.finish(prepared)?;
-        let edge = Self::new(&settings, &ports);
+        let (files, ports, proxy) = startup.finish(prepared)?;
+        let edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyPort::at));
         let level_from_anywhere = !settings.client.log_listen.is_local();
         let pool = Pool::new();
-        let keeper = edge.keeper(settings, files, pool.clone(), &ports);
+        if let Some(proxy) = proxy {
+            proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
+        }
+        let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         let span = info_span!("link", node = %keeper.client.node, cloud = %keeper.client.server);
         edge.links.spawn(span, Arc::new(keeper).keep());
@@ -91,7 +98,7 @@ impl Edge {
     }
 
     /// The core, which nothing is joined to yet.
-    fn new(Settings { client, session, .. }: &Settings, ports: &Ports) -> Self {
+    fn new(Settings { client, session, .. }: &Settings, ports: &Ports, proxy: Option<SocketAddr>) -> Self {
         let metrics = Metrics::edge();
         let limits = SessionLimits {
             windows: WINDOWS,
@@ -105,6 +112,7 @@ impl Edge {
             bound: EdgeBound {
                 log: ports.log.as_ref().map(Listener::at),
                 metrics: ports.metrics.as_ref().map(Listener::at),
+                proxy,
             },
             route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
             metrics,
@@ -119,7 +127,7 @@ impl Edge {
     }
 
     /// What keeps the link to the cloud, and serves what comes over it.
-    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool, ports: &Ports) -> Keeper {
+    fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Keeper {
         let Settings { client, targets, own, .. } = settings;
         let EdgeFiles { tls, name, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
@@ -128,7 +136,7 @@ impl Edge {
             own: LocalAddresses::of_interfaces(own),
             targets: Arc::new(ArcSwap::from_pointee(targets)),
             // Not the one for metrics: it is read-only, and so that others reach it.
-            listening: ports.log.iter().map(Listener::at).collect(),
+            listening: self.bound.log.into_iter().chain(self.bound.proxy).collect(),
             resolver: resolver.clone(),
         };
         Keeper {
@@ -211,10 +219,15 @@ impl Edge {
 }
 
 /// What the settings name, had before anything runs; `None`: something is wrong, and noted.
-fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(EdgeFiles, Ports)> {
+fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(EdgeFiles, Ports, Option<ProxyPort>)> {
     let files = EdgeFiles::read(settings, startup);
     let ports = Ports::bind(settings, startup);
-    files.zip(ports)
+    // Outer: whether it can be served; inner: whether it is asked for.
+    let proxy = match &settings.http_proxy {
+        None => Some(None),
+        Some(proxy) => ProxyPort::prepare(proxy, startup).map(Some),
+    };
+    Some((files?, ports?, proxy?))
 }
 
 /// What goes into `:authority`: the name in the certificate, as Go's edges do.

@@ -21,8 +21,8 @@ pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
 pub use proxy::Proxy;
 pub use serve::{
-    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, Permitted, Proof, Visit,
-    serve,
+    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, Home, OpenRequest, Permitted, Proof,
+    Visit, serve,
 };
 pub use tcp::Tcp;
 pub use web::{Http, Https, NodePort};
@@ -31,9 +31,10 @@ use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tracing::debug;
 
 use crate::names::{NameError, Target};
-use crate::net::door;
 use crate::protocol::Refusal;
 use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
@@ -87,23 +88,22 @@ pub enum Denial {
     /// The port leads to whichever node there is, and there is none.
     #[error("no node is linked to this pod, and none is known to be linked to another")]
     NoNodes,
+    /// The target is the edge's own machine, or is called so. Usual cause: a program that sends all it asks for to its
+    /// proxy.
+    #[error("{0} is at this machine itself: ask there, not through its proxy")]
+    Home(Target),
+    /// The edge has no link.
+    #[error("this edge is not linked to the cloud")]
+    Unlinked,
+    /// The cloud did not dial the target for this edge.
+    #[error("{0}")]
+    Cloud(Refusal),
     /// This process has reached a limit, or is stopping.
     #[error("{0}")]
     Busy(&'static str),
     /// No session could be opened.
     #[error(transparent)]
     Route(#[from] RouteError),
-}
-
-impl From<door::NoSlot> for Denial {
-    fn from(why: door::NoSlot) -> Self {
-        Self::Busy(match why {
-            door::NoSlot::ForOne => {
-                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of tunnel-cloud"
-            }
-            door::NoSlot::ForAll => "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
-        })
-    }
 }
 
 impl Denial {
@@ -132,7 +132,7 @@ impl Denial {
                 format!("node {node}: {}", in_general(refusal.code))
             }
             Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
-            Self::Direct(refusal) if !trusted => in_general(refusal.code).to_owned(),
+            Self::Direct(refusal) | Self::Cloud(refusal) if !trusted => in_general(refusal.code).to_owned(),
             Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
                 format!("{ip} is an address at several nodes")
             }
@@ -183,6 +183,15 @@ fn no_head(error: &hyper::Error) -> &'static str {
     }
 }
 
+/// Answers a client whose first bytes are those of HTTP/2, which nobody has offered it: hyper has no answer for it.
+async fn turn_away_http_2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
+    if begin.starts_with(HTTP_2) {
+        debug!("the client speaks HTTP/2 without asking for it: only HTTP/1.1 is served here");
+        let _ = socket.write_all(NO_HTTP_2.as_bytes()).await;
+        let _ = socket.flush().await;
+    }
+}
+
 /// An answer as it goes over an HTTP/1 connection.
 fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
     let (status, body) = (answer.status(), answer.body());
@@ -206,6 +215,13 @@ fn phrase(sentence: &str) -> Vec<u8> {
 
 /// Longest reason phrase in bytes: what fits beside the status on one line of a terminal or two.
 const PHRASE_BYTES: usize = 120;
+
+/// How HTTP/2 begins.
+const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n";
+
+/// Short enough for any socket's empty buffer.
+const NO_HTTP_2: &str =
+    "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// The header in which SuperEdge passes its trace, both ways.
 const TRACE: HeaderName = HeaderName::from_static("traceid");

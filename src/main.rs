@@ -9,7 +9,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, field, info, warn};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Form, Mode, is_wrong};
+use tunnel::command::{self, Args, Command, Form, Mode, Module, is_wrong};
 use tunnel::config::cloud::Cloud;
 use tunnel::config::edge::EdgeSettings;
 use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         }
     };
     match args.command {
-        Some(Command::Demo { check }) => run_demo(check),
+        Some(Command::Demo { check, with }) => run_demo(check, &with),
         None => run(&args),
     }
 }
@@ -63,10 +63,10 @@ fn run(args: &Args) -> ExitCode {
         answer(&format!("{}: ok", config.display()));
         return ExitCode::SUCCESS;
     };
-    tell(&refused, &config);
+    report(&refused, &config);
     if logs.are_in_files_only() {
         // Who starts it looks here.
-        Logs::on_stderr(args.log_format == Form::Json, || tell(&refused, &config));
+        Logs::on_stderr(args.log_format == Form::Json, || report(&refused, &config));
     }
     ExitCode::from(code(gravest))
 }
@@ -89,7 +89,7 @@ fn logs(args: &Args, startup: &mut Startup) -> Option<Logs> {
 }
 
 /// One line for each fault.
-fn tell(faults: &StartFaults, config: &Path) {
+fn report(faults: &StartFaults, config: &Path) {
     for found in faults {
         let Fault { key, line, text } = &found.fault;
         let key = Some(key).filter(|key| !key.is_empty()).map(field::display);
@@ -187,12 +187,12 @@ async fn serve(
     }
 }
 
-fn run_demo(check: bool) -> ExitCode {
+fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     let logs = LogSettings { name: "tunnel-demo", verbosity: -1, ..LogSettings::default() };
     let result = Logs::start(logs).map_err(anyhow::Error::from).and_then(|logs| {
         let done = runtime(Mode::Cloud)?.block_on(async {
             let mut signals = Signals::new()?;
-            command::demo(check, signals.next(), &say).await
+            command::demo(check, with, signals.next(), &print_stderr).await
         });
         drop(logs);
         done
@@ -200,7 +200,7 @@ fn run_demo(check: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            say(&format!("tunnel: {e:#}"));
+            print_stderr(&format!("tunnel: {e:#}"));
             ExitCode::FAILURE
         }
     }
@@ -259,6 +259,7 @@ fn environment() -> Environment {
         kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
         proxy_authorization: read("PROXY_AUTHORIZATION"),
         cloud_proxy: read("CLOUD_PROXY"),
+        edge_no_proxy: read("EDGE_NO_PROXY"),
         kubeconfig: None,
         https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
         no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),
@@ -272,7 +273,7 @@ fn answer(text: &str) {
 
 /// Prints a line on stderr, for the person at the terminal.
 #[expect(clippy::print_stderr, reason = "what people are told before and beside the logs")]
-fn say(text: &str) {
+fn print_stderr(text: &str) {
     eprintln!("{text}");
 }
 

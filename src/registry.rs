@@ -139,12 +139,12 @@ impl Registry {
 
     /// Wakes those who wait for the node: another pod has announced it.
     pub fn wake_waiters(&self, node: &NodeName) {
-        self.awaited.tell(node);
+        self.awaited.wake(node);
     }
 
     /// Wakes all who wait for any node: a link to another pod has come up, and the node may be there.
     pub fn told_of_a_pod(&self) {
-        self.awaited.tell_all();
+        self.awaited.wake_all();
     }
 
     /// Waits until a node has a link other than `not`, at most until `until`. Cancel safe.
@@ -208,7 +208,7 @@ impl Registry {
             tracing::warn!(%node, old = %old.from, "link replaced by a newer one");
             old.sender.close();
         }
-        self.awaited.tell(&node);
+        self.awaited.wake(&node);
         self.changed.send_replace(());
     }
 

@@ -136,7 +136,12 @@ impl Route {
         }
         let opening = self.table.open(node.clone(), target, category, client);
         let opening = opening.map_err(|TableFull| {
-            RouteError::Busy("this pod has no room left: [mode.cloud.session] max or memory of tunnel-cloud")
+            RouteError::Busy(match self.paths {
+                PathSource::Pod(_) | PathSource::Pods(_) => {
+                    "this pod has no room left: [mode.cloud.session] max or memory of the pod"
+                }
+                PathSource::Edge(_) => "this edge has no room left: [mode.edge.session] memory of the edge",
+            })
         })?;
         let asked = timeout_at(until, ask(&opening, &mut search)).await.unwrap_or_else(|_| Err(late()));
         match asked {

@@ -1,5 +1,7 @@
 //! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
+mod gates;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
@@ -8,6 +10,8 @@ use std::path::Path;
 
 use crate::config::{self, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener, LocalListener};
+
+pub use gates::{Gates, Guard};
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.

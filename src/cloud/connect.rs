@@ -1,10 +1,9 @@
 //! Starts the CONNECT front end from `[mode.cloud.ssh]`.
 
-use super::gates::Gates;
 use super::ports::ClientPort;
 use crate::config::cloud::Cloud;
 use crate::frontend::{Connect, Ssh};
-use crate::startup::Startup;
+use crate::startup::{Gates, Startup};
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {

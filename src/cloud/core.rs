@@ -120,6 +120,7 @@ impl Core {
             route: route.clone(),
             addresses: addresses.clone(),
             direct: Some(direct.clone()),
+            home: None,
             metrics: ground.metrics.clone(),
             drain: self.stopping.clients.clone(),
         }

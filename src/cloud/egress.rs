@@ -4,11 +4,10 @@ use tracing::info_span;
 
 use super::certificates;
 use super::core::Core;
-use super::gates::Gates;
 use super::ports::ClientPort;
 use crate::config::cloud::{Cloud, Egress};
 use crate::frontend::{Connect, Egress as Module, Local, Tls};
-use crate::startup::Startup;
+use crate::startup::{Gates, Startup};
 
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {

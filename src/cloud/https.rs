@@ -5,14 +5,13 @@ use tracing::info_span;
 
 use super::certificates;
 use super::core::Core;
-use super::gates::{Gates, Guard};
 use super::ports::ClientPort;
 use crate::config::cloud::{Cloud, HttpsMode, NodePort};
 use crate::frontend::{self, Http, Https, Passthrough, Tls};
 use crate::names::Target;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
-use crate::startup::Startup;
+use crate::startup::{Gates, Guard, Startup};
 
 /// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {

@@ -57,8 +57,8 @@ pub(super) fn follow_addresses(
     #[cfg(feature = "kubernetes")]
     if let Some(cluster) = &settings.cluster {
         let readiness = readiness.clone();
-        let tell = move |what, state| readiness.note(what, state);
-        let followed = AddressWatch::new(reached(cluster), book.clone(), tell);
+        let report = move |what, state| readiness.note(what, state);
+        let followed = AddressWatch::new(reached(cluster), book.clone(), report);
         drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
     }
     book

@@ -77,7 +77,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let refused = &shared.ground.metrics.calls_refused;
     if let Err(why) = shared.proven.check(&hello) {
         refused.count("token");
-        if shared.ground.metrics.refusals.may_tell("token", call.from.ip()) {
+        if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
             warn!("refused: {why}");
         }
         return call.refuse(Dismissal::Token);

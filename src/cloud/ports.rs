@@ -6,12 +6,11 @@ use tokio::net::TcpStream;
 use tracing::{info, info_span};
 
 use super::core::Core;
-use super::gates::Guard;
 use crate::config::Listen;
 use crate::config::cloud::Cloud;
 use crate::frontend::{FrontEnd, serve};
 use crate::net::listen::{Accept, Listener};
-use crate::startup::Startup;
+use crate::startup::{Guard, Startup};
 
 /// The ports for edges and operators.
 #[derive(Debug)]
@@ -61,7 +60,8 @@ impl ClientPort {
         let spawn = move |core: &Core| {
             info!(module = F::NAME, at = %listener.at(), "clients may come in");
             let (proxies, front_end) = (guard.proxies(), front_end(core));
-            let serving = serve(front_end, listener, proxies, core.front_context(guard.gate(core)));
+            let serving =
+                serve(front_end, listener, proxies, core.front_context(guard.gate(Some(core.zone.clone()))));
             core.stopping.clients.spawn(info_span!("clients", module = F::NAME), serving);
         };
         Self { name: F::NAME, at: None, spawn: Box::new(spawn) }

@@ -27,7 +27,7 @@ pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
         zone: core.zone.clone(),
         vet: vet(&settings.registry, dns, settings.pod_ip, pods),
         metrics: core.context.ground.metrics.clone(),
-        tell: Box::new(move |state| readiness.note(NAME, state)),
+        report: Box::new(move |state| readiness.note(NAME, state)),
     };
     let drain = &core.stopping.publisher;
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));

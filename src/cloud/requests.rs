@@ -17,7 +17,10 @@ pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
             if shared.reachable.iter().any(|glob| glob.matches(request.node())) {
                 return relay(request, shared, room);
             }
-            let why = format!("edges may not reach node {} through this pod", request.node());
+            let node = request.node();
+            let why = format!(
+                "edges may not reach node {node}: their pod's mode.cloud.allow.nodes does not hold it"
+            );
             request.refuse(Refusal::new(Code::NotAllowed, why));
         }
         Peer::Pod => {

@@ -3,11 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use super::core::Core;
-use super::gates::Gates;
 use super::ports::ClientPort;
 use crate::config::cloud::{Cloud, Forward, TcpPort};
 use crate::frontend::Tcp;
-use crate::startup::Startup;
+use crate::startup::{Gates, Startup};
 
 /// Binds all ports; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
+use super::Module;
+
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true, after_help = EXIT_CODES)]
@@ -53,9 +55,12 @@ pub struct Args {
 pub enum Command {
     /// A pod and an edge on loopback with fresh certificates, to try things out; stays until Ctrl-C.
     Demo {
-        /// Make one request through the tunnel, say what happened, and end.
+        /// Make one request through the tunnel, and one in each of the other ways, say what happened, and end.
         #[arg(long)]
         check: bool,
+        /// Other ways to show beside CONNECT, with commas between.
+        #[arg(long, value_name = "MODULES", value_delimiter = ',')]
+        with: Vec<Module>,
     },
 }
 

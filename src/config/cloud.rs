@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Environment, Faults, Listen, Reading, Warning, listen, value};
+use super::{Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
-mod access;
 mod addresses;
 mod certificates;
 mod cluster;
@@ -21,7 +20,6 @@ mod ssh;
 mod tcp;
 mod tls;
 
-pub use access::{Access, Auth};
 pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
@@ -188,7 +186,7 @@ impl Cloud {
             ssh,
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
-            allow: allow(&mut cloud, report),
+            allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),
             pod_ip: super::address("POD_IP", env.pod_ip.as_deref(), report),
@@ -237,11 +235,17 @@ fn session(cloud: &mut Table<'_>, report: &mut Report) -> PodSessions {
     session
 }
 
-fn allow(cloud: &mut Table<'_>, report: &mut Report) -> Allow {
+fn allow(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Allow {
     let mut table = cloud.table("allow", report);
     let targets = table.list("targets", value::parsed::<TargetEntry>, report).unwrap_or_default();
     let nodes = table.list("nodes", value::parsed::<Glob>, report).unwrap_or_default();
     table.finish(report);
+    let listed = env.edge_no_proxy.as_deref().is_some_and(|list| !list.trim().is_empty());
+    if listed && !(targets.is_empty() && nodes.is_empty()) {
+        let text =
+            "SuperEdge's list of what edges may not reach is not read: [mode.cloud.allow] says what they may";
+        report.warn("EDGE_NO_PROXY".to_owned(), Concern::OpenDoor, text);
+    }
     Allow { targets: targets.into_iter().collect(), nodes }
 }
 

@@ -1,14 +1,18 @@
 //! Settings of an edge, as read from the table `mode.edge`.
 
+mod proxy;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved, value};
+use super::{Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved, value};
 use crate::names::{Host, NodeName, Target};
 use crate::policy::{TargetEntry, Targets};
+
+pub use proxy::HttpProxy;
 
 /// All settings of an edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +25,8 @@ pub struct EdgeSettings {
     pub targets: Targets,
     /// Its TLS to targets.
     pub https: Https,
+    /// The proxy for programs at this node; `None`: there is none.
+    pub http_proxy: Option<HttpProxy>,
     /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
     pub own: Vec<IpAddr>,
 }
@@ -103,7 +109,11 @@ impl EdgeSettings {
             Token::File(file) => ("mode.edge.stream.client.token_file", file.as_path()),
         };
         let key = self.https.identity.iter().map(|(_, key)| ("mode.edge.https.key", key.as_path()));
-        std::iter::once(token).chain(key).collect()
+        let users = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
+            Auth::None => None,
+            Auth::Basic { users, .. } => Some(("mode.edge.http_proxy.users", users.as_path())),
+        });
+        std::iter::once(token).chain(key).chain(users).collect()
     }
 
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
@@ -119,11 +129,12 @@ impl EdgeSettings {
         let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
         let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
         let https = https(&mut edge, report);
-        unserved::table(&mut edge, "http_proxy", &["ip", "port", "proxyip", "proxyport"], report);
+        let http_proxy = proxy::read(&mut edge, report);
         for table in [edge, mode, file] {
             table.finish(report);
         }
-        Self { client, session, targets, https, own: node_ip.into_iter().chain(pod_ip).collect() }
+        let own = node_ip.into_iter().chain(pod_ip).collect();
+        Self { client, session, targets, https, http_proxy, own }
     }
 }
 

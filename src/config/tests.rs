@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use proptest::prelude::*;
 
-use super::cloud::{Auth, Cloud, TlsVersion};
+use super::cloud::{Cloud, TlsVersion};
 use super::edge::{EdgeSettings, Token};
 use super::*;
 use crate::policy::Targets;
@@ -155,8 +155,10 @@ fn every_known_key_is_documented_and_every_documented_key_is_known() {
     assert_eq!(keys.0, keys.1);
 
     let mut report = Report::default();
-    EdgeSettings::gather("", &Environment::default(), &mut report);
+    let ruled = "[mode.edge.http_proxy]\nrules = [{}]\n";
+    EdgeSettings::gather(ruled, &Environment::default(), &mut report);
     let mut keys = (known(report, "mode.edge."), documented(EDGE));
+    keys.1.retain(|key| !key.ends_with(".rules"));
     keys.0.sort();
     keys.1.sort();
     assert_eq!(keys.0, keys.1);
@@ -206,6 +208,18 @@ fn an_open_door_is_named_and_a_closed_one_is_not() {
     }
     let (_, warnings) = edge(&format!("{LEAST}log_port = 51010"));
     assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.edge.stream.client.log_port"]);
+}
+
+#[test]
+fn who_lets_edges_in_is_told_that_superedges_list_of_exceptions_is_not_read() {
+    let env = Environment { edge_no_proxy: Some("*.secret".into()), ..Environment::default() };
+    let warned = |text: &str| {
+        let (_, warnings) = Cloud::read(text, &env).unwrap();
+        warnings.iter().any(|w| w.key == "EDGE_NO_PROXY" && w.kind == Concern::OpenDoor)
+    };
+    assert!(!warned("[mode.cloud.allow]\ntargets = []\nnodes = []"), "nothing is open");
+    assert!(warned("[mode.cloud.allow]\ntargets = [\"10.0.0.0/8:*\"]"));
+    assert!(warned("[mode.cloud.allow]\nnodes = [\"*\"]"));
 }
 
 #[test]

@@ -3,18 +3,6 @@
 use super::fold::{Report, Table};
 use super::{Concern, value};
 
-/// A table below `parent` with these keys.
-pub(super) fn table(parent: &mut Table<'_>, name: &'static str, keys: &[&'static str], report: &mut Report) {
-    let mut table = parent.table(name, report);
-    for key in keys {
-        table.skip(key, report);
-    }
-    if table.is_present() {
-        warn(parent, name, report);
-    }
-    table.finish(report);
-}
-
 /// The debugging service of gRPC; an empty address turns it off.
 pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) {
     if table.read("channelz_addr", value::text, report).is_some_and(|addr| !addr.is_empty()) {

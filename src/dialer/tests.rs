@@ -117,6 +117,32 @@ async fn a_pod_dials_for_its_clients_nothing_that_is_off_limits_however_it_is_sp
 }
 
 #[tokio::test]
+async fn a_pod_dials_for_edges_what_is_off_limits_only_where_that_alone_is_allowed() {
+    let pod = |allowed: &[&str]| TargetDialer { place: Place::ForEdges, ..place(allowed) };
+    let wide = pod(&["0.0.0.0/0:*", "[::/0]:*", "own:*"]);
+    for (target, names) in [
+        ("127.0.0.1:80", &[][..]),
+        ("[::ffff:127.0.0.1]:80", &[]),
+        ("0.0.0.0:80", &[]),
+        ("169.254.169.254:80", &[]),
+        ("localhost:80", &[]),
+        ("web.local:80", &["127.0.0.1", "::1", "fe80::1", "168.63.129.16", "100.100.100.200"]),
+        ("2130706433:80", &["10.0.0.1"]),
+        ("0177.0.0.1:80", &["10.0.0.1"]),
+    ] {
+        let refused = found(&wide, target, &["169.254.169.254"], names).await.unwrap_err();
+        assert_eq!(refused.code, Code::NotAllowed, "{target}: {refused}");
+    }
+    let mixed = ["127.0.0.1", "10.0.0.1"];
+    assert_eq!(found(&wide, "web.local:80", &[], &mixed).await.unwrap(), ["10.0.0.1:80"]);
+    let named = pod(&["127.0.0.0/8:80", "169.254.169.254:80"]);
+    for target in ["127.0.0.1:80", "169.254.169.254:80"] {
+        assert_eq!(found(&named, target, &[], &[]).await.unwrap(), [target]);
+    }
+    assert_eq!(found(&named, "localhost:80", &[], &[]).await.unwrap(), ["127.0.0.1:80"]);
+}
+
+#[tokio::test]
 async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
     let listening = || ["127.0.0.1:51010", "0.0.0.0:7"].iter().map(|at| at.parse().unwrap()).collect();
     let edge = TargetDialer { listening: listening(), ..place(&["0.0.0.0/0:*", "[::/0]:*"]) };

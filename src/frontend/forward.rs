@@ -22,16 +22,14 @@ use http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep_until};
-use tracing::debug;
 
-use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head};
+use super::{Denial, Denied, FrontContext, Granted, Handshake, no_head, turn_away_http_2};
 use crate::net::hooked::Hooked;
 use crate::net::socket::{Connection, Socket};
 use crate::net::splice::deliver;
 use body::AnswerBody;
-use clock::{Clock, Deadline, Heard};
+use clock::{Clock, Deadline, OnRead};
 use exchange::Exchange;
 
 /// Judges the requests of one client, and opens sessions for them.
@@ -75,7 +73,7 @@ where
     socket.breaks_off(true);
     let clock = Arc::new(Clock::new());
     let exchange = Exchange::new(router, Arc::clone(&clock), &context.metrics, &context.drain);
-    let io = TokioIo::new(Hooked { io: socket, hook: Heard(Arc::clone(&clock)) });
+    let io = TokioIo::new(Hooked { io: socket, hook: OnRead(Arc::clone(&clock)) });
     let answer = |request| -> Answering<'_> { Box::pin(exchange.answer(request)) };
     let mut connection = server().serve_connection(io, service_fn(answer));
     let mut draining = pin!(context.drain.draining());
@@ -142,10 +140,7 @@ async fn finish<C: Connection>(
         deliver(&mut Socket::new(socket, context.pool.clone())).await;
         return Handshake::Served(None);
     }
-    if early.starts_with(HTTP_2) {
-        debug!("the client speaks HTTP/2 without asking for it: only HTTP/1.1 is served here");
-        let _ = socket.write_all(NO_HTTP_2.as_bytes()).await;
-    }
+    turn_away_http_2(&mut socket, &early).await;
     socket.breaks_off(false);
     match error {
         Some(error) => Handshake::Failed { cause: no_head(&error), socket: Some(socket) },
@@ -173,13 +168,6 @@ fn server() -> http1::Builder {
 
 /// Longest head in bytes, of a request and of an answer; also how much of a body waits on its way.
 const HEAD_BYTES: usize = 64 * 1024;
-
-/// How HTTP/2 begins.
-const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n";
-
-/// Short enough for any socket's empty buffer.
-const NO_HTTP_2: &str =
-    "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 #[cfg(test)]
 mod tests;

@@ -65,7 +65,7 @@ impl<F: FrontEnd<TlsSocket>> FrontEnd<TcpStream> for Tls<F> {
             Err(unshaken) => unshaken,
         };
         let refusals = &visit.context().metrics.refusals;
-        if unshaken.socket.is_some() && refusals.may_tell(unshaken.cause, visit.from().ip()) {
+        if unshaken.socket.is_some() && refusals.may_log(unshaken.cause, visit.from().ip()) {
             info!("{unshaken}");
         }
         if let Some(socket) = unshaken.socket {

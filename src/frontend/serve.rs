@@ -4,6 +4,7 @@
 //! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
 
 mod destination;
+mod home;
 mod visit;
 
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ use super::{ClientKey, Denial};
 use crate::carry::{LocalPeer, Opened, carry};
 use crate::dialer::DirectDialer;
 use crate::drain::Drain;
-use crate::net::door::{Door, Limits, Slot};
+use crate::net::door::{Door, Limits, NoSlot, Slot};
 use crate::net::entrance::{Accepted, ConnectionHandler, Entrance, Rejection};
 use crate::net::files;
 use crate::net::listen::Accept;
@@ -34,6 +35,7 @@ use crate::registry::AddressBook;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics};
 
+pub use home::Home;
 pub use visit::{Denied, OpenRequest, Permitted, Proof, Visit};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
@@ -83,6 +85,8 @@ pub struct FrontContext {
     pub addresses: Arc<AddressBook>,
     /// Dials what is at no node; `None`: nothing is dialled from here.
     pub direct: Option<DirectDialer>,
+    /// The node at which all of this stands, and whose cloud dials what is at no node; `None`: at a pod.
+    pub home: Option<Home>,
     /// Counts connections, sessions and bytes.
     pub metrics: Metrics,
     /// Once it begins no client is let in; it waits for those that are.
@@ -94,6 +98,23 @@ impl FrontContext {
     /// have all that is not off limits.
     fn direct_dialer(&self, port: u16, all: bool) -> Option<&DirectDialer> {
         self.direct.as_ref().filter(|direct| direct.may_dial(port, all))
+    }
+
+    /// It is stopping.
+    fn stops(&self) -> Denial {
+        Denial::Busy(if self.home.is_some() { "this edge is stopping" } else { "this pod is stopping" })
+    }
+
+    /// There is no slot for another session.
+    fn full(&self, why: NoSlot) -> Denial {
+        Denial::Busy(match (why, &self.home) {
+            (NoSlot::ForOne, None) => {
+                "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
+            }
+            (NoSlot::ForAll, None) => "this pod is full: [mode.cloud.session] max of the pod is reached",
+            (NoSlot::ForOne, Some(_)) => "you have as many sessions as one client of this edge may",
+            (NoSlot::ForAll, Some(_)) => "this edge is full: it has as many sessions as it may",
+        })
     }
 }
 
@@ -180,7 +201,7 @@ where
             },
             Rejection::Full => Denial::Busy("too many connections wait at once without a request"),
             Rejection::Files => {
-                Denial::Busy("this pod has no files left to open: raise its limit (ulimit -Hn, LimitNOFILE)")
+                Denial::Busy("no files are left to open here: raise their limit (ulimit -Hn, LimitNOFILE)")
             }
         };
         let metrics = &self.context.metrics;

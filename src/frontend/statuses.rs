@@ -30,7 +30,7 @@ impl Denial {
             Self::Forbidden(_) => (
                 S::FORBIDDEN,
                 "forbidden",
-                "ask the operator of tunnel-cloud to allow it in allow_from or rules",
+                "ask whoever runs this port to allow it there in allow_from or rules",
             ),
             Self::Method => (
                 S::METHOD_NOT_ALLOWED,
@@ -62,24 +62,41 @@ impl Denial {
                 "off_limits",
                 "ask for a node by its name; for its own loopback, as <node>:<port>",
             ),
-            Self::Direct(refusal) => not_dialled(refusal),
+            Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
+            Self::Cloud(refusal) => not_dialled(refusal, ALLOW_EDGES),
+            Self::Home(_) => (
+                S::MISDIRECTED_REQUEST,
+                "own_node",
+                "list this machine's names and addresses in the client's no_proxy",
+            ),
+            Self::Unlinked => {
+                (S::BAD_GATEWAY, "offline", "see /readyz of this edge, and what it logs about its link")
+            }
             Self::NoServerName => {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
-            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether tunnel-edge runs on a node"),
-            Self::Busy(_) | Self::Route(RouteError::Busy(_)) => {
-                (S::SERVICE_UNAVAILABLE, "busy", "try again in a moment")
-            }
-            Self::Route(RouteError::Offline { .. }) => (
-                S::BAD_GATEWAY,
-                "offline",
-                "check that tunnel-edge runs on that node, and read what it logs about its link",
-            ),
-            Self::Route(RouteError::Timeout { .. }) => {
-                (S::GATEWAY_TIMEOUT, "timeout", "try again; check how busy that node and its network are")
-            }
-            Self::Route(RouteError::Refused { refusal, .. }) => refused(refusal),
+            Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node"),
+            Self::Busy(_) => BUSY,
+            Self::Route(why) => not_routed(why),
         }
+    }
+}
+
+/// The same for a session that found no way.
+fn not_routed(why: &RouteError) -> (StatusCode, &'static str, &'static str) {
+    match why {
+        RouteError::Busy(_) => BUSY,
+        RouteError::Offline { .. } => (
+            StatusCode::BAD_GATEWAY,
+            "offline",
+            "check that `tunnel --m=edge` runs on that node, and read what it logs about its link",
+        ),
+        RouteError::Timeout { .. } => (
+            StatusCode::GATEWAY_TIMEOUT,
+            "timeout",
+            "try again; check how busy that node and its network are",
+        ),
+        RouteError::Refused { refusal, .. } => refused(refusal),
     }
 }
 
@@ -94,7 +111,9 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
             (StatusCode::BAD_GATEWAY, "check that the node can resolve and reach the target")
         }
         Code::NotAllowed => {
-            (StatusCode::FORBIDDEN, "add the target to [mode.edge.allow] in that node's config")
+            let next = "add the target to [mode.edge.allow] in that node's config, and for edges the node to \
+                        [mode.cloud.allow] of the pod";
+            (StatusCode::FORBIDDEN, next)
         }
         Code::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
@@ -123,12 +142,13 @@ fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
     }
 }
 
-/// The same for a target that this process could not dial.
-fn not_dialled(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
+/// The same for a target that a pod could not dial; `allow` says how to let it.
+fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static str, &'static str) {
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
-        Code::NotAllowed => "add the target to [mode.cloud.direct] targets of tunnel-cloud",
-        _ => "check that the pod of tunnel-cloud can resolve and reach the target",
+        Code::NotAllowed => allow,
+        Code::Busy => BUSY.2,
+        _ => "check that the pod can resolve and reach the target",
     };
     (status, name, next)
 }
@@ -148,6 +168,12 @@ pub(super) fn in_general(code: Code) -> &'static str {
     }
 }
 
+/// There is no room, or no more work is taken.
+const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy", "try again in a moment");
+/// What lets clients have a target dialled by a pod.
+const ALLOW_CLIENTS: &str = "add the target to [mode.cloud.direct] targets of the pod";
+/// The same for edges.
+const ALLOW_EDGES: &str = "add the target to [mode.cloud.allow] targets of the pod";
 /// TLS's type of record for alerts.
 const ALERT: u8 = 21;
 /// The level of an alert after which the connection ends.

@@ -191,7 +191,7 @@ impl<H> Dispatcher<H> {
                 Err(_) => format!("no PROXY header within {HEADER_TIME:?}"),
             };
             dispatcher.refused.count("proxy_header");
-            if dispatcher.refusals.may_tell("proxy_header", balancer.ip()) {
+            if dispatcher.refusals.may_log("proxy_header", balancer.ip()) {
                 inner.in_scope(|| {
                     warn!("closed: {why}; connections from a network in proxy_protocol must begin with one")
                 });

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{PolicyError, network, plain};
+use super::{PolicyError, is_off_limits, network, plain};
 
 /// The addresses and ports that may be dialled; by default loopback and the edge's own addresses, any port.
 ///
@@ -62,6 +62,15 @@ impl Targets {
     /// Whether any address may be dialled at this port.
     pub fn name_port(&self, port: u16) -> bool {
         self.0.iter().any(|entry| entry.port.is_none_or(|own| own == port))
+    }
+
+    /// Does an entry hold this address, and nothing else than what is off limits? So no wide network opens that.
+    pub fn name_off_limits(&self, at: SocketAddr) -> bool {
+        let ip = plain(at.ip());
+        self.0.iter().any(|entry| {
+            entry.port.is_none_or(|port| port == at.port())
+                && matches!(&entry.place, AllowedNet::Net(net) if net.contains(&ip) && is_all_off_limits(net))
+        })
     }
 
     /// May this address be dialled? `own` are the addresses of this machine, as of now.
@@ -146,6 +155,13 @@ impl fmt::Debug for Targets {
     }
 }
 
+/// Is every address of this network off limits? Only said of IPv4 networks within a block of 8 bits, and of single IPv6
+/// addresses.
+fn is_all_off_limits(net: &IpNet) -> bool {
+    let least = if matches!(net, IpNet::V4(_)) { 8 } else { 128 };
+    net.prefix_len() >= least && is_off_limits(net.network()) && is_off_limits(net.broadcast())
+}
+
 /// The word for the edge's own addresses: no name a resolver would be asked for, and they change with its networks.
 const OWN: &str = "own";
 
@@ -214,6 +230,22 @@ mod tests {
             }
         }
         assert!(!holds("127.0.0.1:7", "192.0.2.7:7") && !holds("192.0.2.7:7", "127.0.0.1:7"));
+    }
+
+    #[test]
+    fn what_is_off_limits_is_named_by_entries_that_are_about_it_alone() {
+        let at = |at: &str| at.parse().unwrap();
+        let narrow = targets(&["127.0.0.0/8:80", "169.254.169.254:*", "[::1]:80", "10.0.0.0/8:*"]);
+        for named in ["127.0.0.1:80", "[::ffff:127.9.9.9]:80", "169.254.169.254:1", "[::1]:80"] {
+            assert!(narrow.name_off_limits(at(named)), "{named}");
+        }
+        for other in ["127.0.0.1:81", "169.254.169.253:1", "168.63.129.16:80", "10.0.0.1:80"] {
+            assert!(!narrow.name_off_limits(at(other)), "{other}");
+        }
+        let wide = targets(&["0.0.0.0/0:*", "0.0.0.0/1:*", "169.0.0.0/8:*", "[::/0]:*", "[64:ff9b::/96]:*"]);
+        for at in ["127.0.0.1:80", "169.254.169.254:80", "[::1]:80", "[64:ff9b::7f00:1]:80", "0.0.0.0:80"] {
+            assert!(!wide.name_off_limits(at.parse().unwrap()), "{at}");
+        }
     }
 
     #[test]

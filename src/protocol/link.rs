@@ -93,7 +93,7 @@ impl Link {
             reader: Reader::default(),
             events: VecDeque::new(),
             since_rest: 0,
-            alive: Alive { heard: now, last_ping: now, looked: now, silence },
+            alive: Alive { last_received: now, last_ping: now, looked: now, silence_limit: silence },
             stall: Stall::new(now),
             fed: None,
             more_ending: match &puller.dialect {
@@ -142,8 +142,8 @@ impl Link {
             tokio::select! {
                 biased;
                 piece = self.ahead.next_piece(incoming) => {
-                    self.alive.heard = Instant::now();
-                    self.sender.heard(self.alive.heard);
+                    self.alive.last_received = Instant::now();
+                    self.sender.received(self.alive.last_received);
                     return piece.map_err(LinkEnded::from);
                 }
                 () = self.sender.closed() => return Err(LinkEnded::ClosedHere),
@@ -155,9 +155,9 @@ impl Link {
 
     fn check_life(&mut self) -> Result<(), LinkEnded> {
         let now = Instant::now();
-        let (silent, unasked) = (now - self.alive.heard, now - self.alive.last_ping);
+        let (silent, unasked) = (now - self.alive.last_received, now - self.alive.last_ping);
         self.alive.looked = now;
-        if silent >= self.alive.silence {
+        if silent >= self.alive.silence_limit {
             return Err(LinkEnded::Silent);
         }
         self.check_read(now)?;

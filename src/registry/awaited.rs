@@ -19,7 +19,7 @@ pub(super) struct Awaited(Mutex<HashMap<NodeName, Waiters>>);
 /// Who waits for one node.
 #[derive(Debug)]
 struct Waiters {
-    tell: Arc<watch::Sender<()>>,
+    wake: Arc<watch::Sender<()>>,
     /// How many wait. It is counted under the lock rather than read from the channel: two waiters that leave at the
     /// same time would each still see the other's receiver, and the entry would stay for ever.
     count: usize,
@@ -36,24 +36,24 @@ pub struct Arrival<'a> {
 impl Awaited {
     pub(super) fn arrival(&self, node: &NodeName) -> Arrival<'_> {
         let mut awaited = self.lock();
-        let new = || Waiters { tell: Arc::new(watch::Sender::new(())), count: 0 };
+        let new = || Waiters { wake: Arc::new(watch::Sender::new(())), count: 0 };
         let waiting = awaited.entry(node.clone()).or_insert_with(new);
         waiting.count += 1;
-        let wake_waiters = waiting.tell.subscribe();
+        let wake_waiters = waiting.wake.subscribe();
         drop(awaited);
         Arrival { awaited: self, node: node.clone(), wake_waiters }
     }
 
-    pub(super) fn tell(&self, node: &NodeName) {
-        let waiting = self.lock().get(node).map(|waiting| waiting.tell.clone());
+    pub(super) fn wake(&self, node: &NodeName) {
+        let waiting = self.lock().get(node).map(|waiting| waiting.wake.clone());
         if let Some(waiting) = waiting {
             waiting.send_replace(());
         }
     }
 
     /// Wakes every waiter, as any of the nodes may have come.
-    pub(super) fn tell_all(&self) {
-        let waiting: Vec<_> = self.lock().values().map(|waiting| waiting.tell.clone()).collect();
+    pub(super) fn wake_all(&self) {
+        let waiting: Vec<_> = self.lock().values().map(|waiting| waiting.wake.clone()).collect();
         for waiting in waiting {
             waiting.send_replace(());
         }
@@ -97,11 +97,11 @@ mod tests {
         let awaited = Awaited::default();
         let (one, two): (NodeName, NodeName) = ("one".parse().unwrap(), "two".parse().unwrap());
         let (first, second, other) = (awaited.arrival(&one), awaited.arrival(&one), awaited.arrival(&two));
-        awaited.tell(&one);
+        awaited.wake(&one);
         assert!(first.come().now_or_never().is_some() && second.come().now_or_never().is_some());
         assert!(other.come().now_or_never().is_none());
         drop(first);
-        awaited.tell(&one);
+        awaited.wake(&one);
         assert!(second.come().now_or_never().is_some());
         drop((second, other));
         assert!(awaited.lock().is_empty());

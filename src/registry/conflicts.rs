@@ -17,9 +17,9 @@ pub(super) struct Conflicts(Mutex<HashMap<NodeName, NameConflict>>);
 struct NameConflict {
     /// The process at another pod that was refused the name last.
     kept_from: Option<Instance>,
-    told: Instant,
+    logged: Instant,
     /// Conflicts since then that were not logged.
-    untold: u64,
+    left_out: u64,
 }
 
 impl Registry {
@@ -30,21 +30,21 @@ impl Registry {
             "another process came as node {node}, {place}, and is kept out while this one is alive: two machines with \
              one name? Give each its own"
         );
-        self.tell_conflict(node, &why);
+        self.log_conflict(node, &why);
         linked.sender.conflict(node, linked.instance, why);
         Taken { node: node.clone(), from: linked.from }
     }
 
     /// A node that is linked here loses its name to another process: its link is closed with that reason.
     pub(super) fn loses(&self, node: &NodeName, linked: &Linked, why: String) {
-        self.tell_conflict(node, &why);
+        self.log_conflict(node, &why);
         linked.sender.dismiss(why);
     }
 
-    fn tell_conflict(&self, node: &NodeName, why: &str) {
+    fn log_conflict(&self, node: &NodeName, why: &str) {
         self.metrics.name_conflicts.inc();
-        if let Some(more) = self.conflicts.tells(node) {
-            tracing::warn!(%node, untold = more, "{why}");
+        if let Some(more) = self.conflicts.may_log(node) {
+            tracing::warn!(%node, left_out = more, "{why}");
         }
     }
 }
@@ -52,24 +52,24 @@ impl Registry {
 impl Conflicts {
     /// Counts one more conflict over that name. Some: it is to be logged now, with how many were left out before it.
     /// None: it is left out, so that two machines that take turns do not fill the log.
-    pub(super) fn tells(&self, node: &NodeName) -> Option<u64> {
+    pub(super) fn may_log(&self, node: &NodeName) -> Option<u64> {
         let mut all = self.lock();
         let now = Instant::now();
         if let Some(known) = all.get_mut(node) {
-            if now - known.told < TOLD_EVERY {
-                known.untold += 1;
+            if now - known.logged < LOG_EVERY {
+                known.left_out += 1;
                 return None;
             }
-            known.told = now;
-            return Some(std::mem::take(&mut known.untold));
+            known.logged = now;
+            return Some(std::mem::take(&mut known.left_out));
         }
         if all.len() >= MOST {
-            all.retain(|_, known| now - known.told < TOLD_EVERY);
+            all.retain(|_, known| now - known.logged < LOG_EVERY);
         }
         if all.len() >= MOST {
             return None;
         }
-        all.insert(node.clone(), NameConflict { kept_from: None, told: now, untold: 0 });
+        all.insert(node.clone(), NameConflict { kept_from: None, logged: now, left_out: 0 });
         Some(0)
     }
 
@@ -93,7 +93,7 @@ impl Conflicts {
 /// Names that are remembered at once.
 const MOST: usize = 1000;
 /// Between two lines about one name.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -103,12 +103,12 @@ mod tests {
     async fn each_name_is_told_of_once_a_minute_and_no_names_make_it_grow() {
         let conflicts = Conflicts::default();
         let node = |n: usize| format!("node{n}").parse::<NodeName>().unwrap();
-        assert_eq!(conflicts.tells(&node(0)), Some(0));
-        assert_eq!((conflicts.tells(&node(0)), conflicts.tells(&node(0))), (None, None));
-        let told = (1..3 * MOST).filter(|n| conflicts.tells(&node(*n)).is_some()).count();
+        assert_eq!(conflicts.may_log(&node(0)), Some(0));
+        assert_eq!((conflicts.may_log(&node(0)), conflicts.may_log(&node(0))), (None, None));
+        let told = (1..3 * MOST).filter(|n| conflicts.may_log(&node(*n)).is_some()).count();
         assert_eq!((told, conflicts.lock().len()), (MOST - 1, MOST));
-        tokio::time::advance(TOLD_EVERY).await;
-        assert_eq!(conflicts.tells(&node(0)), Some(2));
-        assert_eq!(conflicts.tells(&node(2 * MOST)), Some(0), "old ones give way");
+        tokio::time::advance(LOG_EVERY).await;
+        assert_eq!(conflicts.may_log(&node(0)), Some(2));
+        assert_eq!(conflicts.may_log(&node(2 * MOST)), Some(0), "old ones give way");
     }
 }

@@ -74,7 +74,7 @@ impl EndpointWatch {
         }
     }
 
-    fn tell(&self, endpoints: Endpoints) {
+    fn set(&self, endpoints: Endpoints) {
         let own = self.own.ip();
         let all: BTreeSet<_> = endpoints.ready.union(&endpoints.unready).collect();
         let others = all.into_iter().filter(|ip| **ip != own).map(|ip| SocketAddr::new(*ip, self.own.port()));
@@ -99,7 +99,7 @@ impl Take<EndpointSlice> for (&EndpointWatch, Slices) {
     fn take(&mut self, event: Event<EndpointSlice>) -> bool {
         let (watch, slices) = self;
         let endpoints = slices.take(event);
-        endpoints.map(|endpoints| watch.tell(endpoints)).is_some()
+        endpoints.map(|endpoints| watch.set(endpoints)).is_some()
     }
 }
 
@@ -206,12 +206,12 @@ mod tests {
         let cluster = Cluster { kubeconfig: None, namespace: None };
         let watch = EndpointWatch::new(cluster, "tunnel".to_owned(), "10.0.0.2:9000".parse().unwrap());
         let (mut siblings, endpoints) = (watch.siblings(), watch.endpoints());
-        watch.tell(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
+        watch.set(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"]));
         let others: Vec<SocketAddr> =
             vec!["10.0.0.1:9000".parse().unwrap(), "[fd00::1]:9000".parse().unwrap()];
         assert_eq!(*siblings.borrow_and_update(), others);
         assert_eq!(*endpoints.borrow(), Some(pods(&["10.0.0.1", "10.0.0.2"], &["fd00::1"])));
-        watch.tell(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
+        watch.set(pods(&["fd00::1"], &["10.0.0.1", "10.0.0.2"]));
         assert!(!siblings.has_changed().unwrap(), "who is not ready may have nodes all the same");
     }
 }

@@ -123,7 +123,8 @@ impl Finder {
             };
             let another = missing.another || not_found.another;
             let moving = missing.moving || not_found.moving;
-            return Err(NotFound { seen: missing.seen, another, moving, ..not_found });
+            let seen = missing.seen.into_iter().chain(not_found.seen).min();
+            return Err(NotFound { seen, another, moving, ..not_found });
         }
     }
 
@@ -180,7 +181,7 @@ impl Finder {
         };
         found.map_err(|not_found| {
             let moving = others.known.lost(&node).is_some_and(|since| since < MOVE_WINDOW);
-            NotFound { moving, ..not_found }
+            NotFound { seen: others.known.seen(&node), moving, ..not_found }
         })
     }
 
@@ -210,7 +211,7 @@ impl Finder {
         }
     }
 
-    /// Forgets that the node is at the pod behind this path, because the node was not there.
+    /// Notes that the node is not at the pod behind this path, because the node was not there.
     pub fn is_wrong(&self, node: &NodeName, path: &Path) {
         if let Some(others) = &self.others {
             others.known.forget(node, &others.siblings.behind(&path.sender));

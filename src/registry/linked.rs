@@ -23,7 +23,7 @@ impl Linked {
     pub fn found(&self, question: u64, own: Instance) -> Found {
         Found {
             here: true,
-            heard: self.sender.silence(),
+            silence: self.sender.silence(),
             instance: Some(self.instance.unwrap_or(own)),
             age: Some(self.sender.age()),
             ..Found::away(question)

@@ -41,7 +41,7 @@ pub struct Publisher {
     /// Counts records and failures.
     pub metrics: Metrics,
     /// Called after each try with whether the records stand, and if not, why.
-    pub tell: Box<dyn Fn(Result<(), String>) + Send + Sync>,
+    pub report: Box<dyn Fn(Result<(), String>) + Send + Sync>,
 }
 
 /// Where records stand.
@@ -95,7 +95,7 @@ impl Publisher {
                     warn!("records are not published, trying on: {cause}");
                 }
                 failing = true;
-                (self.tell)(Err(cause.to_string()));
+                (self.report)(Err(cause.to_string()));
                 let again = Instant::now() + backoff.pause(rand::random());
                 tokio::select! {
                     biased;
@@ -110,7 +110,7 @@ impl Publisher {
             failing = false;
             backoff = Backoff::new();
             self.metrics.published.set(i64::try_from(records.len()).unwrap_or(i64::MAX));
-            (self.tell)(Ok(()));
+            (self.report)(Ok(()));
             let due = self.store.due();
             let next = wanted.next().map_or(due, |next| next.min(due));
             tokio::select! {

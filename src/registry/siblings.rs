@@ -120,7 +120,7 @@ impl Siblings {
             while !incoming.sender.is_closed() {
                 tokio::select! {
                     () = incoming.sender.closed() => {}
-                    () = incoming.news.come() => incoming.news.tell(&incoming.sender, &registry, own).await,
+                    () = incoming.news.come() => incoming.news.send(&incoming.sender, &registry, own).await,
                 }
             }
         });
@@ -182,11 +182,11 @@ impl Siblings {
             found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
             () = sender.closed() => return Err(silent()),
         };
-        let Found { here, heard, instance, at, settled, .. } = found;
+        let Found { here, silence, instance, at, settled, .. } = found;
         let from = sender.instance;
         Ok(FindAnswer {
             pod: from,
-            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, heard }),
+            yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, silence }),
             at: at.filter(|_| !here),
             settled,
         })

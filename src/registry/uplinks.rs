@@ -37,7 +37,7 @@ impl Uplinks {
         if let Some(oldest) = oldest {
             oldest.close();
         }
-        self.came.tell(&self.node);
+        self.came.wake(&self.node);
     }
 
     /// A link has ended.

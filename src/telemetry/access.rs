@@ -73,7 +73,7 @@ impl Access {
     /// As [`Self::end`], for a client at `from` that was refused: no line if there are too many alike.
     pub fn refuse(mut self, result: &'static str, why: &str, from: IpAddr, refusals: &Refusals) {
         self.written = true;
-        if refusals.may_tell(result, from) {
+        if refusals.may_log(result, from) {
             self.write(result, why);
         }
     }

@@ -20,7 +20,7 @@ type Second = HashMap<(&'static str, Option<IpAddr>), u64>;
 
 impl Refusals {
     /// Counts a refusal, and returns whether it may be logged. `cause` is a fixed word.
-    pub fn may_tell(&self, cause: &'static str, from: IpAddr) -> bool {
+    pub fn may_log(&self, cause: &'static str, from: IpAddr) -> bool {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let one = (cause, Some(source(from)));
         let known = second.len() < MOST || second.contains_key(&one);
@@ -74,14 +74,14 @@ mod tests {
     fn each_cause_and_source_has_twenty_lines_a_second_and_the_rest_is_summed_up() {
         let refusals = Refusals::default();
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        let told = |cause, from| (0..21_000).filter(|_| refusals.may_tell(cause, ip(from))).count();
+        let told = |cause, from| (0..21_000).filter(|_| refusals.may_log(cause, ip(from))).count();
         let lines = lines_of(true, || {
             assert_eq!(
                 (told("token", "192.0.2.1"), told("token", "192.0.2.2"), told("busy", "192.0.2.1")),
                 (20, 20, 20)
             );
             refusals.next();
-            assert!(refusals.may_tell("token", ip("192.0.2.1")), "a second later it may be told again");
+            assert!(refusals.may_log("token", ip("192.0.2.1")), "a second later it may be told again");
             refusals.next();
         });
         assert_eq!(lines.lines().count(), 3, "{lines}");
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_network_of_ipv6_is_one_source_and_so_is_ipv4_in_its_dress() {
         let refusals = Refusals::default();
-        let told = |from: &str| refusals.may_tell("token", from.parse().unwrap());
+        let told = |from: &str| refusals.may_log("token", from.parse().unwrap());
         for last in 0..20 {
             assert!(told(&format!("2001:db8::{last}")) && told("::ffff:192.0.2.1"));
         }
@@ -103,7 +103,7 @@ mod tests {
     fn sources_without_end_grow_neither_the_log_nor_the_process() {
         let refusals = Refusals::default();
         let told =
-            (0..100_000_u32).filter(|n| refusals.may_tell("token", IpAddr::from(n.to_be_bytes()))).count();
+            (0..100_000_u32).filter(|n| refusals.may_log("token", IpAddr::from(n.to_be_bytes()))).count();
         assert_eq!(told, MOST + usize::try_from(EACH).unwrap());
         assert_eq!(refusals.0.lock().unwrap().len(), MOST + 1);
     }

@@ -4,6 +4,8 @@ mod bulk;
 mod cut;
 mod echoes;
 mod edges;
+mod egress;
+mod https;
 mod memory;
 mod relayed;
 mod restart;
@@ -67,6 +69,8 @@ impl Bench {
             Figure::Paced => self.paced(table),
             Figure::Stalled => self.stalled(table),
             Figure::Open => self.open(table),
+            Figure::Egress => self.egress(table),
+            Figure::Https => self.https(table),
             Figure::Tail => self.tail(table),
             Figure::Memory => self.memory(100, table),
             Figure::Thousand => self.memory(1000, table),

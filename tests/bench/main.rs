@@ -9,6 +9,7 @@ mod edges;
 mod figures;
 mod line;
 mod load;
+mod nginx;
 mod place;
 mod process;
 mod proxy;
@@ -19,6 +20,7 @@ mod soak;
 mod ssh;
 mod table;
 mod targets;
+mod tls;
 mod tunnel;
 mod way;
 
@@ -87,6 +89,10 @@ pub(crate) enum Figure {
     Stalled,
     /// CONNECT to first echoed byte, one after another and fifty at once.
     Open,
+    /// CONNECT inside mutual TLS.
+    Egress,
+    /// HTTPS requests over kept connections, against two nginx in a row.
+    Https,
     /// The target ends while the client still sends.
     Tail,
     /// Memory idle, with sessions, after them.

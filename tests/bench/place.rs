@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use tunnel::pki::Authority;
 
 /// Two machines, one for clients and pod, one for edge and targets.
@@ -47,8 +48,8 @@ impl Place {
     }
 }
 
-/// A certificate for `localhost` and its authority, as files.
-#[derive(Debug)]
+/// An authority, a certificate for `localhost` and one for a client, as files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Certificates(PathBuf);
 
 impl Certificates {
@@ -58,6 +59,7 @@ impl Certificates {
         let made = Self(dir.to_owned());
         fs::write(made.ca(), authority.cert())?;
         authority.server(&["localhost", "127.0.0.1"])?.write(&made.cert(), &made.key())?;
+        authority.client("client of a benchmark")?.write(&made.client_cert(), &made.client_key())?;
         Ok(made)
     }
 
@@ -74,6 +76,16 @@ impl Certificates {
     /// Its key, PEM.
     pub(crate) fn key(&self) -> PathBuf {
         self.0.join("server.key")
+    }
+
+    /// The client's certificate, PEM.
+    pub(crate) fn client_cert(&self) -> PathBuf {
+        self.0.join("client.crt")
+    }
+
+    /// Its key, PEM.
+    pub(crate) fn client_key(&self) -> PathBuf {
+        self.0.join("client.key")
     }
 }
 

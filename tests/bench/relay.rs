@@ -2,36 +2,30 @@
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig, crypto, version};
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::place::Place;
+use crate::place::{Certificates, Place};
 use crate::process::Process;
 use crate::proxy::Proxy;
 use crate::role::{Role, say, until_dismissed};
 use crate::targets::Targets;
+use crate::tls;
 use crate::way::{Way, Ways};
 
 /// Starts both ends of a relay to these targets.
 pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
     let all = vec![targets.echo, targets.source, targets.sink, targets.file];
-    let role = Role::RelayBack {
-        listen: place.edge_address,
-        targets: all,
-        cert: place.certificates.cert(),
-        key: place.certificates.key(),
-    };
+    let certificates = place.certificates.clone();
+    let role = Role::RelayBack { listen: place.edge_address, targets: all, certificates };
     let mut back = Process::role(place.edge_space.as_deref(), &role)?;
-    let role =
-        Role::RelayFront { listen: place.cloud_address, backs: back.hear()?, ca: place.certificates.ca() };
+    let certificates = place.certificates.clone();
+    let role = Role::RelayFront { listen: place.cloud_address, backs: back.hear()?, certificates };
     let mut front = Process::role(place.cloud_space.as_deref(), &role)?;
     let ways: Vec<SocketAddr> = front.hear()?;
     let mut ways = ways.into_iter().map(Way::straight);
@@ -41,16 +35,8 @@ pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
 }
 
 /// The end where clients come in.
-pub(crate) fn front(listen: IpAddr, backs: &[SocketAddr], ca: &Path) -> Result<()> {
-    let mut roots = RootCertStore::empty();
-    for cert in CertificateDer::pem_file_iter(ca)? {
-        roots.add(cert?)?;
-    }
-    let config = ClientConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
-        .with_protocol_versions(&[&version::TLS13])?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = TlsConnector::from(Arc::new(config));
+pub(crate) fn front(listen: IpAddr, backs: &[SocketAddr], certificates: &Certificates) -> Result<()> {
+    let connector = TlsConnector::from(Arc::new(tls::client(certificates)?));
     serve(listen, backs, move |client, back| {
         let connector = connector.clone();
         async move {
@@ -63,13 +49,8 @@ pub(crate) fn front(listen: IpAddr, backs: &[SocketAddr], ca: &Path) -> Result<(
 }
 
 /// The end that dials the targets.
-pub(crate) fn back(listen: IpAddr, targets: &[SocketAddr], cert: &Path, key: &Path) -> Result<()> {
-    let chain = CertificateDer::pem_file_iter(cert)?.collect::<Result<Vec<_>, _>>()?;
-    let config = ServerConfig::builder_with_provider(Arc::new(crypto::aws_lc_rs::default_provider()))
-        .with_protocol_versions(&[&version::TLS13])?
-        .with_no_client_auth()
-        .with_single_cert(chain, PrivateKeyDer::from_pem_file(key)?)?;
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+pub(crate) fn back(listen: IpAddr, targets: &[SocketAddr], certificates: &Certificates) -> Result<()> {
+    let acceptor = TlsAcceptor::from(Arc::new(tls::server(certificates, false)?));
     serve(listen, targets, move |link, target| {
         let acceptor = acceptor.clone();
         async move {

@@ -2,10 +2,10 @@
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::place::Certificates;
 use crate::way::Way;
 use crate::{echo, edges, line, load, relay, sessions, soak, targets};
 
@@ -18,8 +18,8 @@ pub(crate) enum Role {
         listen: IpAddr,
         /// The relay's back ends, one listener for each.
         backs: Vec<SocketAddr>,
-        /// The authority to trust, PEM.
-        ca: PathBuf,
+        /// Of them the authority, which is trusted.
+        certificates: Certificates,
     },
     /// The bare relay's end that dials the targets.
     RelayBack {
@@ -27,15 +27,20 @@ pub(crate) enum Role {
         listen: IpAddr,
         /// The targets, one listener for each.
         targets: Vec<SocketAddr>,
-        /// The certificate, PEM.
-        cert: PathBuf,
-        /// Its key, PEM.
-        key: PathBuf,
+        /// What it shows.
+        certificates: Certificates,
     },
     /// The echo target.
     EchoTarget {
         /// Where to listen.
         listen: IpAddr,
+    },
+    /// The echo target behind TLS, for clients with a certificate.
+    TlsEchoTarget {
+        /// Where to listen.
+        listen: IpAddr,
+        /// What it shows, and whose clients it takes.
+        certificates: Certificates,
     },
     /// The targets that move many bytes: source, sink, file.
     BulkTargets {
@@ -48,6 +53,8 @@ pub(crate) enum Role {
     Echo(echo::Echo),
     /// Clients that open, see one byte come back, and close.
     Open(sessions::Open),
+    /// A client that does the same over TLS.
+    OpenTls(sessions::OpenTls),
     /// Clients that send while the target sends a file and ends.
     Tail(sessions::Tail),
     /// Clients that open, see one byte come back, and stay until told to go.
@@ -71,13 +78,15 @@ impl Role {
     /// Plays the part; returns when it is over, or when whoever started it has gone.
     pub(crate) fn play(self) -> anyhow::Result<()> {
         match self {
-            Self::RelayFront { listen, backs, ca } => relay::front(listen, &backs, &ca),
-            Self::RelayBack { listen, targets, cert, key } => relay::back(listen, &targets, &cert, &key),
+            Self::RelayFront { listen, backs, certificates } => relay::front(listen, &backs, &certificates),
+            Self::RelayBack { listen, targets, certificates } => relay::back(listen, &targets, &certificates),
             Self::EchoTarget { listen } => targets::echo(listen),
+            Self::TlsEchoTarget { listen, certificates } => targets::tls_echo(listen, &certificates),
             Self::BulkTargets { listen } => targets::bulk(listen),
             Self::Load(load) => load.run(),
             Self::Echo(echo) => echo.run(),
             Self::Open(open) => open.run(),
+            Self::OpenTls(open) => open.run(),
             Self::Tail(tail) => tail.run(),
             Self::Hold { way, count } => sessions::hold(&way, count),
             Self::Edges(edges) => edges.run(),

@@ -1,16 +1,21 @@
 //! Clients that are about sessions rather than bytes: opened, held, ended by the target.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
+use tokio_rustls::rustls::client::Resumption;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConnection, StreamOwned};
 
-use crate::echo;
+use crate::place::Certificates;
 use crate::role::{say, until_dismissed};
 use crate::targets::{FILE, file_byte};
 use crate::way::Way;
+use crate::{echo, tls};
 
 /// Opens, sees one byte come back, closes, and again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -19,6 +24,17 @@ pub(crate) struct Open {
     pub(crate) way: Way,
     /// Loops at once.
     pub(crate) loops: usize,
+    /// How long.
+    pub(crate) time: Duration,
+}
+
+/// The same over TLS with a certificate of the client's, one after another.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct OpenTls {
+    /// Where to; what it asks for, it asks for inside TLS.
+    pub(crate) way: Way,
+    /// What it shows, and whom it believes.
+    pub(crate) certificates: Certificates,
     /// How long.
     pub(crate) time: Duration,
 }
@@ -64,20 +80,44 @@ impl Open {
     }
 
     fn one_loop(&self) -> Result<Opened> {
-        let mut done = Opened::default();
-        let begin = Instant::now();
-        while begin.elapsed() < self.time {
-            let since = Instant::now();
-            match echo::once(&self.way) {
-                Ok(()) => done.echoes.nanos.push(u64::try_from(since.elapsed().as_nanos())?),
-                Err(why) => {
-                    done.failed += 1;
-                    done.why = Some(format!("{why:#}"));
-                }
+        again(self.time, || echo::once(&self.way))
+    }
+}
+
+impl OpenTls {
+    /// The process's own part; says [`Opened`].
+    pub(crate) fn run(&self) -> Result<()> {
+        let mut config = tls::client(&self.certificates)?;
+        // Each connection has a whole handshake: kube-apiserver keeps nothing of the one before.
+        config.resumption = Resumption::disabled();
+        let config = Arc::new(config);
+        let mut opened = again(self.time, || {
+            let tls = ClientConnection::new(Arc::clone(&config), ServerName::try_from("localhost")?)?;
+            let mut stream = StreamOwned::new(tls, self.way.dial()?);
+            self.way.ask(&mut stream)?;
+            stream.write_all(b"x")?;
+            Ok(stream.read_exact(&mut [0])?)
+        })?;
+        opened.echoes.nanos.sort_unstable();
+        say(&opened)
+    }
+}
+
+/// Does it again and again, and times each.
+fn again(time: Duration, mut once: impl FnMut() -> Result<()>) -> Result<Opened> {
+    let mut done = Opened::default();
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        let since = Instant::now();
+        match once() {
+            Ok(()) => done.echoes.nanos.push(u64::try_from(since.elapsed().as_nanos())?),
+            Err(why) => {
+                done.failed += 1;
+                done.why = Some(format!("{why:#}"));
             }
         }
-        Ok(done)
     }
+    Ok(done)
 }
 
 impl Tail {

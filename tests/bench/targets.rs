@@ -2,14 +2,18 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_rustls::TlsAcceptor;
 
+use crate::place::Certificates;
 use crate::process::Process;
 use crate::role::{Role, say, until_dismissed};
+use crate::tls;
 use crate::way::{Way, Ways};
 
 /// The targets, in two processes so that bulk does not stand in the way of echoes.
@@ -52,26 +56,50 @@ impl Targets {
 /// The echo target's process: one thread, so that many short connections cost little.
 pub(crate) fn echo(listen: IpAddr) -> Result<()> {
     let listener = TcpListener::bind((listen, 0))?;
-    listener.set_nonblocking(true)?;
     say(&[listener.local_addr()?])?;
+    serve(listener, echo_one)
+}
+
+/// The echo target's process behind TLS.
+pub(crate) fn tls_echo(listen: IpAddr, certificates: &Certificates) -> Result<()> {
+    let acceptor = TlsAcceptor::from(Arc::new(tls::server(certificates, true)?));
+    let listener = TcpListener::bind((listen, 0))?;
+    say(&listener.local_addr()?)?;
+    serve(listener, move |client| {
+        let acceptor = acceptor.clone();
+        async move { echo_one(acceptor.accept(client).await?).await }
+    })
+}
+
+/// Serves clients on one thread until dismissed.
+fn serve<F, R>(listener: TcpListener, handle: F) -> Result<()>
+where
+    F: Fn(tokio::net::TcpStream) -> R + Send + 'static,
+    R: Future<Output = std::io::Result<()>> + Send + 'static,
+{
+    listener.set_nonblocking(true)?;
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(echo_for_ever(listener))
+        runtime.block_on(serve_for_ever(listener, handle))
     });
     until_dismissed();
     Ok(())
 }
 
-async fn echo_for_ever(listener: TcpListener) -> std::io::Result<()> {
+async fn serve_for_ever<F, R>(listener: TcpListener, handle: F) -> std::io::Result<()>
+where
+    F: Fn(tokio::net::TcpStream) -> R,
+    R: Future<Output = std::io::Result<()>> + Send + 'static,
+{
     let listener = tokio::net::TcpListener::from_std(listener)?;
     loop {
         let (client, _) = listener.accept().await?;
-        tokio::spawn(echo_one(client));
+        client.set_nodelay(true)?;
+        tokio::spawn(handle(client));
     }
 }
 
-async fn echo_one(mut client: tokio::net::TcpStream) -> std::io::Result<()> {
-    client.set_nodelay(true)?;
+async fn echo_one(mut client: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
     let mut buffer = vec![0; 4096];
     loop {
         let n = client.read(&mut buffer).await?;
@@ -79,6 +107,7 @@ async fn echo_one(mut client: tokio::net::TcpStream) -> std::io::Result<()> {
             return client.shutdown().await;
         }
         client.write_all(buffer.get(..n).unwrap_or_default()).await?;
+        client.flush().await?;
     }
 }
 

@@ -50,10 +50,15 @@ impl Tunnel {
         let of = |other: SocketAddr| {
             format!("\n[mode.cloud.registry]\nsiblings = [\"{other}\"]\nname = \"localhost\"\n")
         };
-        let first = self.dir.join("cloud.toml");
-        let config = fs::read_to_string(&first)? + &of(grpc);
-        fs::write(first, config)?;
+        self.pod_has(&of(grpc))?;
         Self::pod_of(place, targets, &self.binary, "cloud2", grpc, &of(self.grpc))
+    }
+
+    /// Adds tables to the pod's config. Only for a pod that does not run yet.
+    pub(crate) fn pod_has(&self, tables: &str) -> Result<()> {
+        let path = self.dir.join(format!("{}.toml", self.name));
+        let config = fs::read_to_string(&path)? + tables;
+        Ok(fs::write(path, config)?)
     }
 
     /// Makes the edge dial another address than its pod's own. Only for an edge that does not run yet.
@@ -168,7 +173,7 @@ pub(crate) fn find(named: Option<&Path>) -> Result<PathBuf> {
 }
 
 /// The edge's name.
-const NODE: &str = "node1";
+pub(crate) const NODE: &str = "node1";
 /// Any token will do: it is as short-lived as the run.
 pub(crate) const TOKEN: &str = "benchmark-0123456789";
 /// A pair that has not come up by now will not.

@@ -36,10 +36,23 @@ impl Way {
 
     /// Opens the way; the bytes are those of the target that came in one read with the proxy's answer.
     pub(crate) fn open(&self) -> io::Result<(TcpStream, Vec<u8>)> {
-        let mut stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
+        let mut stream = self.dial()?;
+        let early = self.ask(&mut stream)?;
+        stream.set_read_timeout(None)?;
+        Ok((stream, early))
+    }
+
+    /// The client's own connection, on which nothing has been said yet; reads that take too long fail.
+    pub(crate) fn dial(&self) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect_timeout(&self.address, PATIENCE)?;
         stream.set_nodelay(true)?;
-        let Some(target) = &self.connect else { return Ok((stream, Vec::new())) };
         stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(stream)
+    }
+
+    /// Asks for the target over such a connection; the bytes are as [`Way::open`] returns them.
+    pub(crate) fn ask<S: Read + Write>(&self, stream: &mut S) -> io::Result<Vec<u8>> {
+        let Some(target) = &self.connect else { return Ok(Vec::new()) };
         stream.write_all(format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n").as_bytes())?;
         let mut head = Vec::with_capacity(HEAD);
         let mut some = [0; HEAD];
@@ -56,8 +69,7 @@ impl Way {
                     let first = line.lines().next().unwrap_or_default();
                     return Err(io::Error::other(format!("CONNECT {target}: {first}")));
                 }
-                stream.set_read_timeout(None)?;
-                return Ok((stream, early));
+                return Ok(early);
             }
         }
     }

@@ -7,12 +7,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc};
-use tokio::time::Instant;
 use tunnel::edge::Edge;
 
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, start_edge};
-use crate::support::{beside, clients, pods, soon, targets, wait_until};
+use crate::support::{Stopwatch, beside, clients, pods, soon, targets, wait_until};
 
 /// Ways to a target.
 enum Path<'a> {
@@ -233,7 +232,7 @@ async fn a_session_that_is_given_up_without_a_path_ends_at_its_target_once_there
                 pods[1].link("node1").is_some_and(|link| link.sender.id != old.sender.id)
             })
             .await;
-            let begun = Instant::now();
+            let begun = Stopwatch::start();
             soon("the end at the target", ended.recv()).await.unwrap();
             assert!(begun.elapsed() < Duration::from_secs(1), "silent: {silent}, {:?}", begun.elapsed());
         }

@@ -15,7 +15,7 @@ use tunnel::protocol::{Found, Peer};
 use crate::support::call::Call;
 use crate::support::clients::{echoed, get};
 use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
-use crate::support::{beside, hurry, peer, pods, soon, targets, wait_until};
+use crate::support::{Stopwatch, beside, hurry, peer, pods, soon, targets, wait_until};
 
 /// Waits until an edge's page of readiness has that status, and says that.
 async fn says(edge: &Edge, status: u16, text: &str) {
@@ -48,7 +48,7 @@ async fn of_two_machines_with_one_name_at_two_pods_the_older_link_stays_and_all_
     let pods = pods::start(&place, 2);
     let older = edge(&place, &pods[0], "node1").await;
     let keeps = pods[0].has("node1").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let younger = start_edge(&place.edge("node1", pods[1].pod.bound.grpc, ""));
     says(&younger, 503, &format!("node node1 is linked from {} by another process", keeps.from)).await;
     says(&older, 200, "name: another process came as node node1, at pod ").await;

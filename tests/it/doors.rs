@@ -68,7 +68,7 @@ async fn silent_connections_from_one_address_keep_no_edge_out() {
     let _silent = silent(SILENT, OTHER, pod.pod.bound.grpc).await;
     let linked = Instant::now();
     let _edge = edge(&place, &pod, "node1").await;
-    assert!(linked.elapsed() < Duration::from_secs(2), "linked after {:?}", linked.elapsed());
+    assert!(linked.elapsed() < Duration::from_secs(5), "linked after {:?}", linked.elapsed());
     echoed(&mut pod.open(&at("node1", echo)).await, "hello").await;
     let refused = |cause| pod.pod.metrics.calls_refused.counted(cause);
     let all = u64::try_from(SILENT).unwrap();
@@ -85,8 +85,8 @@ async fn edges_behind_one_address_come_back_beside_silent_connections_from_there
     let place = TestDir::new();
     let alone = come_back(&place, 0).await;
     let beside = come_back(&place, SILENT).await;
-    // Two busy cores need some slack.
-    assert!(beside < 2 * alone + Duration::from_secs(2), "{alone:?} alone, {beside:?} beside silent ones");
+    // A busy machine needs some slack.
+    assert!(beside < 4 * alone + Duration::from_secs(5), "{alone:?} alone, {beside:?} beside silent ones");
 }
 
 /// How long it takes until many edges are linked that come at once from an address, beside so many silent connections.
@@ -175,7 +175,7 @@ async fn one_client_has_its_share_of_sessions_and_is_told_which_key_says_so() {
     let mut held = [pod.open(&target).await, pod.open(&target).await];
     let refused = pod.ask(&target).await;
     assert_eq!(refused.status, 503, "{refused:?}");
-    let key = "[mode.cloud.session] max_for_client of tunnel-cloud";
+    let key = "[mode.cloud.session] max_for_client of the pod";
     assert!(refused.phrase.contains(key), "{refused:?}");
     echoed(&mut open_from(OTHER, &pod, &target).await, "hello").await;
     held[0].shutdown().await.unwrap();

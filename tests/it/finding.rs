@@ -16,7 +16,7 @@ use crate::support::pods::{self, Dns, Says};
 use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
 use crate::support::sessions;
 use crate::support::sibling::{announces, asked, open_word, opens, say_to, says, scripted_pod};
-use crate::support::{hurry, peer, targets, wait_until};
+use crate::support::{PATIENCE, Stopwatch, hurry, peer, targets, wait_until};
 
 /// Lets edges reach every node.
 const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\n";
@@ -91,7 +91,7 @@ async fn what_an_edge_opened_leaves_a_silent_pod_once_its_node_is_at_another() {
     line.lead_to(all[2]);
     line.reset();
     third.has("node1").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     sessions::says(&mut session, "after").await;
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }
@@ -105,7 +105,7 @@ async fn a_pod_that_says_nothing_to_what_an_edge_opens_is_left_for_another() {
     let mut one = peer::link(&place, &pod, "asker", Some(Instance::from_bits(5))).await;
     let id = SessionId::random();
     say_to(&one, "node1", id, open_word(1)).await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let (_, word) = silent.word().await;
     assert!(matches!(word, SessionFrame::Open { epoch: 1, .. }), "{word:?}");
     let question = asked(&mut right).await;
@@ -132,13 +132,11 @@ async fn the_first_client_of_a_node_that_has_gone_waits_three_seconds_and_reads_
         refuses(&mut gone).await;
         has_not(gone).await;
     };
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let answer = tokio::select! { answer = pod.ask("node1:22") => answer, () = says_no => unreachable!() };
     assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
-    assert!(
-        answer.body.contains("node node1 is not connected; not in DNS; not at the other pod"),
-        "{answer:?}"
-    );
+    let (known, asked) = ("node node1 is not connected, last seen ", "ago; not in DNS; not at the other pod");
+    assert!(answer.body.contains(known) && answer.body.contains(asked), "{answer:?}");
 }
 
 #[tokio::test]
@@ -152,14 +150,17 @@ async fn an_edge_that_opens_to_a_node_that_has_gone_waits_three_seconds_and_read
         refuses(&mut gone).await;
         has_not(gone).await;
     };
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let answer =
         tokio::select! { answer = between(&asker, "node1:22") => answer, () = says_no => unreachable!() };
     assert!(begun.elapsed() < Duration::from_millis(3500), "{:?}", begun.elapsed());
     let why = answer.unwrap_err();
-    assert!(why.contains("not connected; not in DNS; not at the other pod"), "{why}");
+    assert!(
+        why.contains("not connected, last seen ") && why.contains("ago; not in DNS; not at the other pod"),
+        "{why}"
+    );
     // Of one that was never seen, it hears at once.
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let why = between(&asker, "never:22").await.unwrap_err();
     assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
     assert!(why.contains("not connected"), "{why}");
@@ -178,7 +179,7 @@ async fn a_search_that_waits_for_dns_notices_the_node_that_comes() {
     for _ in 0..3 {
         echoed(&mut client, "before").await;
         line.reset();
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         echoed(&mut client, "after").await;
         assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
     }
@@ -195,11 +196,14 @@ async fn a_restarted_edge_is_noticed_after_three_seconds_whatever_is_slow() {
     let (mut client, ()) = tokio::join!(pod.open("node1:22"), opens(&mut old));
     drop(old);
     wait_until("the old link is gone", || pod.link("node1").is_none()).await;
-    let begun = Instant::now();
+    let (begun, watch) = (Instant::now(), Stopwatch::start());
     let _new = peer::link(&place, &pod, "node1", Some(Instance::from_bits(9))).await;
     is_reset(&mut client).await;
-    let took = begun.elapsed();
-    assert!(took > Duration::from_millis(2900) && took < Duration::from_millis(3500), "{took:?}");
+    let (took, worked) = (begun.elapsed(), watch.elapsed());
+    assert!(
+        took > Duration::from_millis(2900) && worked < Duration::from_millis(3500),
+        "{took:?}, {worked:?}"
+    );
 }
 
 #[tokio::test]
@@ -280,7 +284,7 @@ async fn pods_of_different_authorities_say_so_when_they_are_asked_whether_they_a
             if ready.body.contains(&said) && ready.body.contains("TLS as") {
                 break;
             }
-            assert!(begun.elapsed() < Duration::from_secs(15), "{ready:?}");
+            assert!(begun.elapsed() < PATIENCE, "{ready:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

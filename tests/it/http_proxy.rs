@@ -16,7 +16,7 @@ fn pod(place: &TestDir, more: &str) -> (TestPod, SocketAddr) {
 }
 
 /// A web server that answers each request with its name and the request's head, and keeps its connections.
-async fn site(name: &'static str) -> SocketAddr {
+pub(crate) async fn site(name: &'static str) -> SocketAddr {
     targets::serve(move |mut socket| async move {
         loop {
             let mut asked = Vec::new();
@@ -35,7 +35,7 @@ async fn site(name: &'static str) -> SocketAddr {
 }
 
 /// The body of the next answer on a connection that is kept.
-async fn body(client: &mut TcpStream) -> String {
+pub(crate) async fn body(client: &mut TcpStream) -> String {
     let head = head(client).await.to_lowercase();
     assert!(head.starts_with("http/1.1 200 ok\r\n") && !head.contains("connection: close"), "{head}");
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();

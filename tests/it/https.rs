@@ -7,27 +7,33 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tunnel::edge::Edge;
-use tunnel::net::reload::Reload;
 use tunnel::net::tls::{
     ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
 };
 
-use crate::support::programs::{NAME, TestDir, TestPod, edge_forgets_all, edge_with};
+use crate::support::line::Line;
+use crate::support::programs::{NAME, TestDir, TestPod, edge_forgets_all, edge_with, start_edge};
 use crate::support::{soon, targets, wait_until};
 
-/// A web server behind TLS that asks for certificates, and how many connections it was given.
-async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
+/// The TLS of a target that asks for certificates.
+fn server(place: &TestDir) -> Arc<ServerConfig> {
     let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
     let clients = ClientCertificates::Optional(place.files.ca.clone());
     let server = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
-    let (tls, count): (Reload<ServerConfig>, _) = (server.load().unwrap(), Arc::<AtomicUsize>::default());
+    server.load().unwrap().load()
+}
+
+/// A web server behind TLS that asks for certificates, and how many connections it was given.
+async fn web_tls(place: &TestDir) -> (SocketAddr, Arc<AtomicUsize>) {
+    let (tls, count) = (server(place), Arc::<AtomicUsize>::default());
     let counted = count.clone();
     let at = targets::serve(move |socket| {
-        let (tls, counted) = (tls.load(), counted.clone());
+        let (tls, counted) = (tls.clone(), counted.clone());
         async move {
             let Ok(mut stream) = TlsAcceptor::from(tls).accept(socket).await else { return };
             counted.fetch_add(1, Relaxed);
@@ -92,19 +98,26 @@ async fn hears<S: AsyncRead + Unpin>(stream: &mut S, text: &str) {
     assert_eq!(String::from_utf8(heard).unwrap(), text);
 }
 
-/// A pod whose HTTPS port stands for that port of every node, and an edge that shows targets a certificate.
-async fn terminating(place: &TestDir, target: SocketAddr) -> (TestPod, Edge) {
+/// A pod whose HTTPS port stands for that port of every node.
+fn pod(place: &TestDir, target: SocketAddr) -> TestPod {
     let dir = place.path().display();
     let more = format!(
         "[mode.cloud.https]\ncert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\nclient_ca = \"{dir}/ca.crt\"\n\
          names = [\"apiserver\"]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{target}\" }}\n"
     );
-    let pod = TestPod::with(place, &more);
-    let identity = place.client("apiserver");
-    let (cert, key) = (identity.cert.display(), identity.key.display());
-    let edge =
-        edge_with(place, &pod, "node-a", &format!("[mode.edge.https]\ncert = \"{cert}\"\nkey = \"{key}\"\n"))
-            .await;
+    TestPod::with(place, &more)
+}
+
+/// The table of an edge that shows targets a certificate.
+fn shows(place: &TestDir) -> String {
+    let Identity { cert, key } = place.client("apiserver");
+    format!("[mode.edge.https]\ncert = {cert:?}\nkey = {key:?}\n")
+}
+
+/// A pod with such a port, and an edge that shows targets a certificate.
+async fn terminating(place: &TestDir, target: SocketAddr) -> (TestPod, Edge) {
+    let pod = pod(place, target);
+    let edge = edge_with(place, &pod, "node-a", &shows(place)).await;
     (pod, edge)
 }
 
@@ -142,6 +155,51 @@ async fn many_requests_share_one_session_and_the_edge_shows_its_certificate() {
     wait_until("the session is over", || pod.pod.metrics.sessions.ended("https", "over") == 1).await;
     pod.forgets_all().await;
     edge_forgets_all(&edge).await;
+}
+
+#[tokio::test]
+async fn an_exchange_whose_line_breaks_in_the_request_and_in_the_answer_goes_on_over_the_next_one() {
+    let place = TestDir::new();
+    let (arrived, mut arrives) = mpsc::unbounded_channel();
+    let (tls, go) = (server(&place), Arc::new(Notify::new()));
+    let goes = go.clone();
+    let target = targets::serve(move |socket| {
+        let (tls, arrived, goes) = (tls.clone(), arrived.clone(), goes.clone());
+        async move {
+            let mut stream = TlsAcceptor::from(tls).accept(socket).await.unwrap();
+            arrived.send(head(&mut stream).await.unwrap()).unwrap();
+            for _ in 0..2 {
+                let mut half = [0; 3];
+                stream.read_exact(&mut half).await.unwrap();
+                arrived.send(String::from_utf8(half.to_vec()).unwrap()).unwrap();
+            }
+            say(&mut stream, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nghi\r\n").await;
+            goes.notified().await;
+            say(&mut stream, "3\r\njkl\r\n0\r\n\r\n").await;
+        }
+    })
+    .await;
+    let pod = pod(&place, target);
+    let line = Line::to(pod.pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node-a", line.at, &shows(&place)));
+    let first = pod.has("node-a").await.sender.id;
+    let mut client = dial(&pod, NAME, Some(place.client("apiserver")), &[]).await.unwrap();
+    say(&mut client, "POST / HTTP/1.1\r\nHost: node-a\r\nContent-Length: 6\r\n\r\nabc").await;
+    assert!(soon("a head", arrives.recv()).await.unwrap().starts_with("POST / HTTP/1.1\r\n"));
+    assert_eq!(soon("half a body", arrives.recv()).await.unwrap(), "abc");
+    line.reset();
+    wait_until("the link is gone", || pod.link("node-a").is_none_or(|link| link.sender.id != first)).await;
+    say(&mut client, "def").await;
+    assert_eq!(soon("the other half", arrives.recv()).await.unwrap(), "def");
+    let answer = head(&mut client).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    hears(&mut client, "3\r\nghi\r\n").await;
+    let second = pod.has("node-a").await.sender.id;
+    line.reset();
+    wait_until("the link is gone", || pod.link("node-a").is_none_or(|link| link.sender.id != second)).await;
+    go.notify_one();
+    hears(&mut client, "3\r\njkl\r\n0\r\n\r\n").await;
+    assert!(pod.pod.metrics.resumed.get() >= 2 && edge.metrics.resumed.get() >= 2);
 }
 
 #[tokio::test]

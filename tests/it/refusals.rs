@@ -122,7 +122,7 @@ async fn a_full_pod_says_so_and_has_room_again_later() {
     says(
         &pod.ask(&at("node1", echo)).await,
         503,
-        "this pod is full: [mode.cloud.session] max of tunnel-cloud is reached",
+        "this pod is full: [mode.cloud.session] max of the pod is reached",
     );
     first.shutdown().await.unwrap();
     rest(&mut first).await;

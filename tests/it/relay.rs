@@ -5,7 +5,6 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
 use tunnel::names::{Instance, SessionId};
 use tunnel::net::tls::Identity;
 use tunnel::protocol::Code;
@@ -17,11 +16,11 @@ use crate::support::clients::{echoed, rest};
 use crate::support::line::Line;
 use crate::support::pods::{self, Dns, Says, Separate};
 use crate::support::programs::{NAME, TestDir, TestPod, at, edge, edge_forgets_all, start_edge};
-use crate::support::{peer, soon, targets, wait_until};
+use crate::support::{Stopwatch, peer, soon, targets, wait_until};
 
 /// Opens a session as soon as that is possible, within a second.
 async fn opens(pod: &TestPod, target: &str) -> TcpStream {
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     loop {
         let answer = try_open(pod, target).await;
         match answer {
@@ -100,7 +99,7 @@ async fn a_session_follows_its_node_from_pod_to_pod() {
         line.lead_to(pods[to].pod.bound.grpc);
         line.reset();
         pods[to].has("node1").await;
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         echoed(&mut client, "somewhere else").await;
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
         assert!(pods[0].pod.metrics.resumed.get() > 0 && edge.metrics.resumed.get() > 0);
@@ -157,7 +156,7 @@ async fn a_session_outlives_the_pod_that_holds_the_link() {
     line.lead_to(all[2]);
     middle.kill();
     last.has("node1").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     echoed(&mut client, "after").await;
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let mut other = opens(&front, &at("node1", echo)).await;
@@ -174,7 +173,7 @@ async fn a_pods_old_and_silent_link_is_closed_once_its_node_is_elsewhere() {
     silent.fall_silent();
     // The same node comes to the other pod, while the first believes that it has it.
     let _new = edge(&place, &pods[1], "node1").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     wait_until("the first pod has let go", || pods[0].link("node1").is_none()).await;
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     let mut client = pods[0].open(&at("node1", echo)).await;
@@ -200,7 +199,7 @@ async fn a_session_leaves_a_silent_pod_once_its_node_is_at_another() {
     line.lead_to(all[2]);
     line.reset();
     third.has("node1").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     echoed(&mut client, "after").await;
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
 }
@@ -234,17 +233,17 @@ async fn dns_that_lies_or_is_down_costs_nothing_while_siblings_answer() {
         let mut pods: Vec<_> = Vec::new();
         // The pod that is asked comes last, so that the others are there when it dials them.
         for at in all.iter().rev() {
-            pods.insert(0, Separate::start(pods::config(&place, *at, &lines)).await);
+            pods.insert(0, TestPod::from_text(&pods::config(&place, *at, &lines)));
         }
-        wait_until("the siblings answer", || pods[0].pod.pod.metrics.links.get() >= 2).await;
-        let _edge = edge(&place, &pods[1].pod, "node1").await;
-        let begun = Instant::now();
-        let mut client = pods[0].pod.open(&at("node1", echo)).await;
+        wait_until("the siblings answer", || pods[0].pod.metrics.links.get() >= 2).await;
+        let _edge = edge(&place, &pods[1], "node1").await;
+        let begun = Stopwatch::start();
+        let mut client = pods[0].open(&at("node1", echo)).await;
         echoed(&mut client, "hello").await;
         assert!(begun.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", begun.elapsed());
-        let _second = edge(&place, &pods[1].pod, "node2").await;
-        let begun = Instant::now();
-        let mut client = pods[0].pod.open(&at("node2", echo)).await;
+        let _second = edge(&place, &pods[1], "node2").await;
+        let begun = Stopwatch::start();
+        let mut client = pods[0].open(&at("node2", echo)).await;
         echoed(&mut client, "hello").await;
         assert!(begun.elapsed() < Duration::from_millis(900), "{says:?}: {:?}", begun.elapsed());
     }
@@ -433,7 +432,7 @@ async fn three_hundred_sessions_follow_their_node_at_once() {
     line.lead_to(all[2]);
     middle.kill();
     last.has("node1").await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     for client in &mut clients {
         echoed(client, "after").await;
     }

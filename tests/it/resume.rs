@@ -11,7 +11,7 @@ use tunnel::protocol::{Code, Refusal};
 use crate::support::clients::{echoed, is_reset, rest};
 use crate::support::line::Line;
 use crate::support::programs::{TestDir, TestPod, at, edge_forgets_all, start_edge};
-use crate::support::{beside, hurry, peer, soon, targets, wait_until};
+use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_over_new_links_without_losing_a_byte() {
@@ -179,7 +179,7 @@ async fn an_opening_that_is_given_up_without_a_path_is_taken_back_over_the_next_
     assert_eq!(answer.status, 502, "{answer:?}");
 
     let mut second = peer::try_link(&place, pod.pod.bound.grpc, "node1", instance).await.unwrap();
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let (again, resume) = second.word().await;
     let SessionFrame::Resume { received: 0, epoch, instance: named, .. } = resume else {
         panic!("never a second Open: {resume:?}")
@@ -246,7 +246,7 @@ async fn an_edge_whose_line_is_cut_again_and_again_is_back_each_time_while_a_ses
     let _edge = start_edge(&place.edge("node1", line.at, ""));
     pod.has("node1").await;
     let mut client = pod.open(&at("node1", echo)).await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     for cut in 0..9 {
         line.reset();
         echoed(&mut client, &format!("cut {cut}")).await;
@@ -288,7 +288,7 @@ async fn a_path_that_is_lost_again_and_again_is_sought_with_pauses() {
     soon("bytes", client.read_exact(&mut back)).await.unwrap();
     // Bytes have moved: the next loss is mended at once.
     edge.say(id, SessionFrame::Lost { epoch }).await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let (_, word) = edge.word().await;
     assert!(matches!(word, SessionFrame::Resume { .. }), "{word:?}");
     assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());

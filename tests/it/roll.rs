@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::protocol::{Code, Session};
@@ -15,7 +14,7 @@ use crate::support::line::Line;
 use crate::support::pods;
 use crate::support::programs::{TestDir, TestPod, at, edge_forgets_all, start_edge, target};
 use crate::support::sessions::{asked, says};
-use crate::support::{beside, peer, soon, targets, wait_until};
+use crate::support::{Stopwatch, beside, peer, soon, targets, wait_until};
 
 #[tokio::test]
 async fn a_session_goes_on_when_the_pod_in_its_middle_stops() {
@@ -129,7 +128,7 @@ async fn what_an_edge_opened_moves_when_its_pod_stops() {
     let mut session = between(&asker, &at("node2", echo)).await.unwrap();
     says(&mut session, "before").await;
     line.lead_to(second.pod.bound.grpc);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let stopped = soon("the pod's end", first.pod.stop(pending())).await;
     assert_eq!(stopped, Drained::Finished);
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
@@ -173,7 +172,7 @@ async fn an_edge_is_back_soon_after_its_only_pod_has_taken_its_time_to_stop() {
     // The session stays until the deadline. Meanwhile the edge is refused again and again.
     assert_eq!(pod.pod.stop(pending()).await, Drained::Cut(1));
     assert!(edge.metrics.reconnects.get() > 3);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let pod = TestPod::from_text(&text);
     pod.has("node1").await;
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());

@@ -23,7 +23,7 @@ use crate::support::peer::ScriptedPod;
 use crate::support::pods::{self, Dns, Says};
 use crate::support::programs::{TestDir, TestPod, at, edge};
 use crate::support::sibling::{announces, asked, is_heard, open_word, opens, say_to, says, scripted_pod};
-use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
+use crate::support::{Stopwatch, beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// Links of a pod, to edges and to other pods.
 fn links(pod: &TestPod) -> i64 {
@@ -75,12 +75,12 @@ async fn a_sibling_that_does_not_answer_costs_a_second_once() {
     let list = pods::siblings(&[all[0], all[1], silent.local_addr().unwrap()]);
     let first = TestPod::from_text(&pods::config(&place, all[0], &list));
     let second = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let answer = first.ask("node9:22").await;
     assert!(answer.body.contains("not at the other pod"), "{answer:?}");
     assert!(answer.body.contains("cannot be reached"), "{answer:?}");
     assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     first.ask("node9:22").await;
     assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
     // Who has the node is not waited for longer than it takes to answer.
@@ -158,7 +158,7 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
     let instance = Some(Instance::from_bits(1));
     let mut near = peer::link(&place, &pods[0], "node1", instance).await;
     let mut far = peer::link(&place, &pods[1], "node1", instance).await;
-    let begun = Instant::now();
+    let (begun, watch) = (Instant::now(), Stopwatch::start());
     let (asked, was_asked) = tokio::sync::oneshot::channel();
     let silent = async {
         // Alive, but it does not answer what it is asked.
@@ -175,8 +175,8 @@ async fn an_edge_that_is_silent_on_one_path_is_asked_on_another() {
         far.say(id, SessionFrame::Opened { limit: 1000, epoch: 2, instance }).await;
     };
     let (_client, (), ()) = tokio::join!(pods[0].open("node1:22"), silent, answers);
-    let took = begun.elapsed();
-    assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(5), "{took:?}");
+    let (took, worked) = (begun.elapsed(), watch.elapsed());
+    assert!(took >= Duration::from_secs(3) && worked < Duration::from_secs(5), "{took:?}, {worked:?}");
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn a_pod_stops_without_waiting_for_its_siblings() {
     let last = pods.pop().unwrap();
     assert!(links(&last) > 0);
     last.forgets_all().await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let drained = last.pod.stop(std::future::pending()).await;
     assert_eq!(drained, tunnel::drain::Drained::Finished);
     // For two seconds clients may still come in.
@@ -251,7 +251,7 @@ async fn a_node_that_comes_back_as_another_process_ends_its_sessions_soon() {
     drop(old);
     wait_until("the old link is gone", || pods[1].link("node1").is_none()).await;
     let _new = peer::link(&place, &pods[1], "node1", Some(Instance::from_bits(9))).await;
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     is_reset(&mut client).await;
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
 }
@@ -262,7 +262,7 @@ async fn of_several_pods_that_have_not_heard_the_node_lately_the_freshest_is_ask
     let pods = pods::start(&place, 1);
     let (mut stale, mut fresher) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let answers = async {
         let (one, two) = tokio::join!(asked(&mut stale), asked(&mut fresher));
         says(&stale, one, true, Duration::from_secs(14)).await;
@@ -279,7 +279,7 @@ async fn a_pod_that_has_just_heard_the_node_is_not_compared_with_those_that_are_
     let pods = pods::start(&place, 1);
     let (mut slow, mut fresh) =
         (scripted_pod(&place, &pods[0], 7).await, scripted_pod(&place, &pods[0], 8).await);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let answers = async {
         let (_, question) = tokio::join!(asked(&mut slow), asked(&mut fresh));
         says(&fresh, question, true, Duration::from_secs(4)).await;
@@ -306,7 +306,7 @@ async fn a_pod_that_was_wrong_about_a_node_is_not_asked_again_before_another() {
         says(&right, two, true, Duration::ZERO).await;
         opens(&mut right).await;
     };
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 }
@@ -376,7 +376,7 @@ async fn a_pod_that_claims_a_node_and_refuses_it_does_not_hide_the_one_that_has_
         };
         tokio::select! { () = lies => {}, () = slower => {} }
     };
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let (_client, ()) = tokio::join!(pods[0].open("node1:22"), answers);
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }

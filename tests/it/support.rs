@@ -12,6 +12,8 @@ pub(crate) mod sessions;
 pub(crate) mod sibling;
 pub(crate) mod targets;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -54,6 +56,29 @@ where
     tokio::spawn(task)
 }
 
+/// A clock that goes on only as far as this runtime does: while the machine has no time for it, it stands still. For
+/// bounds of what has to come soon. On a runtime of one thread whatever that has to do first stops it as well.
+pub(crate) struct Stopwatch(Arc<AtomicU32>);
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        let turns = Arc::<AtomicU32>::default();
+        let counted = Arc::downgrade(&turns);
+        beside(async move {
+            while let Some(turns) = counted.upgrade() {
+                sleep(TURN).await;
+                turns.fetch_add(1, Relaxed);
+            }
+        });
+        Self(turns)
+    }
+
+    /// For how long it has run.
+    pub(crate) fn elapsed(&self) -> Duration {
+        TURN * self.0.load(Relaxed)
+    }
+}
+
 /// From now on time runs a hundred times faster than it does, and every timer keeps its turn.
 ///
 /// Bare paused time leaps to the next timer whenever the runtime has nothing to do, even if the kernel still carries a
@@ -72,5 +97,7 @@ pub(crate) fn hurry() {
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How far hurried time goes at once.
 const LEAP: Duration = Duration::from_millis(10);
+/// A step of a [`Stopwatch`].
+const TURN: Duration = Duration::from_millis(10);
 /// Between two questions.
 const BETWEEN: Duration = Duration::from_millis(5);

@@ -3,6 +3,7 @@
 
 pub(crate) mod node;
 mod ways;
+mod webhook;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -18,6 +19,7 @@ use crate::wait::wait_until;
 use node::Node;
 pub(crate) use ways::Way;
 use ways::{APISERVER, kubelet_client};
+pub(crate) use webhook::Hook;
 
 /// All of it but the tunnel.
 #[derive(Debug)]
@@ -39,7 +41,7 @@ impl Cluster {
         let (program, kubelet) =
             (kept("kubernetes-1.36.3/kube-apiserver")?, kept("kubernetes-1.36.3/kubelet")?);
         let kubectl = kept("kubernetes-1.36.3/kubectl")?;
-        if !have(&["containerd", "ctr", "runc", "busybox", "script", "ptp"]) {
+        if !have(&["containerd", "ctr", "runc", "busybox", "script", "ptp", "socat"]) {
             return None;
         }
         let network = Network::start(1)?;
@@ -50,7 +52,7 @@ impl Cluster {
         let cluster = Self { _node: node, apiserver, _etcd: etcd, network, way, program };
         cluster.is_ready();
         cluster.apply("busy", &node::busy());
-        cluster.sh("kubectl wait --for=condition=Ready --timeout=60s pod/busy");
+        cluster.sh("kubectl wait --for=condition=Ready --timeout=110s pod/busy");
         Some(cluster)
     }
 
@@ -63,11 +65,11 @@ impl Cluster {
     }
 
     fn is_ready(&self) {
-        wait_until("apiserver is ready", 3 * PATIENCE, || {
+        wait_until("apiserver is ready", 6 * PATIENCE, || {
             self.network.tries("kubectl get --raw /readyz").status.success()
         });
         // It says so before the first objects are there.
-        self.sh("kubectl wait --for=create --timeout=90s namespace/default");
+        self.sh("kubectl wait --for=create --timeout=110s namespace/default");
     }
 
     /// Runs a line of bash in the cloud, where kubectl is at hand; what it prints.
@@ -96,6 +98,13 @@ impl Cluster {
         let kubeconfig = format!("--k={}", self.network.place.path().join("admin").display());
         let args: &[&str] = if self.way.asks() { &[&kubeconfig] } else { &[] };
         self.network.pod_with(ip, &tables, args)
+    }
+
+    /// Puts a certificate for this name in the place of the one that the pod of the tunnel shows kube-apiserver, which
+    /// reads it soon.
+    pub(crate) fn certify(&self, name: &str, pod: &mut Running) {
+        ways::shown(&self.network.place, name);
+        pod.hang_up();
     }
 
     /// Starts the edge of `node1` towards that pod, with these tables beside the usual.

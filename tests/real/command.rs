@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::parts::{free_port, loopback};
+use crate::parts::{free_port, have, loopback};
 use crate::process::{PATIENCE, Running, Said, ask, run};
 use crate::tunnel::{Edge, Pair, TestDir, tunnel};
 use crate::wait::wait_until;
@@ -20,6 +20,38 @@ fn the_demo_checks_itself_and_tells_times() {
         let time = line.split_whitespace().next().unwrap();
         assert!(time.ends_with('s') && time.starts_with(|c: char| c.is_ascii_digit()), "{line}");
     }
+}
+
+#[test]
+fn the_demo_asks_once_in_each_way_that_it_is_told_to_show() {
+    let said = run(PROGRAM, &["demo", "--check", "--with", "tcp,http,https,egress,proxy,tcp"], None, LONG);
+    assert!(said.status.success(), "{said:?}");
+    for way in ["Tcp", "Http", "Https", "Egress", "Proxy"] {
+        let told = said.stderr.matches(&format!(" {way} at 127.0.0.1:")).count();
+        assert_eq!(told, 1, "{way}: {said:?}");
+    }
+    assert_eq!(said.stderr.matches("the page is whole").count(), 6, "{said:?}");
+}
+
+#[test]
+fn the_lines_that_the_demo_prints_work_as_they_stand() {
+    if !have(&["curl"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let mut command = tunnel();
+    let mut demo =
+        Running::start("demo", place.path(), command.args(["demo", "--with", "tcp,http,https,egress,proxy"]));
+    demo.says("Ctrl-C ends it.");
+    let said = demo.log();
+    let lines: Vec<_> = said.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
+    assert_eq!(lines.len(), 6, "{said}");
+    for line in lines {
+        let page = run("sh", &["-c", &format!("{line} -sS -m 20")], None, PATIENCE);
+        assert!(page.stdout.contains("Hello from node1"), "{line}: {page:?}");
+    }
+    demo.terminate();
+    assert!(demo.ends(LONG).success());
 }
 
 #[test]

@@ -1,51 +1,47 @@
-//! What a pod never dials itself, however it is spelt, whoever asks and whatever its config allows: not one packet
-//! leaves.
+//! What a pod dials itself, and what it never dials, however it is spelt, whoever asks and whatever its config allows:
+//! not one packet leaves.
 
 use crate::certificates::Files;
 use crate::network::{Network, OTHER_POD, POD};
 use crate::parts::have;
-use crate::process::PATIENCE;
+use crate::process::{PATIENCE, Running};
+use crate::tunnel::TestDir;
 use crate::wait::wait_until;
 
 #[test]
 fn not_a_packet_leaves_for_what_a_pod_must_not_dial() {
     let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
-    let dir = network.place.path();
-    let (client_cert, client_key) = (dir.join("client.crt"), dir.join("client.key"));
-    network.place.authority.0.client("a client").unwrap().write(&client_cert, &client_key).unwrap();
-    let Files { ca, cert, key } = &network.place.files;
+    let place = &network.place;
+    let Files { ca, cert, key } = &place.files;
+    let tls = client(place, "a client");
     let _pod = network.pod(
         POD,
         &format!(
             "[mode.cloud.ssh]\nlisten = \"{POD}:2222\"\nauth = \"none\"
 [mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}
 [mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
+[mode.cloud.http]\nlisten_ip = \"{POD}\"\naddr = {{ \"7080\" = \"127.0.0.1:7777\" }}
+[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"7443\" = \"127.0.0.1:7777\" }}\ncert = {cert:?}\nkey = {key:?}
 [mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
         ),
     );
-    let hosts = "127.0.0.1 loop.test\n::1 loop6.test\n169.254.169.254 meta.test\n0.0.0.0 any.test\n";
-    std::fs::write(dir.join("hosts"), format!("{hosts}{OTHER_POD} other.test\n")).unwrap();
-    network.cloud.sh("nft add table inet seen; nft add counter inet seen probes
-        nft add chain inet seen output '{ type filter hook output priority 0; }'
-        nft add rule inet seen output tcp dport 7777 counter name probes");
-    wait_until("names lead to addresses", PATIENCE, || {
-        network.tries("getent ahosts any.test && getent ahosts other.test").status.success()
-    });
-    let unseen = || network.cloud.sh("nft list counter inet seen probes").contains("packets 0 ");
+    let _passes_through = network.pod(
+        OTHER_POD,
+        &format!(
+            "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{OTHER_POD}\"\nauth = \"none\"
+addr = {{ \"7443\" = \"127.0.0.1:7777\" }}
+[mode.cloud.direct]\ntargets = [\"0.0.0.0/0:*\", \"[::/0]:*\"]\n"
+        ),
+    );
+    knows_names(&network);
+    let probes = Probes::begin(&network);
     for (front, method) in [
         (format!("TCP:{POD}:2222"), "CONNECT "),
-        (format!("OPENSSL:{POD}:8000,cert={client_cert:?},key={client_key:?},cafile={ca:?}"), "CONNECT "),
+        (format!("OPENSSL:{POD}:8000,{tls}"), "CONNECT "),
         (format!("TCP:{POD}:8080"), "CONNECT "),
         (format!("TCP:{POD}:8080"), "GET http://"),
     ] {
-        let ask = |target: &str| {
-            let head = format!("{method}{target}:7777 HTTP/1.1\\r\\nHost: {target}:7777\\r\\n\\r\\n");
-            // Its input stays open: who hangs up is not answered.
-            network.sh(&format!(
-                "coproc socat - {front}; printf '{head}' >&${{COPROC[1]}}
-                read -r -t 20 line <&${{COPROC[0]}}; kill $COPROC_PID; echo \"$line\""
-            ))
-        };
+        let ask = |target: &str| ask(&network, &front, &format!("{method}{target}:7777"), target);
         for target in ADDRESSES {
             let said = ask(target);
             assert!(said.starts_with("HTTP/1.1 403 "), "{front}: {method}{target}: {said}");
@@ -54,11 +50,122 @@ fn not_a_packet_leaves_for_what_a_pod_must_not_dial() {
             let said = ask(name);
             assert!(said.starts_with("HTTP/1.1 502 "), "{front}: {method}{name}: {said}");
         }
-        assert!(unseen(), "{front}");
+        probes.none(&front);
         // What may be dialled is seen.
         assert!(ask("other.test").contains("refused the connection"));
-        assert!(!unseen());
-        network.cloud.sh("nft reset counters");
+        probes.some();
+    }
+    // Ports that stand for one of every node dial nothing themselves: an address is no node's name there, and a name is
+    // a node's or nobody's.
+    for front in [format!("TCP:{POD}:7080"), format!("OPENSSL:{POD}:7443,{tls}")] {
+        for target in ADDRESSES.iter().chain(&NAMES).chain(&["other.test"]) {
+            let said = ask(&network, &front, "GET /", target);
+            let no_node = format!("HTTP/1.1 502 node {target} is not connected");
+            assert!(
+                said.starts_with("HTTP/1.1 421 ") || said.starts_with(&no_node),
+                "{front}: {target}: {said}"
+            );
+        }
+        probes.none(&front);
+    }
+    for name in ADDRESSES.iter().chain(&NAMES).chain(&["other.test"]) {
+        let front = format!("OPENSSL:{OTHER_POD}:7443,verify=0,snihost={}", name.trim_matches(['[', ']']));
+        let said = network.tries(&format!("timeout 60 socat -u '{front}' STDOUT"));
+        assert!(said.status.code() == Some(1) && said.stdout.is_empty(), "{name}: {said:?}");
+    }
+    probes.none("passthrough");
+}
+
+#[test]
+fn what_is_at_no_node_is_dialled_for_egress_clients_with_a_certificate_and_nobody_else() {
+    let Some(network) = Network::start(1).filter(|_| have(&["socat"])) else { return };
+    let place = &network.place;
+    let Files { ca, cert, key } = &place.files;
+    let tls = client(place, "system:kube-apiserver");
+    let egress = format!("[mode.cloud.egress]\ncert = {cert:?}\nkey = {key:?}\n");
+    let _pod = network.pod(
+        POD,
+        &format!(
+            "[mode.cloud.ssh]\nlisten = \"{POD}:2222\"\nauth = \"none\"
+[mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
+{egress}listen = \"{POD}:8000\"\nclient_ca = {ca:?}\nnames = [\"system:*\"]\n"
+        ),
+    );
+    let _without = network.pod(OTHER_POD, &format!("{egress}listen = \"{OTHER_POD}:8000\"\n"));
+    knows_names(&network);
+    let target = format!("TCP-LISTEN:7777,bind={OTHER_POD},fork,reuseaddr");
+    let mut socat = network.cloud.command("socat");
+    let _target = Running::start("target", place.path(), socat.args([&target, "EXEC:cat"]));
+    let probes = Probes::begin(&network);
+    for (front, method) in [
+        (format!("TCP:{POD}:2222"), "CONNECT "),
+        (format!("TCP:{POD}:8080"), "CONNECT "),
+        (format!("TCP:{POD}:8080"), "GET http://"),
+        (format!("OPENSSL:{OTHER_POD}:8000,{tls}"), "CONNECT "),
+    ] {
+        for (host, status) in [(OTHER_POD, "421"), ("other.test", "502")] {
+            let said = ask(&network, &front, &format!("{method}{host}:7777"), host);
+            assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{front}: {method}{host}: {said}");
+        }
+    }
+    probes.none("no client with a certificate");
+    let front = format!("OPENSSL:{POD}:8000,{tls}");
+    for host in [OTHER_POD, "other.test"] {
+        wait_until(&format!("{host} is reached"), PATIENCE, || {
+            ask(&network, &front, &format!("CONNECT {host}:7777"), host).starts_with("HTTP/1.1 200 ")
+        });
+    }
+    probes.some();
+}
+
+/// The certificate of a client, and the authority of the pods', as options of socat.
+fn client(place: &TestDir, name: &str) -> String {
+    let (cert, key) = (place.path().join("client.crt"), place.path().join("client.key"));
+    place.authority.0.client(name).unwrap().write(&cert, &key).unwrap();
+    format!("cert={},key={},cafile={}", cert.display(), key.display(), place.files.ca.display())
+}
+
+/// Makes the names of [`NAMES`], and one that may be dialled, and waits until they resolve.
+fn knows_names(network: &Network) {
+    let hosts = "127.0.0.1 loop.test\n::1 loop6.test\n169.254.169.254 meta.test\n0.0.0.0 any.test\n";
+    let file = network.place.path().join("hosts");
+    std::fs::write(file, format!("{hosts}{OTHER_POD} other.test\n")).unwrap();
+    wait_until("names lead to addresses", PATIENCE, || {
+        network.tries("getent ahosts any.test && getent ahosts other.test").status.success()
+    });
+}
+
+/// The status line of the answer to a request at a front end.
+fn ask(network: &Network, front: &str, request: &str, host: &str) -> String {
+    let head = format!("{request} HTTP/1.1\\r\\nHost: {host}:7777\\r\\n\\r\\n");
+    // Its input stays open: who hangs up is not answered.
+    network.sh(&format!(
+        "coproc socat - {front}; printf '{head}' >&${{COPROC[1]}}
+        read -r -t 60 line <&${{COPROC[0]}}; kill $COPROC_PID; echo \"$line\""
+    ))
+}
+
+/// Packets that leave the cloud for port 7777.
+struct Probes<'a>(&'a Network);
+
+impl<'a> Probes<'a> {
+    fn begin(network: &'a Network) -> Self {
+        network.cloud.sh("nft add table inet seen; nft add counter inet seen probes
+            nft add chain inet seen output '{ type filter hook output priority 0; }'
+            nft add rule inet seen output tcp dport 7777 counter name probes");
+        Self(network)
+    }
+
+    /// There were none.
+    fn none(&self, of: &str) {
+        let counted = self.0.cloud.sh("nft list counter inet seen probes");
+        assert!(counted.contains("packets 0 "), "{of}: {counted}");
+    }
+
+    /// There were some; from now on others count.
+    fn some(&self) {
+        let counted = self.0.cloud.sh("nft list counter inet seen probes; nft reset counters >/dev/null");
+        assert!(!counted.contains("packets 0 "), "{counted}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! A kube-apiserver on an etcd, with a namespace and a role for the tunnel's pods.
 
 use std::future::Future;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -89,8 +90,9 @@ impl Kubernetes {
     {
         let api: Api<K> = Api::namespaced(self.admin.clone(), NAMESPACE);
         let name = object["metadata"]["name"].as_str().unwrap();
-        let params = PatchParams::apply("test").force();
-        self.run(api.patch(name, &params, &Patch::Apply(object))).unwrap();
+        self.does(name, async || {
+            api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object)).await
+        });
     }
 
     /// As [`Self::apply`], of an object in no namespace.
@@ -103,21 +105,23 @@ impl Kubernetes {
     {
         let api: Api<K> = Api::all(self.admin.clone());
         let name = object["metadata"]["name"].as_str().unwrap();
-        self.run(api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object))).unwrap();
+        self.does(name, async || {
+            api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object)).await
+        });
     }
 
     /// Makes this a part of a node's status.
     pub(crate) fn set_node_status(&self, name: &str, status: &Value) {
         let nodes: Api<Node> = Api::all(self.admin.clone());
         let status = Patch::Merge(json!({"status": status}));
-        self.run(nodes.patch_status(name, &PatchParams::default(), &status)).unwrap();
+        self.does(name, async || nodes.patch_status(name, &PatchParams::default(), &status).await);
     }
 
     /// Makes this a part of a pod's status.
     pub(crate) fn set_pod_status(&self, name: &str, status: &Value) {
         let pods: Api<Pod> = Api::namespaced(self.admin.clone(), NAMESPACE);
         let status = Patch::Merge(json!({"status": status}));
-        self.run(pods.patch_status(name, &PatchParams::default(), &status)).unwrap();
+        self.does(name, async || pods.patch_status(name, &PatchParams::default(), &status).await);
     }
 
     /// Makes so many objects: pods as large as they are in real clusters, each with an address at one of the nodes, and
@@ -191,6 +195,17 @@ impl Kubernetes {
         self.run(slices.delete(slice, &DeleteParams::default())).unwrap();
     }
 
+    /// Writes an object; just after its start kube-apiserver refuses some for a moment.
+    fn does<T>(&self, name: &str, write: impl AsyncFn() -> kube::Result<T>) {
+        wait_until(&format!("{name} is written"), 3 * PATIENCE, || match self.run(write()) {
+            Ok(_) => true,
+            Err(why) => {
+                let _ = writeln!(std::io::stderr(), "{name}: {why}");
+                false
+            }
+        });
+    }
+
     /// How many writes of ConfigMaps it has refused for a conflict.
     pub(crate) fn conflicts(&self) -> u64 {
         let text = self.raw("/metrics").unwrap();
@@ -214,7 +229,7 @@ impl Kubernetes {
     }
 
     fn is_ready(&mut self) {
-        wait_until("apiserver is ready", 3 * PATIENCE, || {
+        wait_until("apiserver is ready", 6 * PATIENCE, || {
             self.apiserver.lives();
             self.raw("/readyz").is_some_and(|said| said == "ok")
         });
@@ -224,9 +239,9 @@ impl Kubernetes {
     fn grant(&self) {
         use k8s_openapi::api::core::v1::Namespace;
         use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
-        let spaces: Api<Namespace> = Api::all(self.admin.clone());
-        let space = serde_json::from_value(json!({"metadata": {"name": NAMESPACE}})).unwrap();
-        self.run(spaces.create(&kube::api::PostParams::default(), &space)).unwrap();
+        self.apply_everywhere::<Namespace>(
+            &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+        );
         let rbac = "rbac.authorization.k8s.io";
         self.apply::<Role>(&json!({
             "apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": {"name": "tunnel"},

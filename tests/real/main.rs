@@ -19,11 +19,13 @@ mod configmap;
 mod cut;
 mod direct;
 mod drain;
+mod edge_proxy;
 mod fleet;
 mod halfclose;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod measure;
 mod names;
 mod network;
 mod parts;
@@ -38,3 +40,4 @@ mod ssh;
 mod sshd;
 mod traces;
 mod tunnel;
+mod web;

@@ -102,6 +102,21 @@ impl Network {
         running
     }
 
+    /// Starts a web server of that name on a machine, with one file of that name and text.
+    pub(crate) fn page(
+        &self,
+        machine: &Machine,
+        (name, at): (&str, &str),
+        (file, text): (&str, &str),
+    ) -> Running {
+        let dir = self.place.path().join(format!("page-{name}"));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join(file), text).unwrap();
+        let mut httpd = machine.command("busybox");
+        httpd.args(["httpd", "-f", "-p", at, "-h"]).arg(&dir);
+        Running::start(&format!("page-{name}"), self.place.path(), &mut httpd)
+    }
+
     fn tunnel(
         &self,
         machine: &Machine,

@@ -3,6 +3,8 @@
 use crate::cluster::{Cluster, Way};
 use crate::network::POD;
 use crate::parts::asked;
+use crate::process::PATIENCE;
+use crate::wait::wait_until;
 
 /// Up to the end of its input, or once through its lines.
 #[test]
@@ -18,8 +20,10 @@ fn kubernetes() {
     let dir = cluster.network.place.path().display();
     if asked("TUNNEL_PLAY_CHECK").is_some() {
         for (line, wanted) in LINES {
-            let said = cluster.sh(line);
-            assert!(said.contains(wanted), "{line}: {said}");
+            // A kubelet has its first figures some seconds after its start.
+            wait_until(&format!("{line} says {wanted:?}"), 3 * PATIENCE, || {
+                cluster.sh(line).contains(wanted)
+            });
             eprintln!("{line}: ok");
         }
         return;

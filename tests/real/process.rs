@@ -47,7 +47,6 @@ impl Running {
     }
 
     /// Its number among the system's processes.
-    #[cfg(feature = "kubernetes")]
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }

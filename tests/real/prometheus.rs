@@ -26,7 +26,7 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
     );
     for job in ["proxy", "name"] {
         for node in ["node1", "node2"] {
-            wait_until(&format!("{node} is scraped by {job}"), PATIENCE, || {
+            wait_until(&format!("{node} is scraped by {job}"), 3 * PATIENCE, || {
                 asked(&network, job, &format!("{node}:9100")) == [node]
             });
         }
@@ -45,12 +45,9 @@ fn asked(network: &Network, job: &str, instance: &str) -> Vec<String> {
 
 /// A page of metrics on a node, which says whose it is.
 fn page(network: &Network, number: usize) -> Running {
-    let dir = network.place.path().join(format!("page{number}"));
-    std::fs::create_dir(&dir).unwrap();
-    std::fs::write(dir.join("metrics"), format!("page{{of=\"node{number}\"}} 1\n")).unwrap();
-    let mut httpd = network.edges[number - 1].command("busybox");
-    httpd.args(["httpd", "-f", "-p", "127.0.0.1:9100", "-h"]).arg(&dir);
-    Running::start(&format!("httpd{number}"), network.place.path(), &mut httpd)
+    let text = format!("page{{of=\"node{number}\"}} 1\n");
+    let name = format!("node{number}");
+    network.page(&network.edges[number - 1], (&name, "127.0.0.1:9100"), ("metrics", &text))
 }
 
 /// One that asks both nodes each second, in each of these ways.

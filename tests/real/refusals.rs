@@ -1,9 +1,8 @@
 //! What people see when it does not work: the cause, in the only line that ssh's helpers show.
 
-use crate::certificates::Files;
 use crate::parts::{free_port, have};
 use crate::process::{PATIENCE, Said, run};
-use crate::tunnel::{Cloud, Pair, TestDir};
+use crate::tunnel::Pair;
 use crate::wait::wait_until;
 
 #[test]
@@ -67,25 +66,4 @@ fn the_other_helpers_end_with_a_failure_too() {
 fn nc(proxy: u16, host: &str, port: u16) -> Said {
     let args = format!("-X connect -x 127.0.0.1:{proxy} {host} {port}");
     run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE)
-}
-
-#[test]
-fn a_client_of_http_2_is_turned_away_where_http_1_is_spoken() {
-    if !have(&["h2load"]) {
-        return;
-    }
-    let (place, egress) = (TestDir::new(), free_port());
-    let Files { cert, key, .. } = &place.files;
-    let table =
-        format!("[mode.cloud.egress]\nlisten = \"127.0.0.1:{egress}\"\ncert = {cert:?}\nkey = {key:?}\n");
-    let mut cloud = Cloud::start_with(&place, &table, &[]);
-    let connect = cloud.connect;
-    for (url, told) in [
-        (format!("http://127.0.0.1:{connect}/"), "no session cause=\"bad_head\""),
-        (format!("https://127.0.0.1:{egress}/"), "peer doesn't support any known protocol"),
-    ] {
-        let said = run("h2load", &["--npn-list=h2", "-n", "1", "-c", "1", &url], None, PATIENCE);
-        assert!(said.stdout.contains("0 succeeded, 1 failed"), "{url}: {said:?}");
-        cloud.process.says(told);
-    }
 }

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::access::{Access, Proofs};
 use super::certificates::Certificates;
+use crate::config::access::{Access, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::{Listen, listen};
 use crate::policy::Networks;

@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::access::{Access, Proofs};
 use super::certificates::Certificates;
+use crate::config::access::{Access, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, value};
 use crate::names::Target;

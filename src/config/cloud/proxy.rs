@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::access::{Access, Auth, Proofs};
+use crate::config::access::{Access, Auth, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, Environment, Listen, listen};
 

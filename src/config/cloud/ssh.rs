@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::access::{Access, Proofs};
+use crate::config::access::{Access, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::{Listen, listen};
 

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::access::{Access, Proofs};
+use crate::config::access::{Access, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::value;
 use crate::names::{NodeName, Target};

@@ -216,12 +216,18 @@ fn the_edge_files_of_all_years_load() {
 
     let (middle, warnings) = edge(EDGE_HTTPS);
     assert_eq!(middle.client.dns.to_string(), "tunnel.cloud.io");
-    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.http_proxy"]);
+    assert_eq!(middle.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
+    let doors = ["mode.edge.http_proxy.proxyport", "mode.edge.stream.client.log_port"];
+    assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
 
     let (new, warnings) = edge(EDGE_NEW);
     assert_eq!((new.client.dns.to_string(), new.client.server.port), ("127.0.0.1".into(), 31234));
     assert_eq!(new.client.ca.to_str(), Some("/etc/tunnel/certs/ca.crt"));
-    assert_eq!(warned(&warnings, Concern::NotServed), ["mode.edge.http_proxy"]);
+    assert_eq!(new.http_proxy.unwrap().listen.at, "0.0.0.0:51009".parse().unwrap());
+    assert_eq!(warned(&warnings, Concern::NotServed), [""; 0]);
+    let doors = ["mode.edge.http_proxy.port", "mode.edge.stream.client.log_port"];
+    assert_eq!(warned(&warnings, Concern::OpenDoor), doors);
 }
 
 #[test]

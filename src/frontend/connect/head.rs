@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 
 use crate::frontend::serve::Handshake;
-use crate::frontend::{no_head, written};
+use crate::frontend::{no_head, turn_away_http_2, written};
 use crate::net::socket::Connection;
 
 /// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
@@ -61,8 +61,8 @@ struct Asked<C> {
     early: Bytes,
 }
 
-/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. hyper itself answers a
-/// malformed head, with 400 or 431.
+/// Lets hyper read a head, and takes the stream back from it before hyper does anything else. A malformed
+/// head is answered, with 400 or 431.
 async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     let taken = Mutex::new(None);
     let take = |request: Request<Incoming>| -> Pending<Result<Response<Empty<Bytes>>, Infallible>> {
@@ -81,11 +81,14 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     })
     .await;
     let parts = connection.into_parts();
-    let (socket, early) = (parts.io.into_inner(), parts.read_buf);
+    let (mut socket, early) = (parts.io.into_inner(), parts.read_buf);
     match (ended, request) {
         (_, Some(request)) => Ok(Asked { request: request.into_parts().0, socket, early }),
         (Ok(()), None) => Err(("no_head", socket)),
-        (Err(error), None) => Err((no_head(&error), socket)),
+        (Err(error), None) => {
+            turn_away_http_2(&mut socket, &early).await;
+            Err((no_head(&error), socket))
+        }
     }
 }
 

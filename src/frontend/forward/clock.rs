@@ -44,7 +44,7 @@ pub(super) enum Deadline {
 
 /// Sets the clock by what comes over a client's connection.
 #[derive(Debug)]
-pub(super) struct Heard(pub(super) Arc<Clock>);
+pub(super) struct OnRead(pub(super) Arc<Clock>);
 
 impl Clock {
     /// The clock of a client that has just come, and is expected to send a request.
@@ -76,7 +76,7 @@ impl Clock {
         }
     }
 
-    fn heard(&self) {
+    fn on_read(&self) {
         let mut inner = self.lock();
         if let Phase::Idle(_) = inner.phase {
             inner.phase = Phase::Head(Instant::now());
@@ -97,7 +97,7 @@ impl Deadline {
     }
 }
 
-impl ReadHook for Heard {
+impl ReadHook for OnRead {
     fn poll_read<T: AsyncRead + Unpin>(
         &mut self,
         io: Pin<&mut T>,
@@ -107,7 +107,7 @@ impl ReadHook for Heard {
         let before = out.filled().len();
         let read = io.poll_read(cx, out);
         if out.filled().len() > before {
-            self.0.heard();
+            self.0.on_read();
         }
         read
     }

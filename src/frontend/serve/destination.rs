@@ -34,12 +34,15 @@ impl Gate {
         context: &FrontContext,
         all: bool,
     ) -> Result<Destination, Denial> {
+        if let Some(home) = &context.home {
+            return home.locate(target);
+        }
         let own_name = |named: NodeName| match &self.zone {
             Some(zone) => zone.node(named),
             None => named,
         };
         if let Some(node) = node {
-            return Ok(Destination { node: own_name(node), target, direct: None, all });
+            return Ok(Destination { all, ..Destination::at(own_name(node), target) });
         }
         let asked = match &target.host {
             Host::Ip(_) => target.clone(),
@@ -66,6 +69,11 @@ impl Gate {
 }
 
 impl Destination {
+    /// There, and nowhere else.
+    pub(super) fn at(node: NodeName, target: Target) -> Self {
+        Self { node, target, direct: None, all: false }
+    }
+
     /// Forgets what this process would dial, unless `may` returns that the client may have that port dialled.
     pub(super) fn narrow(&mut self, may: impl FnOnce(&NodeName, u16) -> bool) {
         self.direct = self.direct.take().filter(|direct| may(&NodeName::outside(), direct.port));
@@ -80,6 +88,9 @@ impl Destination {
         access: &mut Access,
     ) -> Result<FarEnd, Denial> {
         let Self { node, target, direct, all } = self;
+        if let Some(home) = &context.home {
+            return home.open((node, target), context, as_whom, access).await;
+        }
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
         if node == NodeName::outside() {
             let Some((dialer, direct)) = direct else { return Err(Denial::NoNode(target)) };

@@ -198,7 +198,7 @@ impl<'a> Visit<'a> {
         // Checked again, as the config may have changed since the connection was accepted.
         gate.admit(from)?;
         if self.context.drain.is_draining() {
-            return Err(Denial::Busy("this pod is stopping"));
+            return Err(self.context.stops());
         }
         let OpenRequest { node, target, credentials } = request?;
         access.target = Some(target.clone());
@@ -257,9 +257,9 @@ impl Permitted {
     /// Takes a slot among the sessions.
     fn enter(self) -> Result<(Self, Slot<ClientKey>), Box<Denied>> {
         let key = ClientKey::of(self.access.user.as_deref(), self.from.ip());
-        match self.context.sessions.try_enter(&key) {
+        match self.context.sessions.try_enter(&key).map_err(|why| self.context.full(why)) {
             Ok(slot) => Ok((self, slot)),
-            Err(full) => Err(Box::new(Denied::new(full.into(), self.access, &self.context, self.from))),
+            Err(full) => Err(Box::new(Denied::new(full, self.access, &self.context, self.from))),
         }
     }
 

@@ -7,17 +7,17 @@ use tokio::time::Instant;
 /// Time of the peer's last frame, and the ping or end that follows silence.
 #[derive(Debug)]
 pub(super) struct Alive {
-    pub(super) heard: Instant,
+    pub(super) last_received: Instant,
     pub(super) last_ping: Instant,
     pub(super) looked: Instant,
     /// Silence after which the link is given up.
-    pub(super) silence: Duration,
+    pub(super) silence_limit: Duration,
 }
 
 impl Alive {
     /// When to look for signs of life next.
     pub(super) fn next(&self) -> Instant {
-        (self.heard.max(self.last_ping) + PING_AFTER)
+        (self.last_received.max(self.last_ping) + PING_AFTER)
             .min(self.looked + PING_AFTER * 2)
             .max(self.looked + CHECK_INTERVAL)
     }

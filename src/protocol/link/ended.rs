@@ -14,7 +14,7 @@ pub enum LinkEnded {
     #[error("{0}")]
     NameTaken(String),
     /// Nothing arrived for 15 s.
-    #[error("nothing was heard for 15s")]
+    #[error("nothing was received for 15s")]
     Silent,
     /// The peer sends but does not read.
     #[error("the far end has taken nothing for {UNREAD:?}")]

@@ -67,7 +67,7 @@ pub struct LinkSender {
     round_trip_micros: AtomicU64,
     made: Instant,
     /// When the peer last sent anything, in milliseconds since the link was made.
-    heard_millis: AtomicU64,
+    last_received_millis: AtomicU64,
 }
 
 impl LinkSender {
@@ -90,7 +90,7 @@ impl LinkSender {
             unread: OnceLock::new(),
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
             made: Instant::now(),
-            heard_millis: AtomicU64::new(0),
+            last_received_millis: AtomicU64::new(0),
         })
     }
 
@@ -139,14 +139,14 @@ impl LinkSender {
     }
 
     /// Notes that the peer has sent something just now.
-    pub fn heard(&self, now: Instant) {
+    pub fn received(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
-        self.heard_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
+        self.last_received_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
     }
 
     /// How long ago the peer last sent anything.
     pub fn silence(&self) -> Duration {
-        self.made.elapsed().saturating_sub(Duration::from_millis(self.heard_millis.load(Relaxed)))
+        self.made.elapsed().saturating_sub(Duration::from_millis(self.last_received_millis.load(Relaxed)))
     }
 
     /// How long ago the link was made.

@@ -59,7 +59,7 @@ impl Link {
             let _ = timeout(patience, self.sender.read.notified()).await;
             drop(stalled);
             self.stall.spent += now.elapsed();
-            self.alive.heard = Instant::now();
+            self.alive.last_received = Instant::now();
         }
     }
 
@@ -69,13 +69,13 @@ impl Link {
         for id in ended {
             let taken = self.unread(id) == 0;
             let mut plain = lock(plain);
-            let heard = if taken { plain.close(id) } else { None };
+            let closing = if taken { plain.close(id) } else { None };
             if !taken {
                 plain.put_off(id, now);
             }
             drop(plain);
-            if let Some(heard) = heard {
-                self.deliver(heard, now);
+            if let Some(closing) = closing {
+                self.deliver(closing, now);
             }
         }
     }

@@ -246,13 +246,13 @@ mod tests {
             // Before another message in one piece, and in two.
             let packed: Vec<u8> = [&kept[..], &large[..]].concat();
             for cut in [packed.len(), kept.len() + 1, kept.len() - 1] {
-                let (mut reader, mut heard) = (Reader::default(), Vec::new());
+                let (mut reader, mut read) = (Reader::default(), Vec::new());
                 for piece in [&packed[..cut], &packed[cut..]] {
                     reader.piece(Bytes::copy_from_slice(piece));
-                    heard.extend(std::iter::from_fn(|| reader.message().unwrap()));
+                    read.extend(std::iter::from_fn(|| reader.message().unwrap()));
                 }
-                let data = heard.swap_remove(0).data;
-                drop((heard, reader));
+                let data = read.swap_remove(0).data;
+                drop((read, reader));
                 let room = room(data).expect("nothing else keeps it");
                 assert!(room <= 2 * len + 100, "{len} bytes keep {room}, cut at {cut}");
             }

@@ -191,17 +191,17 @@ fn about(found: &Found) -> Control {
     // 0 stands for none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = wire(found.instance);
-    let (heard, at) = (millis(found.heard), wire(found.at));
+    let (silence, at) = (millis(found.silence), wire(found.at));
     let settled = found.settled;
-    Control { code: u32::from(code as u8), heard, instance, age, at, settled, ..Control::default() }
+    Control { code: u32::from(code as u8), silence, instance, age, at, settled, ..Control::default() }
 }
 
 fn found(c: &Control) -> Found {
     let here = Code::from_wire(c.code) == Code::Over;
-    let heard = Duration::from_millis(c.heard);
+    let silence = Duration::from_millis(c.silence);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
     let [instance, at] = [&c.instance, &c.at].map(|bytes| Instance::from_bytes(bytes));
-    Found { question: c.epoch, here, heard, instance, age, at, settled: c.settled }
+    Found { question: c.epoch, here, silence, instance, age, at, settled: c.settled }
 }
 
 fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
@@ -342,8 +342,8 @@ mod tests {
     fn signals_keep_their_numbers_and_only_pods_ask_for_nodes() {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
-        let (heard, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
-        let found = Found { question: 3, here: true, heard, instance, age, at: None, settled: false };
+        let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
+        let found = Found { question: 3, here: true, silence, instance, age, at: None, settled: false };
         let away = Found { question: 0, at: instance, settled: true, ..Found::away(0) };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });

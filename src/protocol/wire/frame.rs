@@ -46,7 +46,7 @@ pub struct Found {
     /// Whether the node is linked to the sender.
     pub here: bool,
     /// Age of the last frame from the node at the sender, in whole milliseconds.
-    pub heard: Duration,
+    pub silence: Duration,
     /// The node's process; `None` with the plain dialect.
     pub instance: Option<Instance>,
     /// Age of its link in whole milliseconds; `None` from a pod of version 1.
@@ -130,7 +130,7 @@ pub enum Category {
 impl Found {
     /// The answer of a pod to which the node is not linked.
     pub fn away(question: u64) -> Self {
-        Self { question, here: false, heard: Duration::ZERO, instance: None, age: None, at: None, settled: false }
+        Self { question, here: false, silence: Duration::ZERO, instance: None, age: None, at: None, settled: false }
     }
 }
 

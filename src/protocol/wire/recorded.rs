@@ -80,9 +80,9 @@ fn session_frames() -> Vec<(&'static str, SessionFrame)> {
 fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
     let found = |age: Option<u64>| {
-        let (heard, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
+        let (silence, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
         let instance = Some(instance());
-        FrameKind::Found(Found { here: true, heard, instance, age, ..Found::away(7) })
+        FrameKind::Found(Found { here: true, silence, instance, age, ..Found::away(7) })
     };
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
@@ -120,10 +120,10 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
     let connecting = said[0].1.clone();
     let mut say = |name, topic: &str, frame| {
         let message = StreamMsg { topic: topic.into(), ..connecting.clone() };
-        let crate::protocol::wire::plain::Received::Session(heard) = plain.on_message(message, now) else {
+        let crate::protocol::wire::plain::Received::Session(message) = plain.on_message(message, now) else {
             panic!("an Open")
         };
-        let body = FrameKind::Session(heard.id, Category::Ssh, frame);
+        let body = FrameKind::Session(message.id, Category::Ssh, frame);
         let _ = plain.send_frame(Frame { node: node(), body }, now);
         said.push((name, plain.next_message().unwrap()));
     };

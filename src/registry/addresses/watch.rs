@@ -19,23 +19,23 @@ use crate::registry::follow::{Followed, Take};
 pub struct AddressWatch {
     cluster: Cluster,
     book: Arc<AddressBook>,
-    tell: Tell,
+    report: Report,
 }
 
 /// Takes the state of each kind of object: complete, or why not.
-type Tell = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
+type Report = Arc<dyn Fn(&'static str, Result<(), String>) + Send + Sync>;
 
 impl AddressWatch {
     /// Sends no request yet. `tell` gets the state of each kind now, and whenever it changes; it must be quick.
     pub fn new(
         cluster: Cluster,
         book: Arc<AddressBook>,
-        tell: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
+        report: impl Fn(&'static str, Result<(), String>) + Send + Sync + 'static,
     ) -> Self {
         for what in [NODES, PODS, SERVICES, ENDPOINTS, CACHE_WORDS] {
-            tell(what, Err("not known yet".to_owned()));
+            report(what, Err("not known yet".to_owned()));
         }
-        Self { cluster, book, tell: Arc::new(tell) }
+        Self { cluster, book, report: Arc::new(report) }
     }
 
     /// Follows them until draining begins.
@@ -80,8 +80,8 @@ struct KindTaker<'a, K> {
 }
 
 impl<K: Partial> KindTaker<'_, K> {
-    fn tell(&self, state: Result<(), String>) {
-        (self.watch.tell)(self.what, state);
+    fn report(&self, state: Result<(), String>) {
+        (self.watch.report)(self.what, state);
     }
 }
 
@@ -103,14 +103,14 @@ impl<K: Partial + Resource<DynamicType = ()>> Take<K> for KindTaker<'_, K> {
             Event::InitDone => {
                 self.listed = true;
                 self.watch.book.change(|facts| K::table(facts).finish());
-                self.tell(Ok(()));
+                self.report(Ok(()));
             }
         }
         self.listed
     }
 
     fn is_cut_off(&mut self, cause: &ClusterError) {
-        self.tell(Err(cause.to_string()));
+        self.report(Err(cause.to_string()));
     }
 }
 
@@ -136,7 +136,7 @@ impl Take<Cache> for ByHand<'_> {
             Event::Delete(_) => Some(Default::default()),
             Event::InitDone => {
                 self.listed = true;
-                (self.watch.tell)(CACHE_WORDS, Ok(()));
+                (self.watch.report)(CACHE_WORDS, Ok(()));
                 (!self.found).then(Default::default)
             }
         };
@@ -147,7 +147,7 @@ impl Take<Cache> for ByHand<'_> {
     }
 
     fn is_cut_off(&mut self, cause: &ClusterError) {
-        (self.watch.tell)(CACHE_WORDS, Err(cause.to_string()));
+        (self.watch.report)(CACHE_WORDS, Err(cause.to_string()));
     }
 }
 

@@ -13,9 +13,9 @@ impl Finder {
         let Some(others) = &self.others else { return };
         let before = others.known.place(node).and_then(|pod| pod.process());
         others.known.forget_all(node);
-        others.siblings.tell(node);
+        others.siblings.announce(node);
         for pod in self.concerned(node, before, self.own) {
-            others.siblings.announce(pod, node, None);
+            others.siblings.announce_to(pod, node, None);
         }
     }
 
@@ -56,7 +56,7 @@ impl Finder {
         if found.here && from.dialect.has(Dialect::HOMES) {
             let said = Found { at: Some(at), instance: found.instance, age: found.age, ..Found::away(found.question) };
             for pod in self.concerned(node, before, at) {
-                others.siblings.announce(pod, node, Some(said));
+                others.siblings.announce_to(pod, node, Some(said));
             }
         }
         Some(at)

@@ -1,4 +1,4 @@
-//! At which pod a node was found last: used until it proves wrong.
+//! At which pod a node was found last: used until it proves wrong, and remembered as having been there.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,8 @@ struct Locations {
 /// The pod that has a node, as far as this process knows.
 #[derive(Debug)]
 struct At {
-    pod: SiblingPod,
+    /// None: it is not there any more.
+    pod: Option<SiblingPod>,
     instance: Option<Instance>,
     /// Whether it is kept for other pods, as this one is a home of the node.
     kept: bool,
@@ -43,18 +44,19 @@ impl LocationCache {
     /// The pod at which the node is without a doubt, and the node's process.
     pub(super) fn of(&self, node: &NodeName) -> Option<(SiblingPod, Option<Instance>)> {
         let nodes = self.lock();
-        nodes.all.get(node).filter(|at| !at.doubted).map(|at| (at.pod.clone(), at.instance))
+        nodes.all.get(node).filter(|at| !at.doubted).and_then(|at| Some((at.pod.clone()?, at.instance)))
     }
 
     /// The last known pod of the node.
     pub(super) fn place(&self, node: &NodeName) -> Option<SiblingPod> {
-        self.lock().all.get(node).map(|at| at.pod.clone())
+        self.lock().all.get(node)?.pod.clone()
     }
 
     /// The first by name of the nodes at pods to which there is a link, and whether there are others.
     pub(super) fn first(&self) -> Option<(NodeName, bool)> {
         let nodes = self.lock();
-        let mut living = nodes.all.iter().filter(|(_, at)| at.lost.is_none() && !at.doubted && at.pod.up().is_some());
+        let lives = |at: &At| at.lost.is_none() && at.pod.as_ref().is_some_and(|pod| pod.up().is_some());
+        let mut living = nodes.all.iter().filter(|(_, at)| lives(at));
         let (mut first, mut several) = (living.next()?.0, false);
         for (node, _) in living {
             several = true;
@@ -79,7 +81,7 @@ impl LocationCache {
         }
         let kept = keep && nodes.kept < MOST_KEPT;
         nodes.kept += usize::from(kept);
-        nodes.all.insert(node.clone(), At { pod, instance, kept, doubted: false, lost: None });
+        nodes.all.insert(node.clone(), At { pod: Some(pod), instance, kept, doubted: false, lost: None });
         drop(nodes);
         self.missed().remove(node);
     }
@@ -108,20 +110,31 @@ impl LocationCache {
 
     /// No pod has the node: for how long that has been so, if it was known to be at one.
     pub(super) fn lost(&self, node: &NodeName) -> Option<Duration> {
-        self.lock().all.get_mut(node).map(|at| at.lost.get_or_insert_with(Instant::now).elapsed())
+        let mut nodes = self.lock();
+        let at = nodes.all.get_mut(node).filter(|at| at.pod.is_some())?;
+        Some(at.lost.get_or_insert_with(Instant::now).elapsed())
     }
 
-    /// Forgets the node if it is remembered at that pod; an entry that another thread has made for a newer pod stays.
-    /// What is kept for other pods is only doubted: it is the link there that may have been wrong, and the pod does not
-    /// announce the node again.
+    /// How long ago the node turned out not to be at another pod any more; none if it is not known to have been there.
+    pub(super) fn seen(&self, node: &NodeName) -> Option<Duration> {
+        self.lock().all.get(node)?.lost.map(|at| at.elapsed())
+    }
+
+    /// Notes that the node is not at that pod, if it is remembered there; an entry that another thread has made for a
+    /// newer pod stays. What is kept for other pods is only doubted: it is the link there that may have been wrong, and
+    /// the pod does not announce the node again.
     pub(super) fn forget(&self, node: &NodeName, pod: &SiblingPod) {
         let mut nodes = self.lock();
         let process = pod.process();
         let is = |at: &SiblingPod| at.is(pod) || process.is_some() && at.process() == process;
-        match nodes.all.get_mut(node).filter(|at| is(&at.pod)) {
-            Some(at) if at.kept => at.doubted = true,
-            Some(_) => nodes.remove(node),
-            None => {}
+        if let Some(at) = nodes.all.get_mut(node)
+            && at.pod.as_ref().is_some_and(is)
+        {
+            at.lost.get_or_insert_with(Instant::now);
+            at.doubted = true;
+            if !at.kept {
+                at.pod = None;
+            }
         }
     }
 
@@ -227,7 +240,9 @@ mod tests {
         let newest: NodeName = format!("node{}", MAX_LOCATIONS + 9).parse().unwrap();
         known.forget(&newest, &two);
         assert!(known.of(&newest).is_some(), "it is not the other pod that was wrong");
+        assert_eq!(known.seen(&newest), None);
         known.forget(&newest, &one);
-        assert!(known.of(&newest).is_none());
+        assert!(known.of(&newest).is_none() && known.lost(&newest).is_none());
+        assert!(known.seen(&newest).is_some(), "it was there");
     }
 }

@@ -166,8 +166,8 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                     until = until.max(Instant::now() + HOMES_FIRST);
                 }
                 if let Some(yes) = asking.take(answer) {
-                    let fresh = yes.heard <= FRESH;
-                    if best.as_ref().is_none_or(|best| yes.heard < best.heard) {
+                    let fresh = yes.silence <= FRESH;
+                    if best.as_ref().is_none_or(|best| yes.silence < best.silence) {
                         best = Some(yes);
                     }
                     if fresh {

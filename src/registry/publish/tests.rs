@@ -34,7 +34,7 @@ async fn a_store_that_fails_is_told_and_tried_again_with_growing_pauses() {
         zone: Arc::new(Zone::new(String::new(), Vec::new(), |_| false)),
         vet: Vet::new(Resolver::system().unwrap(), |_| Box::pin(std::future::ready(true))),
         metrics: metrics.clone(),
-        tell: Box::new(move |state| drop(told.try_send(state))),
+        report: Box::new(move |state| drop(told.try_send(state))),
     };
     let drain = Drain::new();
     drain.spawn(tracing::Span::none(), publisher.run(drain.clone()));

@@ -77,14 +77,14 @@ impl Vet {
                 Err(Nameless::Foreign) if self.is_of_cluster(&node).await => {
                     named.push((node.clone(), node.as_str().to_ascii_lowercase()));
                 }
-                Err(why) => self.tell(&node, &why),
+                Err(why) => self.warn_once(&node, &why),
             }
         }
         if zone.is_open() {
             self.look(&named, ours).await;
             named.retain(|(node, name)| match self.verdicts.get(node).and_then(|verdict| verdict.taken) {
                 Some(at) => {
-                    self.tell(node, &format_args!("{name} is {at} in DNS, where no pod answers: rename the node, or set mode.cloud.registry.zone"));
+                    self.warn_once(node, &format_args!("{name} is {at} in DNS, where no pod answers: rename the node, or set mode.cloud.registry.zone"));
                     false
                 }
                 None => true,
@@ -151,7 +151,7 @@ impl Vet {
         Ok(None)
     }
 
-    fn tell(&mut self, node: &NodeName, why: &dyn fmt::Display) {
+    fn warn_once(&mut self, node: &NodeName, why: &dyn fmt::Display) {
         if self.named.len() >= MOST_NAMED || !self.named.insert(node.clone()) {
             return;
         }

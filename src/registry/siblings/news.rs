@@ -50,7 +50,7 @@ impl Announcements {
     ///
     /// The set is taken out whole, so adders never wait for the link; nodes that are added meanwhile wait for the next
     /// call. Not cancel safe: a dropped call loses what it had taken out and not sent.
-    pub(super) async fn tell(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
+    pub(super) async fn send(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
         let nodes = std::mem::take(&mut *self.lock());
         for (node, said) in nodes {
             // Looked up again now: the node may have gone since it was added, and then there is nothing to announce.

@@ -31,14 +31,14 @@ impl Homes {
 
 impl Siblings {
     /// Announces that a node is linked here now: to its homes, and to pods that know of no homes.
-    pub fn tell(&self, node: &NodeName) {
+    pub fn announce(&self, node: &NodeName) {
         for home in self.homes().of(node) {
-            self.announce(home.pod, node, None);
+            self.announce_to(home.pod, node, None);
         }
         let (known, incoming) = self.pods();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
             match sibling.up() {
-                Some(up) if !up.dialect.has(Dialect::HOMES) => sibling.tell(node, None),
+                Some(up) if !up.dialect.has(Dialect::HOMES) => sibling.announce(node, None),
                 // Who they are is not known yet, and tells itself once they are linked.
                 None if sibling.process().is_none() => sibling.want(),
                 _ => {}
@@ -53,9 +53,9 @@ impl Siblings {
     }
 
     /// Tells one pod of a node: that it is linked here, or what another pod has `said` of it.
-    pub fn announce(&self, pod: Instance, node: &NodeName, said: Option<Found>) {
+    pub fn announce_to(&self, pod: Instance, node: &NodeName, said: Option<Found>) {
         match self.of_process(pod) {
-            Some(SiblingPod(Which::Known(sibling))) => sibling.tell(node, said),
+            Some(SiblingPod(Which::Known(sibling))) => sibling.announce(node, said),
             Some(SiblingPod(Which::Incoming(_))) => {
                 let (_, incoming) = self.pods();
                 if let Some(its) = incoming.iter().find(|incoming| incoming.sender.instance == Some(pod)) {
@@ -134,7 +134,7 @@ impl Siblings {
         for (n, node) in self.means.registry.nodes().iter().enumerate() {
             let before: Vec<_> = old.of(node).collect();
             for home in new.of(node).filter(|home| !before.contains(home)) {
-                self.announce(home.pod, node, None);
+                self.announce_to(home.pod, node, None);
             }
             if n % AT_ONCE == 0 {
                 yield_now().await;

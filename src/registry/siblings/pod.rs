@@ -29,7 +29,7 @@ pub struct NodeFound {
     /// The process that is a session's other end: the node's, or that pod's own if the node's link is plain.
     pub instance: Option<Instance>,
     /// How long ago the pod last read something from the node.
-    pub heard: Duration,
+    pub silence: Duration,
 }
 
 /// What a pod has answered.

@@ -126,7 +126,7 @@ impl Sibling {
     }
 
     /// Announces a node to it, as [`Announcements::add`] does, and makes a link for that if there is none.
-    pub(super) fn tell(&self, node: &NodeName, said: Option<Found>) {
+    pub(super) fn announce(&self, node: &NodeName, said: Option<Found>) {
         self.news.add(node, said);
         self.want();
     }
@@ -252,7 +252,7 @@ impl Sibling {
         self.is_process(Some(&sender), means);
         means.registry.told_of_a_pod();
         if !self.news.is_empty() {
-            self.news.tell(&sender, &means.registry, means.own).await;
+            self.news.send(&sender, &means.registry, means.own).await;
         }
         // Requests that came during the dial have their link now.
         let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
@@ -262,7 +262,7 @@ impl Sibling {
                 () = sender.closed() => {}
                 () = self.news.come() => {
                     self.touch();
-                    self.news.tell(&sender, &means.registry, means.own).await;
+                    self.news.send(&sender, &means.registry, means.own).await;
                 }
                 () = sleep(IDLE / 4) => {
                     if sender.sessions() > 0 {

@@ -131,7 +131,7 @@ async fn a_dead_pod_is_tried_again_after_pauses_that_cost_nobody_anything() {
     for _ in 0..60 {
         for n in 0..10 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            siblings.tell(&format!("node{n}").parse().unwrap());
+            siblings.announce(&format!("node{n}").parse().unwrap());
         }
         let _ = dead.link().await;
         held.extend(std::iter::from_fn(|| listener.accept().ok()));
@@ -211,7 +211,7 @@ async fn a_pod_that_refuses_is_not_dialled_for_each_node_that_comes() {
     let SiblingPod(Which::Known(dead)) = &siblings.all()[0] else { panic!("it is on the list") };
     let (mut failures, mut last, mut longest) = (0, None, Duration::ZERO);
     for n in 0..10_000 {
-        siblings.tell(&format!("node{n}").parse().unwrap());
+        siblings.announce(&format!("node{n}").parse().unwrap());
         tokio::time::sleep(Duration::from_millis(1)).await;
         if let Some(until) = dead.failed_until()
             && last != Some(until)

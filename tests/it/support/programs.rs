@@ -197,6 +197,7 @@ pub(crate) async fn edge_forgets_all(edge: &Edge) {
     wait_until("the edge has forgotten its sessions", || edge.table.is_empty()).await;
     wait_until("the edge has its memory back", || edge.table.memory() == (0, 0)).await;
     wait_until("the edge counts no session", || edge.metrics.sessions.now("backend") == 0).await;
+    wait_until("the edge's proxy counts no session", || edge.metrics.sessions.now("http_proxy") == 0).await;
 }
 
 /// A target at a node, as clients write it.

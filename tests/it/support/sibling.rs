@@ -69,8 +69,8 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
 }
 
 /// Says whether the node is here.
-pub(crate) async fn says(call: &Call, question: u64, here: bool, heard: Duration) {
-    let found = Found { here, heard, instance: Some(Instance::from_bits(1)), ..Found::away(question) };
+pub(crate) async fn says(call: &Call, question: u64, here: bool, silence: Duration) {
+    let found = Found { here, silence, instance: Some(Instance::from_bits(1)), ..Found::away(question) };
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
 }
 

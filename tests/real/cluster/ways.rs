@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
+use super::webhook::PORT as HOOK;
 use crate::certificates::Files;
 use crate::network::POD;
 use crate::tunnel::TestDir;
@@ -11,6 +12,8 @@ use crate::tunnel::TestDir;
 /// What kube-apiserver is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
+    /// The node's own address, where the kubelet listens: no tunnel.
+    Direct,
     /// The egress selector, over mutual TLS.
     Egress,
     /// The egress selector, over a unix socket.
@@ -32,6 +35,7 @@ impl Way {
     pub(super) fn apiserver_flags(self, place: &TestDir) -> Vec<String> {
         let dir = place.path();
         let transport = match self {
+            Self::Direct => return vec!["--kubelet-preferred-address-types=InternalIP".to_owned()],
             Self::Egress => {
                 let (cert, key) = (dir.join("egress-client.crt"), dir.join("egress-client.key"));
                 place.authority.0.client(APISERVER).unwrap().write(&cert, &key).unwrap();
@@ -53,16 +57,16 @@ impl Way {
     pub(super) fn tables(self, place: &TestDir) -> String {
         let Files { ca, cert, key } = &place.files;
         match self {
+            Self::Direct => String::new(),
             Self::Egress => format!(
                 "[mode.cloud.egress]\nlisten = \"{POD}:8000\"\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
             ),
             Self::Unix => format!("[mode.cloud.egress]\nlisten = \"unix:{}\"\n", socket(place).display()),
             Self::Passthrough { .. } => format!(
-                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\nauth = \"none\"\n"
+                "[mode.cloud.https]\nmode = \"passthrough\"\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"{HOOK}\" = \"127.0.0.1:{HOOK}\" }}\nauth = \"none\"\n"
             ),
             Self::Terminate { .. } => {
-                let (cert, key) = (place.path().join("https.crt"), place.path().join("https.key"));
-                place.authority.0.server(&["node1"]).unwrap().write(&cert, &key).unwrap();
+                let Files { cert, key, .. } = shown(place, "node1");
                 format!(
                     "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
                 )
@@ -79,8 +83,16 @@ impl Way {
 
     /// Whether a pod of the tunnel asks kube-apiserver for what is on which node.
     pub(super) fn asks(self) -> bool {
-        self == Self::Terminate { verified: false }
+        matches!(self, Self::Egress | Self::Terminate { verified: false })
     }
+}
+
+/// What a pod of the tunnel shows kube-apiserver from now on: a certificate for this name.
+pub(super) fn shown(place: &TestDir, name: &str) -> Files {
+    let at = |end: &str| place.path().join(format!("https.{end}"));
+    let files = Files { ca: place.files.ca.clone(), cert: at("crt"), key: at("key") };
+    place.authority.0.server(&[name]).unwrap().write(&files.cert, &files.key).unwrap();
+    files
 }
 
 /// What a kubelet's clients show it.

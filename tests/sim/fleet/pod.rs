@@ -83,7 +83,7 @@ impl Pod {
             FrameKind::Pong(Some(number)) => drop(from.ponged(number, Instant::now())),
             FrameKind::Find(question) => {
                 if let Some(linked) = self.registry.here(&frame.node) {
-                    linked.sender.heard(Instant::now());
+                    linked.sender.received(Instant::now());
                 }
                 self.finder.answer(from, &frame.node, question);
             }

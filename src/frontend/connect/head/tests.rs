@@ -251,3 +251,11 @@ async fn the_200_leaves_alone_and_at_once() {
     assert_eq!(written, [b"HTTP/1.1 200 Connection established\r\n\r\n"]);
     assert_eq!(flushed.last(), Some(&1), "flushed once it was written");
 }
+
+#[tokio::test]
+async fn a_client_of_http_2_is_told_that_it_is_not_served() {
+    let (done, client, _) = serve(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", Ok(0)).await;
+    let Handshake::Failed { cause: "bad_head", socket } = done else { panic!("{done:?}") };
+    drop(socket);
+    assert!(all(client).await.starts_with("HTTP/1.1 400 only HTTP/1.1 is served here\r\n"));
+}

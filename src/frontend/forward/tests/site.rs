@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::BytesMut;
-use tokio::io::{AsyncReadExt as _, DuplexStream, duplex};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Span;

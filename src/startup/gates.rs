@@ -6,24 +6,23 @@ use std::sync::Arc;
 
 use tracing::info_span;
 
-use super::core::Core;
-use crate::config::cloud::{Access, Auth};
+use super::{FaultKind, Startup};
+use crate::config::{Access, Auth};
 use crate::drain::Drain;
 use crate::frontend::{Gate, Logins, Users};
 use crate::net::reload::Reload;
-use crate::policy::Networks;
-use crate::startup::{FaultKind, Startup};
+use crate::policy::{Networks, Zone};
 
 /// The users' files of all gates: one that several name is read once, and wrong passwords given at any of them count
 /// together.
 #[derive(Debug, Default)]
-pub(super) struct Gates {
+pub struct Gates {
     files: BTreeMap<PathBuf, Option<UserFile>>,
 }
 
 /// Who may come in at one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
-pub(super) struct Guard {
+pub struct Guard {
     access: Access,
     logins: Option<Arc<Logins>>,
 }
@@ -36,7 +35,7 @@ struct UserFile {
 
 impl Gates {
     /// Reads what a port needs; `None`: a file will not do, which is noted.
-    pub(super) fn prepare(&mut self, access: &Access, startup: &mut Startup) -> Option<Guard> {
+    pub fn prepare(&mut self, access: &Access, startup: &mut Startup) -> Option<Guard> {
         let logins = match &access.auth {
             Auth::None => None,
             Auth::Basic { users, key } => {
@@ -49,7 +48,7 @@ impl Gates {
     }
 
     /// Follows the files.
-    pub(super) fn watch(self, drain: &Drain) {
+    pub fn watch(self, drain: &Drain) {
         for file in self.files.into_values().flatten() {
             drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
         }
@@ -58,15 +57,15 @@ impl Gates {
 
 impl Guard {
     /// Networks of balancers before the port.
-    pub(super) fn proxies(&self) -> Networks {
+    pub fn proxies(&self) -> Networks {
         self.access.proxy_protocol.clone()
     }
 
-    /// The gate of a front end.
-    pub(super) fn gate(self, core: &Core) -> Gate {
+    /// The gate of a front end. `zone` is where nodes have a second name.
+    pub fn gate(self, zone: Option<Arc<Zone>>) -> Gate {
         let Self { access, logins } = self;
         let Access { allow_from, rules, names, .. } = access;
-        Gate { allow_from, logins, names, rules, zone: Some(core.zone.clone()) }
+        Gate { allow_from, logins, names, rules, zone }
     }
 }
 

@@ -1,0 +1,63 @@
+//! The HTTP proxy for programs at this node, from `[mode.edge.http_proxy]`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tracing::{info, info_span};
+
+use super::{Edge, MOST_SESSIONS};
+use crate::config::edge::HttpProxy;
+use crate::frontend::{FrontContext, Home, Proxy, serve, sessions};
+use crate::names::NodeName;
+use crate::net::listen::Listener;
+use crate::net::pool::Pool;
+use crate::policy::Glob;
+use crate::startup::{Gates, Guard, Startup};
+
+/// The proxy, bound and not serving yet.
+pub(super) struct ProxyPort {
+    listener: Listener,
+    guard: Guard,
+    gates: Gates,
+    nodes: Option<Vec<Glob>>,
+}
+
+impl ProxyPort {
+    /// Reads its files and binds its port; `None`: there are faults, which `startup` has noted.
+    pub(super) fn prepare(settings: &HttpProxy, startup: &mut Startup) -> Option<Self> {
+        let mut gates = Gates::default();
+        let guard = gates.prepare(&settings.access, startup);
+        let listener =
+            startup.bind(&format!("mode.edge.http_proxy.{}", settings.listen.key), settings.listen.at);
+        Some(Self { listener: listener?, guard: guard?, gates, nodes: settings.nodes.clone() })
+    }
+
+    /// Its address.
+    pub(super) fn at(&self) -> SocketAddr {
+        self.listener.at()
+    }
+
+    /// Serves clients until the edge stops; its drain waits for them.
+    pub(super) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) {
+        let Self { listener, guard, gates, nodes } = self;
+        info!(at = %listener.at(), "programs may ask the HTTP proxy");
+        gates.watch(&edge.links);
+        let proxies = guard.proxies();
+        let context = FrontContext {
+            gate: Arc::new(ArcSwap::from_pointee(guard.gate(None))),
+            sessions: sessions(MOST_SESSIONS, MOST_SESSIONS.div_ceil(CLIENTS)),
+            pool,
+            route: edge.route.clone(),
+            addresses: Arc::default(),
+            direct: None,
+            home: Some(Home { node, nodes }),
+            metrics: edge.metrics.clone(),
+            drain: edge.sessions.clone(),
+        };
+        edge.sessions.spawn(info_span!("clients"), serve(Proxy, listener, proxies, context));
+    }
+}
+
+/// Clients that together may have all sessions.
+const CLIENTS: usize = 4;

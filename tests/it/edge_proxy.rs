@@ -1,0 +1,240 @@
+//! The proxy of an edge: programs at a node ask it for services in the cloud, and at other nodes.
+
+use std::future::pending;
+use std::net::SocketAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tunnel::drain::Drained;
+use tunnel::edge::Edge;
+
+use crate::http_proxy::{body, site};
+use crate::support::clients::{Answer, ESTABLISHED, ask, echoed, head, is_reset, open, rest};
+use crate::support::line::Line;
+use crate::support::pods;
+use crate::support::programs::{TestDir, TestPod, at, edge, edge_forgets_all, edge_with, start_edge};
+use crate::support::{beside, soon, targets, wait_until};
+
+/// An edge called `asker` that links to that address, with its proxy; `more` goes on in the proxy's table.
+async fn asker(place: &TestDir, pod: &TestPod, to: SocketAddr, more: &str) -> (Edge, SocketAddr) {
+    let proxy = format!("[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n{more}");
+    let edge = start_edge(&place.edge("asker", to, &proxy));
+    pod.has("asker").await;
+    wait_until("the edge knows its link", || edge.metrics.links.get() > 0).await;
+    let at = edge.bound.proxy.unwrap();
+    (edge, at)
+}
+
+/// A pod through which edges reach one another and loopback, and an asker that is linked to it.
+async fn alone(place: &TestDir) -> (TestPod, Edge, SocketAddr) {
+    let pod = TestPod::with(place, ALLOW);
+    let (edge, proxy) = asker(place, &pod, pod.pod.bound.grpc, "").await;
+    (pod, edge, proxy)
+}
+
+async fn connect(proxy: SocketAddr, target: &str) -> Answer {
+    ask(proxy, &format!("CONNECT {target} HTTP/1.1\r\n\r\n")).await
+}
+
+/// A target in the cloud: this name leads to loopback.
+fn in_cloud(target: SocketAddr) -> String {
+    format!("web.localhost:{}", target.port())
+}
+
+#[tokio::test]
+async fn programs_reach_the_cloud_and_other_nodes_over_one_pod_and_over_two() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let all = pods::addresses(2);
+    let text = |at: &SocketAddr| pods::config(&place, *at, &format!("{}\n{ALLOW}", pods::siblings(&all)));
+    let pods = [TestPod::from_text(&text(&all[0])), TestPod::from_text(&text(&all[1]))];
+    let others = [edge(&place, &pods[0], "node1").await, edge(&place, &pods[1], "node2").await];
+    let (edge, proxy) = asker(&place, &pods[0], all[0], "").await;
+    for target in [at("node1", echo), at("Node2", echo), in_cloud(echo)] {
+        let mut client = open(proxy, &target).await;
+        echoed(&mut client, "there and back").await;
+        client.shutdown().await.unwrap();
+        assert_eq!(rest(&mut client).await, b"", "{target}");
+    }
+    assert_eq!(pods[0].pod.metrics.sessions.ended("backend", "over"), 1, "the cloud's");
+    edge_forgets_all(&edge).await;
+    assert_eq!(edge.metrics.sessions.ended("http_proxy", "over"), 3);
+    for other in &others {
+        edge_forgets_all(other).await;
+        assert_eq!(other.metrics.sessions.ended("backend", "over"), 1);
+    }
+    for pod in &pods {
+        pod.forgets_all().await;
+        wait_until("nothing passes any more", || pod.pod.table.passing() == (0, 0)).await;
+    }
+}
+
+#[tokio::test]
+async fn each_plain_request_goes_where_its_own_url_says_and_no_password_with_it() {
+    let place = TestDir::new();
+    let (pod, _edge, proxy) = alone(&place).await;
+    let _other = edge(&place, &pod, "node2").await;
+    let node = (at("node2", site("node").await), "node");
+    let cloud = (in_cloud(site("cloud").await), "cloud");
+    let mut client = TcpStream::connect(proxy).await.unwrap();
+    for (target, name) in [&node, &cloud, &cloud, &node] {
+        let ask = format!(
+            "GET http://{target}/a?b=c HTTP/1.1\r\nHost: elsewhere:1\r\nProxy-Authorization: Basic eDp5\r\n\r\n"
+        );
+        client.write_all(ask.as_bytes()).await.unwrap();
+        let wanted = format!("{name}\nGET /a?b=c HTTP/1.1\r\nHost: {target}\r\n\r\n");
+        assert_eq!(body(&mut client).await.to_lowercase(), wanted.to_lowercase());
+    }
+}
+
+#[tokio::test]
+async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let _other = edge(&place, &pod, "node2").await;
+    let (edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, "").await;
+    let node = connect(proxy, &at("node2", echo)).await;
+    assert_eq!(node.status, 403, "{node:?}");
+    assert!(
+        node.phrase.contains("edges may not reach node node2: their pod's mode.cloud.allow.nodes"),
+        "{node:?}"
+    );
+    let cloud = connect(proxy, &in_cloud(echo)).await;
+    assert_eq!(cloud.status, 403, "{cloud:?}");
+    assert!(cloud.body.contains("next: add the target to [mode.cloud.allow] targets"), "{cloud:?}");
+    let mut plain = TcpStream::connect(proxy).await.unwrap();
+    plain.write_all(format!("GET http://{}/ HTTP/1.1\r\n\r\n", in_cloud(echo)).as_bytes()).await.unwrap();
+    let head = head(&mut plain).await;
+    assert!(head.starts_with("HTTP/1.1 403 edges may not have the cloud dial "), "{head}");
+    assert_eq!(edge.metrics.sessions.ended("http_proxy", "not_allowed"), 3);
+}
+
+#[tokio::test]
+async fn the_other_node_refuses_what_its_own_policy_does_not_hold() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (pod, _edge, proxy) = alone(&place).await;
+    let narrow = "[mode.edge.allow]\ntargets = [\"10.1.2.3:443\"]";
+    let _other = edge_with(&place, &pod, "node2", narrow).await;
+    let refused = connect(proxy, &at("node2", echo)).await;
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert!(refused.phrase.starts_with("node node2: this edge may not dial node2:"), "{refused:?}");
+    assert!(refused.body.contains("next: add the target to [mode.edge.allow]"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn this_machine_and_what_no_pod_dials_are_refused_at_once() {
+    let place = TestDir::new();
+    let (pod, edge, proxy) = alone(&place).await;
+    for target in ["asker:22", "ASKER.:22", "localhost:22"] {
+        let refused = connect(proxy, target).await;
+        assert_eq!(refused.status, 421, "{refused:?}");
+        assert!(
+            refused.phrase.ends_with("is at this machine itself: ask there, not through its proxy"),
+            "{refused:?}"
+        );
+        assert!(refused.body.contains("no_proxy"), "{refused:?}");
+    }
+    for target in ["127.0.0.1:22", "169.254.169.254:80", "2130706433:80"] {
+        let refused = connect(proxy, target).await;
+        assert_eq!(refused.status, 403, "{refused:?}");
+        assert!(refused.phrase.contains(" is no target"), "{refused:?}");
+    }
+    assert_eq!(pod.pod.metrics.sessions.ended("backend", "not_allowed"), 0, "no pod was asked");
+    assert!(edge.table.is_empty());
+}
+
+#[tokio::test]
+async fn clients_show_their_password_or_get_nothing() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::with(&place, ALLOW);
+    let users = place.file("htpasswd", &format!("app:{}\n", bcrypt::hash("right", 4).unwrap()));
+    let more = format!("auth = \"basic\"\nusers = {users:?}\nrules = [{{ nodes = [\"-\"] }}]\n");
+    let (_edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, &more).await;
+    let with = |target: &str, password: &str| {
+        let shown = STANDARD.encode(format!("app:{password}"));
+        format!("CONNECT {target} HTTP/1.1\r\nProxy-Authorization: Basic {shown}\r\n\r\n")
+    };
+    assert_eq!(connect(proxy, &in_cloud(echo)).await.status, 407);
+    assert_eq!(ask(proxy, &with(&in_cloud(echo), "wrong")).await.status, 407);
+    let mut client = TcpStream::connect(proxy).await.unwrap();
+    client.write_all(with(&in_cloud(echo), "right").as_bytes()).await.unwrap();
+    assert_eq!(head(&mut client).await, ESTABLISHED);
+    echoed(&mut client, "hello").await;
+    let ruled = ask(proxy, &with("node2:22", "right")).await;
+    assert_eq!(ruled.status, 403, "{ruled:?}");
+    assert!(ruled.phrase.starts_with("no rule lets app reach port 22 of node node2"), "{ruled:?}");
+}
+
+#[tokio::test]
+async fn nobody_reaches_the_proxy_itself_through_the_tunnel() {
+    let place = TestDir::new();
+    let (pod, _edge, proxy) = alone(&place).await;
+    let refused = pod.ask(&at("asker", proxy)).await;
+    assert_eq!(refused.status, 403, "{refused:?}");
+    assert!(refused.phrase.contains("is a port of the edge itself"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn sessions_of_the_proxy_go_on_over_new_links() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::with(&place, ALLOW);
+    let _other = edge(&place, &pod, "node2").await;
+    let line = Line::to(pod.pod.bound.grpc).await;
+    let (edge, proxy) = asker(&place, &pod, line.at, "").await;
+    let mut clients = [open(proxy, &at("node2", echo)).await, open(proxy, &in_cloud(echo)).await];
+    for _ in 0..3 {
+        for client in &mut clients {
+            echoed(client, "before").await;
+        }
+        let old = pod.has("asker").await;
+        line.reset();
+        wait_until("there is a new link", || {
+            pod.link("asker").is_some_and(|link| link.sender.id != old.sender.id)
+        })
+        .await;
+        for client in &mut clients {
+            echoed(client, "after").await;
+        }
+    }
+    drop(clients);
+    edge_forgets_all(&edge).await;
+    pod.forgets_all().await;
+}
+
+#[tokio::test]
+async fn an_edge_without_a_link_says_so() {
+    let place = TestDir::new();
+    let nowhere = targets::nothing().await;
+    let proxy = "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:0\"\n";
+    let edge = start_edge(&place.edge("asker", nowhere, proxy));
+    for target in ["node2:22", "web.localhost:80"] {
+        let refused = connect(edge.bound.proxy.unwrap(), target).await;
+        assert_eq!((refused.status, refused.phrase.as_str()), (502, "this edge is not linked to the cloud"));
+    }
+}
+
+#[tokio::test]
+async fn an_edge_that_stops_takes_no_more_clients_and_lets_theirs_finish() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (_pod, edge, proxy) = alone(&place).await;
+    let mut client = open(proxy, &in_cloud(echo)).await;
+    echoed(&mut client, "before").await;
+    let stopped = beside(edge.stop(pending()));
+    soon("a closed port", async { while TcpStream::connect(proxy).await.is_ok() {} }).await;
+    echoed(&mut client, "while it stops").await;
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, b"");
+    assert_eq!(soon("the edge's end", stopped).await.unwrap(), Drained::Finished);
+
+    let more = "[mode.edge.session]\ndrain = \"0s\"\n";
+    let pod = TestPod::with(&place, ALLOW);
+    let (edge, proxy) = asker(&place, &pod, pod.pod.bound.grpc, more).await;
+    let mut client = open(proxy, &in_cloud(echo)).await;
+    echoed(&mut client, "before").await;
+    assert_eq!(soon("the edge's end", edge.stop(pending())).await, Drained::Cut(1));
+    is_reset(&mut client).await;
+}
+
+/// What a pod's config has to say for edges to reach one another, and loopback in the cloud.
+const ALLOW: &str = "[mode.cloud.allow]\nnodes = [\"*\"]\ntargets = [\"127.0.0.0/8:*\", \"[::1]:*\"]\n";

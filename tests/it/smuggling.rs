@@ -1,0 +1,286 @@
+//! Requests that two readers could take for two different ones, as bytes on real ports: what comes of each is 400, or
+//! exactly one request at the target that nobody can read in two ways.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tunnel::net::tls::{
+    ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
+};
+
+use crate::support::programs::{TestDir, TestPod, edge_with};
+use crate::support::{soon, targets};
+
+/// What becomes of a request.
+#[derive(Debug, Clone, Copy)]
+enum Comes {
+    /// 400, and no whole request reaches the target.
+    ToNothing,
+    /// The target gets this head and body, in which `HOST` is its own name, and nothing more.
+    As(&'static str),
+}
+
+use Comes::{As, ToNothing};
+
+/// Requests of which `HOST` is the target's name.
+const REQUESTS: &[(&str, Comes)] = &[
+    // Two lengths. RFC 9112 6.3: the coding counts, the length is not passed on, and the connection ends.
+    (
+        "POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\nHost: HOST\r\n\r\n",
+        As("POST / HTTP/1.1\r\nhost: HOST\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+    ),
+    (
+        "POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\nContent-Length: 44\r\n\r\n0\r\n\r\nGET /x HTTP/1.1\r\nHost: HOST\r\n\r\n",
+        As("POST / HTTP/1.1\r\nhost: HOST\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"),
+    ),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3, 4\r\n\r\nabcd", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: +3\r\n\r\nabc", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: -1\r\n\r\n", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 0x3\r\n\r\nabc", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length: 3 4\r\n\r\nabcd", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nContent-Length : 3\r\n\r\nabc", ToNothing),
+    // Codings.
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n", ToNothing),
+    (
+        "POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: identity\r\nContent-Length: 3\r\n\r\nabc",
+        ToNothing,
+    ),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: \u{b}chunked\r\n\r\n0\r\n\r\n", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n", ToNothing),
+    (
+        "POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n",
+        ToNothing,
+    ),
+    ("POST / HTTP/1.0\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", ToNothing),
+    // Chunks.
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\na\r\n0\r\n\r\n", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n", ToNothing),
+    ("POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n1\na\r\n0\r\n\r\n", ToNothing),
+    (
+        "POST / HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\n10000000000000001\r\na\r\n0\r\n\r\n",
+        ToNothing,
+    ),
+    // Lines.
+    ("GET / HTTP/1.1\r\nHost: HOST\r\nX: b\r\n folded\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\r\nHost: HOST\r\n\tX: b\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\r\n Host: HOST\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\r\nHost: HOST\r\nX: b\rGET /x HTTP/1.1\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\r\nHost: HOST\r\nX: b\0c\r\n\r\n", ToNothing),
+    ("GET  / HTTP/1.1\r\nHost: HOST\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\nHost: HOST\nX: b\n\n", As("GET / HTTP/1.1\r\nhost: HOST\r\nx: b\r\n\r\n")),
+    // Hosts.
+    (
+        "GET http://HOST/x?y HTTP/1.1\r\nHost: elsewhere:1\r\n\r\n",
+        As("GET /x?y HTTP/1.1\r\nhost: HOST\r\n\r\n"),
+    ),
+    ("GET / HTTP/1.1\r\nHost: HOST\r\nHost: elsewhere\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\r\nHost: elsewhere\r\nHost: HOST\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\r\nHost: HOST/a\r\n\r\n", ToNothing),
+    ("GET / HTTP/1.1\r\nHost: me@HOST\r\n\r\n", ToNothing),
+    // A change of protocol with a body is none.
+    (
+        "POST / HTTP/1.1\r\nHost: HOST\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: 3\r\n\r\nabc",
+        As("POST / HTTP/1.1\r\nhost: HOST\r\ncontent-length: 3\r\n\r\nabc"),
+    ),
+    // No Connection takes away what says where a request ends.
+    (
+        "POST / HTTP/1.1\r\nHost: HOST\r\nConnection: Content-Length, Host\r\nContent-Length: 3\r\n\r\nabc",
+        As("POST / HTTP/1.1\r\nhost: HOST\r\ncontent-length: 3\r\n\r\nabc"),
+    ),
+];
+
+/// What a front end that is still there after a request passes on as well.
+const LAST: &str = "GET /last HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n";
+
+/// A target that answers each request and keeps what it has got on each of its connections.
+#[derive(Clone, Default)]
+struct Target(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Target {
+    async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, mut socket: S) {
+        let number = {
+            let mut all = self.0.lock().unwrap();
+            all.push(Vec::new());
+            all.len() - 1
+        };
+        let mut answered = 0;
+        let mut piece = [0; 4096];
+        while let Ok(n @ 1..) = socket.read(&mut piece).await {
+            let requests = {
+                let mut all = self.0.lock().unwrap();
+                all[number].extend_from_slice(&piece[..n]);
+                split(&all[number]).0.len()
+            };
+            for _ in answered..requests {
+                let _ = socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+            }
+            let _ = socket.flush().await;
+            answered = requests;
+        }
+    }
+
+    /// The whole requests that have come, and forgets them. What is left of a connection must be no request.
+    fn take(&self) -> Vec<String> {
+        let all = std::mem::take(&mut *self.0.lock().unwrap());
+        let mut requests = Vec::new();
+        for bytes in all {
+            let (whole, _cut) = split(&bytes);
+            requests.extend(whole);
+        }
+        requests
+    }
+}
+
+/// The whole requests in these bytes as a strict reader sees them, and what is left.
+///
+/// # Panics
+///
+/// If one of them can be read in two ways.
+fn split(mut bytes: &[u8]) -> (Vec<String>, &[u8]) {
+    let mut requests = Vec::new();
+    while let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+        let head = std::str::from_utf8(&bytes[..end]).unwrap();
+        let body = &bytes[end + 4..];
+        let Some(length) = body_length(head, body) else { break };
+        let (whole, rest) = bytes.split_at(end + 4 + length);
+        requests.push(std::str::from_utf8(whole).unwrap().to_owned());
+        bytes = rest;
+    }
+    (requests, bytes)
+}
+
+/// The length of the body, if all of it is there.
+fn body_length(head: &str, body: &[u8]) -> Option<usize> {
+    let mut lines = head.split("\r\n");
+    let words: Vec<_> = lines.next().unwrap().split(' ').collect();
+    assert!(matches!(words[..], [_, path, "HTTP/1.1"] if path.starts_with('/')), "{head:?}");
+    assert!(!head.replace("\r\n", "").contains(['\r', '\n', '\0']), "{head:?}");
+    let fields: Vec<_> =
+        lines.map(|line| line.split_once(": ").unwrap_or_else(|| panic!("{head:?}"))).collect();
+    assert!(
+        fields.iter().all(|(name, _)| !name.is_empty() && !name.contains(char::is_whitespace)),
+        "{head:?}"
+    );
+    let of = |name: &str| -> Vec<_> {
+        fields.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| *value).collect()
+    };
+    assert_eq!(of("host").len(), 1, "{head:?}");
+    let length = match (&of("content-length")[..], &of("transfer-encoding")[..]) {
+        ([], []) => 0,
+        ([length], []) => length.parse().unwrap(),
+        ([], ["chunked"]) => body.windows(5).position(|five| five == b"0\r\n\r\n")? + 5,
+        both => panic!("{both:?} in {head:?}"),
+    };
+    (body.len() >= length).then_some(length)
+}
+
+/// A front end of a pod, and how it is spoken to.
+enum Front {
+    Plain(&'static str),
+    Tls(&'static str),
+}
+
+impl Front {
+    /// Says this, and reads to the end.
+    async fn says(&self, pod: &TestPod, text: &str) -> String {
+        match self {
+            Self::Plain(front) => exchange(pod.client(front).await, text).await,
+            Self::Tls(front) => {
+                let settings = ClientSettings { trust: Trust::Anyone, identity: None, alpn: Vec::new() };
+                let connector = TlsConnector::from(settings.load().unwrap().load());
+                let name = server_name("127.0.0.1").unwrap();
+                exchange(connector.connect(name, pod.client(front).await).await.unwrap(), text).await
+            }
+        }
+    }
+}
+
+async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S, text: &str) -> String {
+    socket.write_all(text.as_bytes()).await.unwrap();
+    socket.flush().await.unwrap();
+    let mut told = Vec::new();
+    // How the connection ends is no matter.
+    let _ = soon("the end of the connection", socket.read_to_end(&mut told)).await;
+    String::from_utf8(told).unwrap()
+}
+
+/// Sends each of the requests to a front end of this pod, and looks at what the target gets.
+async fn none_is_read_in_two_ways(pod: &TestPod, front: Front, target: &Target, host: &str) {
+    for (request, comes) in REQUESTS {
+        let text = format!("{request}{LAST}").replace("HOST", host);
+        let told = front.says(pod, &text).await;
+        pod.forgets_all().await;
+        let mut got = target.take();
+        if got.last().is_some_and(|last| last.starts_with("GET /last ")) {
+            got.pop();
+        }
+        match comes {
+            ToNothing => {
+                assert!(told.starts_with("HTTP/1.1 400 "), "{request:?}: {told}");
+                assert_eq!(got, [""; 0], "{request:?}");
+            }
+            As(wanted) => {
+                assert!(told.starts_with("HTTP/1.1 200 OK\r\n"), "{request:?}: {told}");
+                let wanted = wanted.replace("HOST", host).to_lowercase();
+                let got: Vec<_> = got.iter().map(|got| got.to_lowercase()).collect();
+                assert_eq!(got, [wanted], "{request:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_http_proxy_passes_on_nothing_that_can_be_read_in_two_ways() {
+    let (place, target) = (TestDir::new(), Target::default());
+    let serving = target.clone();
+    let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
+    let pod = TestPod::with(&place, "[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:0\"\n");
+    let _edge = edge_with(&place, &pod, "node-a", "").await;
+    none_is_read_in_two_ways(&pod, Front::Plain("http_proxy"), &target, &format!("node-a:{}", at.port()))
+        .await;
+}
+
+#[tokio::test]
+async fn ports_by_host_pass_on_nothing_that_can_be_read_in_two_ways() {
+    let (place, target) = (TestDir::new(), Target::default());
+    let serving = target.clone();
+    let at = targets::serve(move |socket: TcpStream| serving.clone().serve(socket)).await;
+    let more = format!("[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{at}\" }}\n");
+    let pod = TestPod::with(&place, &more);
+    let _edge = edge_with(&place, &pod, "node-a", "").await;
+    none_is_read_in_two_ways(&pod, Front::Plain("http"), &target, "node-a").await;
+}
+
+#[tokio::test]
+async fn https_ports_pass_on_nothing_that_can_be_read_in_two_ways() {
+    let (place, target) = (TestDir::new(), Target::default());
+    let at = behind_tls(&place, target.clone()).await;
+    let dir = place.path().display();
+    let files = format!("cert = \"{dir}/cloud.crt\"\nkey = \"{dir}/cloud.key\"\n");
+    let more =
+        format!("[mode.cloud.https]\n{files}listen_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"{at}\" }}\n");
+    let pod = TestPod::with(&place, &more);
+    let _edge = edge_with(&place, &pod, "node-a", &format!("[mode.edge.https]\n{files}")).await;
+    none_is_read_in_two_ways(&pod, Front::Tls("https"), &target, "node-a").await;
+}
+
+async fn behind_tls(place: &TestDir, target: Target) -> SocketAddr {
+    let identity = Identity { cert: place.files.cert.clone(), key: place.files.key.clone() };
+    let clients = ClientCertificates::Anonymous;
+    let server = ServerSettings { identity, clients, offer: TlsParams::default(), alpn: Vec::new() };
+    let acceptor = TlsAcceptor::from(server.load().unwrap().load());
+    targets::serve(move |socket| {
+        let (acceptor, target) = (acceptor.clone(), target.clone());
+        async move {
+            let Ok(socket) = acceptor.accept(socket).await else { return };
+            target.serve(socket).await;
+        }
+    })
+    .await
+}

@@ -1,0 +1,62 @@
+//! The proxy of an edge, as people use it: curl on a node asks for pages of the cloud and of another node.
+
+use crate::network::{Network, OTHER_POD, POD};
+use crate::parts::have;
+use crate::process::{PATIENCE, run_command};
+
+#[test]
+fn curl_on_a_node_reaches_the_cloud_and_another_node_over_one_pod_and_over_two() {
+    if !have(&["busybox"]) {
+        return;
+    }
+    let Some(network) = Network::start(2) else { return };
+    let allow = format!("[mode.cloud.allow]\ntargets = [\"{POD}:8088\"]\nnodes = [\"node*\"]\n");
+    let _pods = [network.pod(POD, &allow), network.pod(OTHER_POD, &allow)];
+    let _pages = [
+        network.page(&network.cloud, ("cloud", &format!("{POD}:8088")), ("index.html", "cloud\n")),
+        network.page(&network.edges[1], ("node2", "127.0.0.1:9100"), ("index.html", "node2\n")),
+    ];
+    let _asks = network.edge(1, POD, PROXY);
+    for pod in [POD, OTHER_POD] {
+        let _serves = network.edge(2, pod, "");
+        for (url, says) in
+            [(format!("http://{POD}:8088/"), "cloud\n"), ("http://node2:9100/".into(), "node2\n")]
+        {
+            for way in ["", "-p"] {
+                assert_eq!(curl(&network, &format!("{way} {url}")), says, "{way} {url}, node2 at {pod}");
+            }
+        }
+    }
+    let refused = curl(&network, &format!("-w %{{http_code}} http://{OTHER_POD}:8088/"));
+    assert!(
+        refused.contains("add the target to [mode.cloud.allow] targets") && refused.ends_with("403"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn by_default_curl_on_a_node_reaches_nothing_and_reads_which_key_would_let_it() {
+    let Some(network) = Network::start(2) else { return };
+    let _pod = network.pod(POD, "");
+    let _edges = [network.edge(1, POD, PROXY), network.edge(2, POD, "")];
+    for (url, key) in [
+        (format!("http://{POD}:8088/"), "mode.cloud.allow.targets"),
+        ("http://node2:9100/".into(), "mode.cloud.allow.nodes"),
+        ("http://node1:9100/".into(), "no_proxy"),
+    ] {
+        let refused = curl(&network, &url);
+        assert!(refused.contains(key), "{url}: {refused}");
+    }
+}
+
+/// What curl prints on the first node, through the proxy there.
+fn curl(network: &Network, args: &str) -> String {
+    let mut command = network.edges[0].command("sh");
+    let line = format!("curl -s -m 20 -x http://127.0.0.1:51009 {args}");
+    command.args(["-c", &line]);
+    let said = run_command(&line, &mut command, None, 2 * PATIENCE);
+    assert!(said.status.success(), "{line}: {said:?}");
+    said.stdout
+}
+
+const PROXY: &str = "[mode.edge.http_proxy]\nip = \"127.0.0.1\"\nport = \"51009\"\n";

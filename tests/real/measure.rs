@@ -1,0 +1,109 @@
+//! What the tunnel costs kubectl, against a kube-apiserver that dials the kubelet itself: what
+//! `scripts/kubernetes.sh --measure` prints.
+
+use std::io::Write;
+
+use serde_json::json;
+
+use crate::cluster::{Cluster, Way, node};
+use crate::network::{POD, address};
+use crate::process::PATIENCE;
+use crate::wait::wait_until;
+
+#[test]
+#[ignore = "no test by itself: scripts/kubernetes.sh --measure starts it"]
+fn kubectl() {
+    let mut cluster = Cluster::start(Way::Direct).expect("all programs");
+    write_the_log(&cluster);
+    cluster.network.edges[0].sh("nft flush chain inet shut input");
+    let direct = Figures::take(&cluster, &format!("https://{}:10250", address(1)));
+    cluster.network.edges[0].shut("wan");
+    cluster.change(Way::Egress);
+    let (_pod, _edge) = (cluster.pod(POD), cluster.edge(POD, ""));
+    let egress = format!(
+        "--proxy https://{POD}:8000 --proxytunnel --proxy-cacert ca.crt --proxy-cert egress-client.crt \
+         --proxy-key egress-client.key https://node1:10250"
+    );
+    let tunnel = Figures::take(&cluster, &egress);
+    let rows = [
+        row(
+            "kubectl exec, a line there and back, p50, against kubelet directly",
+            "us",
+            tunnel.echo,
+            direct.echo,
+        ),
+        row("kubectl exec of nothing, from start to end, p50", "ms", tunnel.whole, direct.whole),
+        row(
+            "kubectl logs of 100 MB, rate against curl to the kubelet directly",
+            "MB/s",
+            tunnel.logs,
+            direct.curl,
+        ),
+        row("the same, against kubectl logs without the tunnel", "MB/s", tunnel.logs, direct.logs),
+        row("curl of that log, rate against curl to the kubelet directly", "MB/s", tunnel.curl, direct.curl),
+    ];
+    let _ = write!(std::io::stderr(), "\n{}", rows.concat());
+}
+
+/// What was measured of one way; each a median.
+struct Figures {
+    /// Microseconds of a line to a command that says it again.
+    echo: f64,
+    /// Milliseconds of a command that does nothing.
+    whole: f64,
+    /// MB/s of kubectl.
+    logs: f64,
+    /// MB/s of curl.
+    curl: f64,
+}
+
+impl Figures {
+    /// By kube-apiserver's way, and by what curl is told so that it comes to the kubelet.
+    fn take(cluster: &Cluster, kubelet: &str) -> Self {
+        wait_until("a command runs", PATIENCE, || {
+            cluster.network.tries("kubectl exec busy -- true").status.success()
+        });
+        let median = |line: &str| {
+            let said = cluster.sh(line);
+            let mut all: Vec<f64> = said.lines().map(|number| number.parse().unwrap()).collect();
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        let since = "micros() { now=$EPOCHREALTIME; echo $((${now/./} - ${1/./})); }";
+        let echo = median(&format!(
+            "{since}; coproc kubectl exec -i busy -- cat
+            say() {{ echo $1 >&${{COPROC[1]}}; read -r -u ${{COPROC[0]}}; }}
+            for n in {{1..50}}; do say warm; done
+            for n in {{1..1000}}; do begun=$EPOCHREALTIME; say $n; micros $begun; done
+            exec {{COPROC[1]}}>&-"
+        ));
+        let whole = median(&format!(
+            "{since}; for n in {{1..20}}; do begun=$EPOCHREALTIME; kubectl exec busy -- true; micros $begun; done"
+        )) / 1000.0;
+        let micros = median(&format!(
+            "{since}; for n in {{1..5}}; do begun=$EPOCHREALTIME
+            [ $(kubectl logs talker | wc -c) = {LOG} ]; micros $begun; done"
+        ));
+        let curl = median(&format!(
+            "for n in {{1..5}}; do curl -sSfk --cert kubelet-client.crt --key kubelet-client.key -o log \
+            -w '%{{speed_download}}\\n' {kubelet}/containerLogs/default/talker/main; [ $(wc -c <log) = {LOG} ]; done"
+        ));
+        Self { echo, whole, logs: f64::from(LOG) / micros, curl: curl / 1e6 }
+    }
+}
+
+/// A pod that has written 100 MB.
+fn write_the_log(cluster: &Cluster) {
+    let lines = "awk 'BEGIN { for (i = 0; i < 100000; i++) printf \"%08d %0990d\\n\", i, i }'";
+    cluster.apply("talker", &node::pod("talker", &json!({"command": ["sh", "-c", lines]})));
+    cluster.sh("kubectl wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=110s pod/talker");
+}
+
+/// A row of the benchmarks' tables.
+fn row(figure: &str, unit: &str, tunnel: f64, direct: f64) -> String {
+    let ratio = tunnel / direct;
+    format!("| {figure} | {tunnel:.0} {unit} | {direct:.0} {unit} |  | {ratio:.2} |  |  |  |\n")
+}
+
+/// Bytes of the log.
+const LOG: u32 = 100_000_000;

@@ -1,0 +1,237 @@
+//! nginx on a node, which clients reach by the node's name: over TLS, without it, and by the proxies.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::certificates::Files;
+use crate::parts::{find, free_port, have, loopback};
+use crate::process::{PATIENCE, Running, Said, run};
+use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::wait::wait_until;
+
+#[test]
+fn nginx_serves_by_the_nodes_name_what_it_would_serve_without_a_tunnel() {
+    let Some(site) = Site::start() else { return };
+    for url in [site.https(), site.http()] {
+        let one_connection = site.sh(&format!("curl {url}/who {url}/who {url}/who"));
+        let kept: Vec<_> = one_connection.lines().map(|line| line.split_once(' ').unwrap()).collect();
+        assert!(kept.iter().all(|of| of.0 == kept[0].0), "one connection to the target: {one_connection}");
+        assert_eq!(kept.iter().map(|of| of.1).collect::<Vec<_>>(), ["1", "2", "3"]);
+
+        let said = site.sh(&format!("curl -D head -H 'TE: trailers' {url}/talk | cmp - talk; cat head"));
+        let said = said.to_lowercase();
+        assert!(said.contains("transfer-encoding: chunked\r\n"), "{said}");
+        assert!(said.ends_with("\r\n\r\nx-sum: 42\r\n"), "the trailer stands behind the head: {said}");
+
+        // nginx says 100 before it reads a body, and none if it knows that the body is too long.
+        let put = "curl -v -H 'Expect: 100-continue' -T talk";
+        let said = site.sh(&format!("{put} {url}/files/talk 2>&1; cmp talk files/talk"));
+        let told: Vec<_> = said.lines().filter(|line| line.starts_with("< HTTP/1.1 ")).collect();
+        assert_eq!(told, ["< HTTP/1.1 100 Continue", "< HTTP/1.1 201 Created"], "{said}");
+        site.sh("rm files/talk");
+        let said = site.tries(&format!("{put} {url}/small/talk 2>&1")).stdout;
+        let told: Vec<_> = said.lines().filter(|line| line.starts_with("< HTTP/1.1 ")).collect();
+        assert_eq!(told, ["< HTTP/1.1 413 Request Entity Too Large"], "{said}");
+    }
+}
+
+#[test]
+fn a_gibibyte_passes_each_way_and_neither_end_grows() {
+    let Some(site) = Site::start() else { return };
+    let before = site.most_memory();
+    // No line occurs twice: what is lost, doubled or out of its place shows.
+    let content = "seq 200000000 | head -c 1073741824";
+    for url in [site.https(), site.http()] {
+        site.sh(&format!("{content} | curl -T - {url}/files/big; curl {url}/files/big | cmp - <({content})"));
+        site.sh("rm files/big");
+    }
+    for (before, after) in before.into_iter().zip(site.most_memory()) {
+        assert!(after < before + GROWTH, "from {before} to {after} KiB");
+    }
+}
+
+#[test]
+fn curl_comes_in_by_the_http_proxy_and_with_a_certificate_by_egress() {
+    let Some(site) = Site::start() else { return };
+    let http_proxy = format!("-x http://127.0.0.1:{}", site.proxy);
+    let unproved =
+        format!("-x https://localhost:{} --proxy-cacert {}", site.egress, site.place.files.ca.display());
+    let egress = format!("{unproved} --proxy-cert client.crt --proxy-key client.key --proxytunnel");
+    let (plain, tls) = (site.plain_target, site.tls_target);
+    for (proxy, requests) in [
+        // With a whole URL for each, and inside CONNECT.
+        (http_proxy.clone(), ["1", "2", "3"]),
+        (format!("{http_proxy} --proxytunnel"), ["1", "2", "3"]),
+        (egress, ["1", "2", "3"]),
+    ] {
+        for target in [format!("http://node1:{plain}"), format!("https://node1:{tls}")] {
+            let line = format!("curl {proxy} {target}/who {target}/who {target}/who");
+            let said = site.sh(&line);
+            let kept: Vec<_> = said.lines().map(|line| line.split_once(' ').unwrap().1).collect();
+            assert_eq!(kept, requests, "{line}: {said}");
+            site.sh(&format!("curl {proxy} {target}/talk | cmp - talk"));
+            site.sh(&format!("curl {proxy} -T talk {target}/files/talk; cmp talk files/talk; rm files/talk"));
+        }
+    }
+    let said = site.tries(&format!("curl {unproved} --proxytunnel http://node1:{plain}/who"));
+    assert!(!said.status.success() && said.stderr.contains("certificate required"), "{said:?}");
+}
+
+#[test]
+fn a_client_of_http_2_is_turned_away_where_http_1_is_spoken() {
+    if !have(&["h2load"]) {
+        return;
+    }
+    let Some(mut site) = Site::start() else { return };
+    let speaks = "the client speaks HTTP/2 without asking for it";
+    let offers = "peer doesn't support any known protocol";
+    let port = |port: u16| format!("127.0.0.1:{port}");
+    for (url, front, told) in [
+        (format!("http://{}", port(site.cloud.connect)), "connect", speaks),
+        (format!("http://{}", port(site.proxy)), "proxy", speaks),
+        (format!("http://{}", port(site.http)), "http", speaks),
+        (format!("https://{}", port(site.egress)), "egress", offers),
+        (format!("https://{}", port(site.https)), "https", offers),
+    ] {
+        let before = site.cloud.process.log().matches(told).count();
+        let said = run("h2load", &["--npn-list=h2", "-n", "1", "-c", "1", &url], None, PATIENCE);
+        assert!(said.stdout.contains("0 succeeded, 1 failed"), "{front}: {said:?}");
+        wait_until(&format!("{front} says why"), PATIENCE, || {
+            site.cloud.process.lives();
+            site.cloud.process.log().matches(told).count() > before
+        });
+    }
+}
+
+/// A node with nginx, and a cloud with each kind of port that leads there.
+struct Site {
+    // Fields drop in order: processes before the files they use.
+    edge: Edge,
+    cloud: Cloud,
+    _nginx: Running,
+    place: TestDir,
+    plain_target: u16,
+    tls_target: u16,
+    https: u16,
+    http: u16,
+    proxy: u16,
+    egress: u16,
+}
+
+impl Site {
+    /// Starts it; none if a program is missing.
+    fn start() -> Option<Self> {
+        if !have(&["nginx", "curl"]) {
+            return None;
+        }
+        let place = TestDir::serving(&["node1", "localhost", "127.0.0.1"]);
+        let [plain_target, tls_target, https, http, proxy, egress] = [(); 6].map(|()| free_port());
+        let nginx = nginx(&place, plain_target, tls_target);
+        let (client_cert, client_key) = (place.path().join("client.crt"), place.path().join("client.key"));
+        place.authority.0.client("curl").unwrap().write(&client_cert, &client_key).unwrap();
+        let Files { ca, cert, key } = &place.files;
+        let proved = format!("cert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"curl\"]\n");
+        let tables = format!(
+            "[mode.cloud.https]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{https}\" = \"127.0.0.1:{tls_target}\" }}\n{proved}
+[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{http}\" = \"127.0.0.1:{plain_target}\" }}
+[mode.cloud.http_proxy]\nlisten = \"127.0.0.1:{proxy}\"
+[mode.cloud.egress]\nlisten = \"127.0.0.1:{egress}\"\n{proved}"
+        );
+        let mut cloud = Cloud::start_with(&place, &tables, &[]);
+        let edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+        cloud.has("node1");
+        Some(Self { edge, cloud, _nginx: nginx, place, plain_target, tls_target, https, http, proxy, egress })
+    }
+
+    /// Where curl finds nginx over TLS.
+    fn https(&self) -> String {
+        format!("https://node1:{}", self.https)
+    }
+
+    /// Where curl finds nginx without TLS.
+    fn http(&self) -> String {
+        format!("http://node1:{}", self.http)
+    }
+
+    /// Runs a line of bash with a curl that knows both ports by the node's name, and shows its certificate.
+    fn tries(&self, line: &str) -> Said {
+        let Self { https, http, .. } = self;
+        let curl = format!(
+            "curl() {{ command curl -sS --fail-with-body --cacert ca.crt --cert client.crt --key client.key \
+             --resolve node1:{https}:127.0.0.1 --resolve node1:{http}:127.0.0.1 \"$@\"; }}"
+        );
+        let dir = self.place.path().display();
+        run("bash", &["-ec", &format!("cd {dir}; {curl}; {line}")], None, GIBIBYTE)
+    }
+
+    /// As [`Self::tries`], where it must succeed; what it prints.
+    fn sh(&self, line: &str) -> String {
+        let said = self.tries(line);
+        assert!(said.status.success(), "{line}: {said:?}");
+        said.stdout
+    }
+
+    /// The most memory that pod and edge have had so far, in KiB.
+    fn most_memory(&self) -> [u64; 2] {
+        [&self.cloud.process, &self.edge.process].map(|process| {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+            line.split_whitespace().next().unwrap().parse().unwrap()
+        })
+    }
+}
+
+/// nginx with a page that tells its connection, one in chunks with a trailer, and files that may be put.
+fn nginx(place: &TestDir, plain: u16, tls: u16) -> Running {
+    let dir = place.path();
+    let lines: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
+    std::fs::write(dir.join("talk"), lines).unwrap();
+    std::fs::create_dir(dir.join("files")).unwrap();
+    let (at, Files { cert, key, .. }) = (dir.display(), &place.files);
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|what| format!("{what}_temp_path {at}/temp-{what};\n"))
+        .concat();
+    let config = format!(
+        r#"daemon off;
+master_process off;
+pid {at}/nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+    {temporary}
+    access_log off;
+    default_type text/plain;
+    server {{
+        listen 127.0.0.1:{plain};
+        listen 127.0.0.1:{tls} ssl;
+        ssl_certificate {cert};
+        ssl_certificate_key {key};
+        root {at};
+        client_max_body_size 0;
+        location = /who {{ return 200 "$connection $connection_requests\n"; }}
+        location = /talk {{ ssi on; ssi_types *; add_header Trailer X-Sum; add_trailer X-Sum 42; }}
+        location /files/ {{ dav_methods PUT; }}
+        location /small/ {{ dav_methods PUT; client_max_body_size 9; }}
+    }}
+}}
+"#,
+        cert = cert.display(),
+        key = key.display(),
+    );
+    let file = dir.join("nginx.conf");
+    std::fs::write(&file, config).unwrap();
+    let mut command = Command::new(find("nginx").unwrap());
+    command.args(["-e", "stderr", "-c"]).arg(file).arg("-p").arg(dir);
+    let mut running = Running::start("nginx", dir, &mut command);
+    wait_until("nginx listens", PATIENCE, || {
+        running.lives();
+        std::net::TcpStream::connect(loopback(tls)).is_ok()
+    });
+    running
+}
+
+/// How many KiB more a process may have had, whatever passed through it.
+const GROWTH: u64 = 32 * 1024;
+
+/// How long a gibibyte may take each way.
+const GIBIBYTE: Duration = Duration::from_secs(600);
