@@ -68,7 +68,11 @@ impl Finder {
     ) -> Arc<Self> {
         let known = Arc::new(LocationCache::default());
         let searches = Searches::new(siblings.clone(), known.clone(), dns, port);
-        Arc::new(Self { registry, own, others: Some(Others { siblings, known, searches, interest: Interest::default() }) })
+        Arc::new(Self {
+            registry,
+            own,
+            others: Some(Others { siblings, known, searches, interest: Interest::default() }),
+        })
     }
 
     /// Whether no other pod is ever asked.
@@ -223,7 +227,7 @@ impl Finder {
     pub async fn make_way(&self, at: Instance, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
-        links.retain(|link| link.instance != Some(at) && table.leads(link, node));
+        links.retain(|link| link.instance != Some(at) && link.sessions() > 0 && table.leads(link, node));
         let lives = join_all(links.iter().map(|link| link.answers_within(PONG_TIMEOUT))).await;
         let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {

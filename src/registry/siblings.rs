@@ -13,6 +13,7 @@ mod pod;
 mod process;
 mod reach;
 mod sibling;
+mod state;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -146,7 +147,8 @@ impl Siblings {
 
     /// The pod at the other end of a link; notes that the link has just been used.
     pub fn behind(&self, sender: &Arc<LinkSender>) -> SiblingPod {
-        let known = self.known().into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
+        let known =
+            self.known().into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
         SiblingPod(known.map_or_else(
             || Which::Incoming(sender.clone()),
             |sibling| {

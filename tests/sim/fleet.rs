@@ -191,7 +191,8 @@ impl Fleet {
         self.clients.spawn(tracing::Span::none(), async move {
             let mut chance = seed;
             let mut below = |n: usize| {
-                chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                chance =
+                    chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (chance >> 33) as usize % n
             };
             let mut next = Instant::now();
@@ -278,7 +279,9 @@ impl Fleet {
 async fn live(pods: usize, each: usize, seed: u64) -> Vec<Row> {
     let mut fleet = Fleet::new(seed);
     println!("{pods} pods, {each} edges each, FLEET_SEED={seed}");
-    println!("| what | time | said a second / in all | heard | lookups | queue | moves | found after | all said |");
+    println!(
+        "| what | time | said a second / in all | heard | lookups | queue | moves | found after | all said |"
+    );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let all: Vec<_> = (0..pods * each).collect();
     fleet.begin(pods, each).await;

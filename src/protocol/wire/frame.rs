@@ -130,7 +130,15 @@ pub enum Category {
 impl Found {
     /// The answer of a pod to which the node is not linked.
     pub fn away(question: u64) -> Self {
-        Self { question, here: false, silence: Duration::ZERO, instance: None, age: None, at: None, settled: false }
+        Self {
+            question,
+            here: false,
+            silence: Duration::ZERO,
+            instance: None,
+            age: None,
+            at: None,
+            settled: false,
+        }
     }
 }
 

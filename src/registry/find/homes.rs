@@ -54,7 +54,12 @@ impl Finder {
         others.known.learn(node, pod, found.instance, others.siblings.is_home(node));
         self.registry.wake_waiters(node);
         if found.here && from.dialect.has(Dialect::HOMES) {
-            let said = Found { at: Some(at), instance: found.instance, age: found.age, ..Found::away(found.question) };
+            let said = Found {
+                at: Some(at),
+                instance: found.instance,
+                age: found.age,
+                ..Found::away(found.question)
+            };
             for pod in self.concerned(node, before, at) {
                 others.siblings.announce_to(pod, node, Some(said));
             }
@@ -77,10 +82,77 @@ impl Finder {
     /// The answer about a node that is not linked here.
     fn elsewhere(&self, to: &LinkSender, node: &NodeName, question: u64) -> Found {
         let away = Found::away(question);
-        let Some(others) = self.others.as_ref().filter(|_| to.dialect.has(Dialect::HOMES)) else { return away };
+        let Some(others) = self.others.as_ref().filter(|_| to.dialect.has(Dialect::HOMES)) else {
+            return away;
+        };
         let settled =
             others.siblings.is_home(node) && others.siblings.is_settled() && others.known.keeps_all();
         let at = others.known.place(node).and_then(|pod| others.siblings.now(pod)?.process());
         Found { at: at.filter(|at| Some(*at) != to.instance), settled, ..away }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::net::resolver::Resolver;
+    use crate::policy::Zone;
+    use crate::protocol::wire::frame::FrameKind;
+    use crate::protocol::{LinkId, Peer};
+    use crate::registry::siblings::tests::{settled, siblings};
+    use crate::registry::{Dns, Registry};
+    use crate::telemetry::Metrics;
+
+    /// What a pod is told.
+    fn told(link: &LinkSender) -> Vec<Found> {
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut all = Vec::new();
+        while let Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, Instant::now()) {
+            if let FrameKind::Found(found) = frame.body {
+                all.push(found);
+            }
+        }
+        all
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_home_names_the_pod_and_tells_it_and_who_asked_that_the_node_has_moved() {
+        let (siblings, _tell, _made) = siblings(&[]);
+        let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
+        let dns = Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| true)));
+        let own = Instance::from_bits(1);
+        let finder = Finder::new(Registry::new(Metrics::cloud("", "")), own, siblings.clone(), dns, 1);
+        let pod = |id| Instance::from_bits(u128::from(id));
+        let link = |id, dialect| LinkSender::new(LinkId(id), Peer::Pod, Some(pod(id)), dialect);
+        let [first, second, asker] = [7, 8, 9].map(|id| link(id, Dialect::NEWEST));
+        let older = link(10, Dialect::Extended(2));
+        for link in [&first, &second, &asker, &older] {
+            siblings.joined(link);
+        }
+        settled().await;
+        let names = (0..).map(|n| format!("node{n}").parse::<NodeName>().unwrap());
+        let node = &names.into_iter().find(|node| siblings.is_home(node)).unwrap();
+        let here = Found { here: true, instance: Some(pod(77)), ..Found::away(0) };
+        assert_eq!(finder.on_found(&first, node, here), Some(pod(7)));
+        finder.answer(&asker, node, 5);
+        finder.answer(&older, node, 5);
+        assert_eq!(told(&asker), [Found { at: Some(pod(7)), ..Found::away(5) }]);
+        assert_eq!(told(&older), [Found::away(5)], "it knows of no homes");
+        assert_eq!(finder.on_found(&second, node, here), Some(pod(8)));
+        settled().await;
+        let moved = Found { at: Some(pod(8)), instance: Some(pod(77)), ..Found::away(0) };
+        assert_eq!((told(&first), told(&asker)), (vec![moved], vec![moved]));
+        assert_eq!((told(&second), told(&older)), (vec![], vec![moved]), "an older pod drops it");
+        // As the other two hear it.
+        assert_eq!(finder.on_found(&second, node, moved), Some(pod(8)));
+        assert_eq!(
+            finder.on_found(&second, node, Found { at: Some(own), ..moved }),
+            None,
+            "this pod knows better"
+        );
     }
 }

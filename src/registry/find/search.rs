@@ -326,7 +326,8 @@ mod tests {
             siblings.joined(link);
         }
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
-        let dns = Arc::new(Dns::new(Arc::new(resolver), Arc::new(Zone::new(String::new(), Vec::new(), |_| true))));
+        let dns =
+            Arc::new(Dns::new(Arc::new(resolver), Arc::new(Zone::new(String::new(), Vec::new(), |_| true))));
         let means = SearchContext { siblings: siblings.clone(), known, dns, port: 1 };
         let answers = async {
             let mut asked = Vec::new();

@@ -87,7 +87,10 @@ impl Siblings {
         let settled = self.homes_lock().since.elapsed() >= SETTLED;
         settled && {
             let (known, incoming) = self.pods();
-            known.iter().filter(|pod| pod.listed.load(Relaxed)).all(|pod| pod.is_ourselves() || pod.process().is_some())
+            known
+                .iter()
+                .filter(|pod| pod.listed.load(Relaxed))
+                .all(|pod| pod.is_ourselves() || pod.process().is_some())
                 && incoming.iter().all(|incoming| incoming.sender.dialect.has(Dialect::HOMES))
         }
     }

@@ -1,8 +1,10 @@
 //! One other pod, by its address: a link to it that is made when it is needed, and dropped when it is not.
 
+mod wait;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -12,8 +14,9 @@ use tokio_util::sync::CancellationToken;
 use super::homes::Keeper;
 use super::news::Announcements;
 use super::reach::{DialContext, Unreachable};
+use super::state::{KnownProcess, State};
 use crate::names::NodeName;
-use crate::protocol::{Dialect, Found, LinkSender};
+use crate::protocol::{Found, LinkSender};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
@@ -35,21 +38,7 @@ pub(super) struct Sibling {
     state: watch::Sender<State>,
     /// Why the last try to link to it failed; none once one succeeds.
     trouble: Mutex<Option<Unreachable>>,
-    /// The process that it was when it was linked last, if it keeps places; none once nobody can say whether it lives.
-    process: Mutex<Option<Keeper>>,
-}
-
-#[derive(Debug, Clone)]
-enum State {
-    /// No link, and none is wanted.
-    Away,
-    /// A link is being made since then.
-    Dialling(Instant),
-    /// The last try failed; the next one begins no earlier than that time.
-    Failed(Instant, Unreachable),
-    Up(Arc<LinkSender>),
-    /// Its keeper has ended, or the address is this pod's own.
-    Never(Unreachable),
+    process: KnownProcess,
 }
 
 impl Sibling {
@@ -64,7 +53,7 @@ impl Sibling {
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(State::Away),
             trouble: Mutex::default(),
-            process: Mutex::default(),
+            process: KnownProcess::default(),
         };
         if listed {
             // It is dialled at once, so that the first client need not wait for the link.
@@ -97,34 +86,6 @@ impl Sibling {
         matches!(&*self.state.borrow(), State::Never(Unreachable::Itself(_)))
     }
 
-    /// The link, made if there is none. Waits at most 1 s for one; a later call waits only what is left of it, and for
-    /// a while after a failure nobody waits at all. Cancel safe.
-    pub(super) async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
-        let mut state = self.state.subscribe();
-        let begun = Instant::now();
-        loop {
-            let known = state.borrow_and_update().clone();
-            let since = match known {
-                State::Up(sender) if !sender.is_closed() => {
-                    self.touch();
-                    return Ok(sender);
-                }
-                State::Never(why) => return Err(why),
-                State::Failed(until, why) if Instant::now() < until => return Err(why),
-                State::Dialling(since) => since,
-                State::Up(_) | State::Away | State::Failed(..) => {
-                    self.wanted.notify_one();
-                    begun
-                }
-            };
-            let left = LOOK_UP.saturating_sub(since.elapsed());
-            if !matches!(timeout(left, state.changed()).await, Ok(Ok(()))) {
-                let cause = format!("no link within {LOOK_UP:?}");
-                return Err(Unreachable::NoLink { at: self.at, cause });
-            }
-        }
-    }
-
     /// Announces a node to it, as [`Announcements::add`] does, and makes a link for that if there is none.
     pub(super) fn announce(&self, node: &NodeName, said: Option<Found>) {
         self.news.add(node, said);
@@ -138,27 +99,14 @@ impl Sibling {
 
     /// The process that it is, if it keeps places and is not known to be gone. It may have no link just now.
     pub(super) fn process(&self) -> Option<Keeper> {
-        *self.keeper()
+        self.process.get()
     }
 
-    /// Notes which process it is by its link, or that nobody knows. Announcements that were under way on a link that
-    /// failed may be lost.
+    /// Notes which process it is by its link, or that nobody knows.
     fn is_process(&self, link: Option<&LinkSender>, means: &DialContext) {
-        let new = link.filter(|link| link.dialect.has(Dialect::HOMES)).and_then(|link| {
-            Some(Keeper { pod: link.instance?, since: link.id.0 })
-        });
-        {
-            let mut known = self.keeper();
-            if known.map(|keeper| keeper.pod) == new.map(|keeper| keeper.pod) {
-                return;
-            }
-            *known = new;
+        if self.process.is(link) {
+            means.pods.notify_one();
         }
-        means.pods.notify_one();
-    }
-
-    fn keeper(&self) -> MutexGuard<'_, Option<Keeper>> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that its link has just been used.
@@ -331,8 +279,6 @@ impl Sibling {
     }
 }
 
-/// How long a search waits for a link; other pods are asked at the same time.
-const LOOK_UP: Duration = Duration::from_secs(1);
 /// Between two tries of one that is listed and does not answer, while nobody wants it.
 const UNASKED_AGAIN: Duration = Duration::from_secs(10);
 /// Failures in a row after which one is logged as a warning.

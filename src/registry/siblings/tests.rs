@@ -8,7 +8,9 @@ use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::tls::{self, Dialer, Trust};
 use crate::protocol::grpc::LinkContext;
+use crate::protocol::wire::frame::FrameKind;
 use crate::protocol::{Dialect, Link, Peer, SessionLimits, SessionTable, Windows};
+use crate::registry::Linked;
 use crate::telemetry::Metrics;
 
 /// A pod that has made a link to us.
@@ -34,6 +36,11 @@ pub(in crate::registry) fn siblings(
     let (dialer, made) = TlsPodDialer::new(tls, Pool::new(), ground);
     let siblings = Siblings::new(addresses, Registry::new(metrics), dialer, own, drain);
     (siblings, tell, made)
+}
+
+/// Waits until all have been told what they are to be told.
+pub(in crate::registry) async fn settled() {
+    tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
 fn names(pods: &[SiblingPod]) -> Vec<String> {
@@ -236,4 +243,72 @@ async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
     let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     siblings.joined(&link);
     assert!(arrival.come().now_or_never().is_some());
+}
+
+/// The nodes that a pod was told of.
+fn announced(link: &LinkSender) -> Vec<NodeName> {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut all = Vec::new();
+    while let std::task::Poll::Ready(Some(frame)) = link.poll_pull(&mut cx, tokio::time::Instant::now()) {
+        if let FrameKind::Found(Found { here: true, question: UNASKED, .. }) = frame.body {
+            all.push(frame.node);
+        }
+    }
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_is_announced_to_its_homes_and_to_a_pod_that_comes_only_those_that_it_is_a_home_of() {
+    let (siblings, _tell, _made) = siblings(&[]);
+    let link = |id, dialect| {
+        LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(u128::from(id) << 64)), dialect)
+    };
+    let pods: Vec<_> = (10..20).map(|id| link(id, Dialect::NEWEST)).collect();
+    pods.iter().for_each(|pod| siblings.joined(pod));
+    let older = link(30, Dialect::Extended(2));
+    siblings.joined(&older);
+    settled().await;
+    let nodes = 200;
+    for n in 0..nodes {
+        let node: NodeName = format!("node{n}").parse().unwrap();
+        let sender = LinkSender::new(LinkId(100 + n), Peer::Edge(node.clone()), None, Dialect::NEWEST);
+        let linked = Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into() };
+        siblings.means.registry.insert(linked, false);
+        siblings.announce(&node);
+    }
+    settled().await;
+    let heard: Vec<_> = pods.iter().map(|pod| announced(pod).len()).collect();
+    let own = (0..nodes).filter(|n| siblings.is_home(&format!("node{n}").parse().unwrap())).count();
+    assert_eq!(heard.iter().sum::<usize>() + own, 3 * 200, "{heard:?}");
+    assert_eq!(announced(&older).len(), 200, "it knows of no homes");
+    let new = link(40, Dialect::NEWEST);
+    siblings.joined(&new);
+    settled().await;
+    let its = announced(&new);
+    assert!((20..120).contains(&its.len()), "{its:?}");
+    let again: usize = pods.iter().map(|pod| announced(pod).len()).sum();
+    assert_eq!(again, 0, "nothing is new to the others");
+    // Whose home it was has another one now.
+    siblings.left(&new);
+    new.close();
+    settled().await;
+    let again: usize = pods.iter().map(|pod| announced(pod).len()).sum();
+    assert!((1..=its.len()).contains(&again), "{again} of {}", its.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn homes_count_as_settled_once_the_pods_have_been_the_same_for_long_and_none_is_old_or_away() {
+    let (siblings, tell, _made) = siblings(&[]);
+    assert!(!siblings.is_settled());
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    assert!(siblings.is_settled());
+    let older = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::Extended(2));
+    siblings.joined(&older);
+    settled().await;
+    assert!(!siblings.is_settled(), "it tells nobody what is at it");
+    siblings.left(&older);
+    assert!(siblings.is_settled());
+    tell.send_replace(vec!["127.0.0.1:1".parse().unwrap()]);
+    settled().await;
+    assert!(!siblings.is_settled(), "one that is listed is not linked");
 }

@@ -162,16 +162,18 @@ async fn carry([near, far]: [Arc<Pod>; 2], [end, other]: [Arc<LinkSender>; 2]) {
     loop {
         let mut frames = Vec::new();
         near.figures.waits(end.waiting());
-        let over = poll_fn(|cx| loop {
-            match end.poll_pull(cx, Instant::now()) {
-                Poll::Ready(Some(frame)) if frames.len() < AT_ONCE => frames.push(frame),
-                Poll::Ready(Some(frame)) => {
-                    frames.push(frame);
-                    return Poll::Ready(false);
+        let over = poll_fn(|cx| {
+            loop {
+                match end.poll_pull(cx, Instant::now()) {
+                    Poll::Ready(Some(frame)) if frames.len() < AT_ONCE => frames.push(frame),
+                    Poll::Ready(Some(frame)) => {
+                        frames.push(frame);
+                        return Poll::Ready(false);
+                    }
+                    Poll::Ready(None) => return Poll::Ready(true),
+                    Poll::Pending if frames.is_empty() => return Poll::Pending,
+                    Poll::Pending => return Poll::Ready(false),
                 }
-                Poll::Ready(None) => return Poll::Ready(true),
-                Poll::Pending if frames.is_empty() => return Poll::Pending,
-                Poll::Pending => return Poll::Ready(false),
             }
         })
         .await;

@@ -11,9 +11,7 @@ use tunnel::drain::Drain;
 use tunnel::names::{Instance, NodeName};
 use tunnel::policy::Zone;
 use tunnel::protocol::wire::frame::{Frame, FrameKind};
-use tunnel::protocol::{
-    Dialect, Found, LinkId, LinkSender, Peer, SessionLimits, SessionTable, Windows,
-};
+use tunnel::protocol::{Dialect, Found, LinkId, LinkSender, Peer, SessionLimits, SessionTable, Windows};
 use tunnel::registry::{Dns, Finder, Linked, Path, PodAddresses, Registry, Siblings};
 use tunnel::telemetry::Metrics;
 
