@@ -61,7 +61,7 @@ impl Pod {
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.gained(node);
-        self.make_way(&sender, node, None);
+        self.make_way(self.own, node, None);
     }
 
     /// A node's link here is gone.
@@ -85,24 +85,26 @@ impl Pod {
                 }
                 self.finder.answer(from, &frame.node, question);
             }
-            FrameKind::Found(found) if self.finder.on_found(from, &frame.node, found) => {
-                self.make_way(from, &frame.node, Some(found));
+            FrameKind::Found(found) => {
+                if let Some(at) = self.finder.on_found(from, &frame.node, found) {
+                    self.make_way(at, &frame.node, Some(found));
+                }
             }
             FrameKind::Conflict(conflict) => self.finder.gives_way(&frame.node, conflict),
             _ => {}
         }
     }
 
-    fn make_way(self: &Arc<Self>, to: &Arc<LinkSender>, node: &NodeName, found: Option<Found>) {
-        let (pod, to, node) = (self.clone(), to.clone(), node.clone());
+    fn make_way(self: &Arc<Self>, at: Instance, node: &NodeName, found: Option<Found>) {
+        let (pod, node) = (self.clone(), node.clone());
         self.figures.moves(self.moves.fetch_add(1, Relaxed) + 1);
         self.drain.spawn(Span::none(), async move {
             let contest = async {
                 if let Some(found) = found {
-                    pod.finder.contest(&to, &node, found).await;
+                    pod.finder.contest(at, &node, found).await;
                 }
             };
-            tokio::join!(pod.finder.make_way(&to, &node, &pod.table), contest);
+            tokio::join!(pod.finder.make_way(at, &node, &pod.table), contest);
             pod.moves.fetch_sub(1, Relaxed);
         });
     }
