@@ -184,8 +184,10 @@ impl Finder {
             }),
         };
         found.map_err(|not_found| {
-            let moving = others.known.lost(&node).is_some_and(|since| since < MOVE_WINDOW);
-            NotFound { seen: others.known.seen(&node), moving, ..not_found }
+            let lost = others.known.lost(&node);
+            let moving = lost.into_iter().chain(not_found.seen).any(|since| since < MOVE_WINDOW);
+            let seen = not_found.seen.into_iter().chain(others.known.seen(&node)).min();
+            NotFound { seen, moving, ..not_found }
         })
     }
 

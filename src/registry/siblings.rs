@@ -136,6 +136,7 @@ impl Siblings {
     /// A link to another pod has ended, on whichever side it was made.
     pub fn left(&self, sender: &LinkSender) {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
+        sender.instance.into_iter().for_each(|pod| self.note_lost(pod));
         self.means.members_changed.notify_one();
     }
 
@@ -195,6 +196,7 @@ impl Siblings {
         Ok(FindAnswer {
             pod: from,
             yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, silence }),
+            seen: (!here && !silence.is_zero()).then_some(silence),
             at: at.filter(|_| !here),
             authoritative,
         })

@@ -58,7 +58,8 @@ pub struct Found {
     pub question: u64,
     /// Whether the node is linked to the sender.
     pub here: bool,
-    /// Age of the last frame from the node at the sender, in whole milliseconds.
+    /// Age of the last frame from the node at the sender, in whole milliseconds. If it is not there: how long ago it
+    /// was, or another pod of which the sender knew had it; zero if neither is known.
     pub silence: Duration,
     /// The node's process; `None` with the plain dialect.
     pub instance: Option<Instance>,

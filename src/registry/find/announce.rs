@@ -2,10 +2,12 @@
 //! interested.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Finder;
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Dialect, Found, LinkSender};
+use crate::registry::NodeLocation;
 
 impl Finder {
     /// Announces to the node's homes that it is linked here now. If this pod is one of them, also to those that
@@ -97,7 +99,15 @@ impl Finder {
             && others.siblings.has_converged()
             && others.known.is_complete();
         let at = last.and_then(|pod| others.siblings.current(pod)?.process());
-        Found { at: at.filter(|at| Some(*at) != to.instance), authoritative, ..away }
+        let seen = match self.registry.find(node) {
+            NodeLocation::Nowhere(Some(seen)) => Some(seen),
+            // The pod that had it knows it better.
+            _ if at.is_some() => None,
+            _ => others.known.lost(node),
+        };
+        // 0 stands for never.
+        let silence = seen.map_or(Duration::ZERO, |seen| seen.max(Duration::from_millis(1)));
+        Found { at: at.filter(|at| Some(*at) != to.instance), authoritative, silence, ..away }
     }
 }
 
@@ -113,10 +123,10 @@ mod tests {
     use crate::protocol::wire::frame::FrameKind;
     use crate::protocol::{LinkId, Peer};
     use crate::registry::siblings::tests::{settled, siblings};
-    use crate::registry::{Dns, Registry};
+    use crate::registry::{Dns, Linked, Registry};
     use crate::telemetry::Metrics;
 
-    /// What a pod is told.
+    /// What is said to a pod about nodes.
     fn told(link: &LinkSender) -> Vec<Found> {
         let mut cx = Context::from_waker(Waker::noop());
         let mut all = Vec::new();
@@ -128,13 +138,17 @@ mod tests {
         all
     }
 
+    /// A DNS that does not answer.
+    fn nowhere() -> Dns {
+        let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
+        Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| true)))
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_home_refers_to_the_pod_and_announces_to_it_and_to_who_asked_that_the_node_has_moved() {
         let (siblings, _tell, _made) = siblings(&[]);
-        let resolver = Arc::new(Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap());
-        let dns = Dns::new(resolver, Arc::new(Zone::new(String::new(), Vec::new(), |_| true)));
         let own = Instance::from_bits(1);
-        let finder = Finder::new(Registry::new(Metrics::cloud("", "")), own, siblings.clone(), dns, 1);
+        let finder = Finder::new(Registry::new(Metrics::cloud("", "")), own, siblings.clone(), nowhere(), 1);
         let pod = |id| Instance::from_bits(u128::from(id));
         let link = |id, dialect| LinkSender::new(LinkId(id), Peer::Pod, Some(pod(id)), dialect);
         let [first, second, asker] = [7, 8, 9].map(|id| link(id, Dialect::NEWEST));
@@ -163,5 +177,38 @@ mod tests {
             None,
             "this pod knows better"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_for_a_node_that_has_just_left_hears_so_and_may_wait_for_it() {
+        let (siblings, _addresses, _made) = siblings(&[]);
+        let registry = Registry::new(Metrics::cloud("", ""));
+        let finder = Finder::new(registry.clone(), Instance::from_bits(1), siblings.clone(), nowhere(), 1);
+        let node: &NodeName = &"node1".parse().unwrap();
+        let link = |id, peer| {
+            LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
+        };
+        let (asker, other) = (link(9, Peer::Pod), link(8, Peer::Pod));
+        siblings.joined(&asker);
+        siblings.joined(&other);
+        settled().await;
+        finder.answer(&asker, node, 5);
+        assert_eq!(told(&asker), [Found::away(5)], "it was never anywhere");
+        let edge = link(7, Peer::Edge(node.clone()));
+        registry
+            .insert(Linked { sender: edge.clone(), instance: None, from: ([127, 0, 0, 1], 1).into() }, false);
+        registry.remove(&edge);
+        tokio::time::advance(Duration::from_secs(2)).await;
+        finder.answer(&asker, node, 6);
+        assert_eq!(told(&asker), [Found { silence: Duration::from_secs(2), ..Found::away(6) }]);
+        // It is at a pod, as that one says, which is gone then.
+        let gone: &NodeName = &"node2".parse().unwrap();
+        finder.on_found(&other, gone, Found { here: true, ..Found::away(0) });
+        finder.answer(&asker, gone, 7);
+        assert_eq!(told(&asker), [Found { at: other.instance, ..Found::away(7) }]);
+        siblings.left(&other);
+        other.close();
+        finder.answer(&asker, gone, 8);
+        assert_eq!(told(&asker), [Found { silence: Duration::from_millis(1), ..Found::away(8) }]);
     }
 }

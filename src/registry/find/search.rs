@@ -263,7 +263,8 @@ impl<'a> Asking<'a> {
                 return Some(yes);
             }
             Ok(FindAnswer { yes: Some(yes), .. }) => self.said.another |= !self.wanted.is_of(yes.instance),
-            Ok(FindAnswer { pod, authoritative, .. }) => {
+            Ok(FindAnswer { pod, authoritative, seen, .. }) => {
+                self.said.seen = self.said.seen.into_iter().chain(seen).min();
                 if let Some(homes) = self.silent_homes.as_mut().filter(|_| authoritative) {
                     homes.retain(|home| Some(*home) != pod);
                 }

@@ -1,6 +1,6 @@
 //! The homes of a node: a few pods that keep for all others where it is. Who they are, and announcing it to them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::list::MOST_KNOWN;
 use super::pod::Which;
 use super::rendezvous::{Member, Members};
-use super::state::member;
+use super::state::process;
 use super::{Sibling, SiblingPod, Siblings};
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Dialect, Found};
@@ -24,18 +24,23 @@ pub(super) struct Membership {
     since: Instant,
     /// Pods that have said that they are stopping; each is a pod that is known.
     stopping: HashSet<Instance>,
+    /// How many links that a pod has made have ended, so that announcements that were under way may be lost. Of pods
+    /// that are known.
+    losses: HashMap<Instance, u64>,
 }
 
 impl Membership {
     /// Of a pod that knows no other.
     pub(super) fn of_one(own: Instance) -> Self {
         let members = Arc::new(Members::new(vec![Member { pod: own, generation: 0 }]));
-        Self { members, since: Instant::now(), stopping: HashSet::new() }
+        Self { members, since: Instant::now(), stopping: HashSet::new(), losses: HashMap::new() }
     }
 
     /// Takes the pods that are known now. The members before and from now on, if they are others.
     fn update(&mut self, mut pods: Vec<Member>) -> Option<[Arc<Members>; 2]> {
-        self.stopping.retain(|stopping| pods.iter().any(|member| member.pod == *stopping));
+        let known: HashSet<_> = pods.iter().map(|member| member.pod).collect();
+        self.stopping.retain(|pod| known.contains(pod));
+        self.losses.retain(|pod, _| known.contains(pod));
         pods.retain(|member| !self.stopping.contains(&member.pod));
         let new = Arc::new(Members::new(pods));
         if *self.members == *new {
@@ -128,6 +133,14 @@ impl Siblings {
         }
     }
 
+    /// Notes that a link which a pod had made has ended.
+    pub(super) fn note_lost(&self, pod: Instance) {
+        let mut membership = self.membership();
+        if membership.members.contains(pod) {
+            *membership.losses.entry(pod).or_default() += 1;
+        }
+    }
+
     /// The pod that is this process, if it is known.
     pub fn of_process(&self, pod: Instance) -> Option<SiblingPod> {
         let is = |sibling: &Arc<Sibling>| sibling.process().is_some_and(|member| member.pod == pod);
@@ -153,15 +166,17 @@ impl Siblings {
                 () = self.means.members_changed.notified() => {}
             }
             let begun = Instant::now();
-            self.announce_to_new_homes().await;
-            // Pods that come and go without end cost a tenth of a core at most.
-            sleep(GATHERED.max(9 * begun.elapsed())).await;
+            if self.announce_to_new_homes().await {
+                // Pods that come and go without end cost a tenth of a core at most.
+                sleep(GATHERED.max(9 * begun.elapsed())).await;
+            }
         }
     }
 
-    async fn announce_to_new_homes(&self) {
+    /// Returns whether the members have changed.
+    async fn announce_to_new_homes(&self) -> bool {
         let pods = self.candidates();
-        let Some([old, new]) = self.membership().update(pods) else { return };
+        let Some([old, new]) = self.membership().update(pods) else { return false };
         for (n, node) in self.means.registry.nodes().iter().enumerate() {
             let before: Vec<_> = old.homes(node).collect();
             for home in new.homes(node).filter(|home| !before.contains(home)) {
@@ -171,6 +186,7 @@ impl Siblings {
                 yield_now().await;
             }
         }
+        true
     }
 
     /// The pods that may be homes unless they are stopping: those that are linked, or were when that was last tried, and
@@ -179,7 +195,9 @@ impl Siblings {
         let (known, incoming) = self.pods();
         let own = Member { pod: self.means.own, generation: 0 };
         let known = known.iter().filter_map(|sibling| sibling.process());
-        let incoming = incoming.iter().filter_map(|incoming| member(&incoming.sender));
+        let losses = self.membership().losses.clone();
+        let member = |pod| Member { pod, generation: losses.get(&pod).copied().unwrap_or(0) };
+        let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender)).map(member);
         [own].into_iter().chain(known).chain(incoming).take(MOST_KNOWN).collect()
     }
 

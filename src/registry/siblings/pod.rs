@@ -39,6 +39,8 @@ pub struct FindAnswer {
     pub pod: Option<Instance>,
     /// Where the node is, if it has it.
     pub yes: Option<NodeFound>,
+    /// How long ago it had the node, or knew of a pod that had it, if it did.
+    pub seen: Option<Duration>,
     /// The process of the pod at which the node is instead, as far as this one knows.
     pub at: Option<Instance>,
     /// Whether it is a home of the node that would know if any pod had it.

@@ -1,12 +1,14 @@
 //! What is known of one other pod: whether it is linked, and which process it is.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
 use tokio::time::Instant;
 
 use super::reach::Unreachable;
 use super::rendezvous::Member;
+use crate::names::Instance;
 use crate::protocol::{Dialect, LinkSender};
 
 #[derive(Debug, Clone)]
@@ -24,27 +26,33 @@ pub(super) enum State {
 
 /// The process that a pod was when it was linked last, if it may be a home; none once nobody can say whether it lives.
 #[derive(Debug, Default)]
-pub(super) struct KnownProcess(ArcSwapOption<Member>);
+pub(super) struct KnownProcess {
+    pod: ArcSwapOption<Instance>,
+    /// How often a link to it has failed, so that announcements that were under way may be lost.
+    losses: AtomicU64,
+}
 
 impl KnownProcess {
     pub(super) fn get(&self) -> Option<Member> {
-        self.0.load().as_deref().copied()
+        let pod = *self.pod.load_full()?;
+        Some(Member { pod, generation: self.losses.load(Relaxed) })
     }
 
-    /// Takes the process at the end of a link, or that nobody knows it any more. True if it is another one: also after
-    /// the link failed and was made anew, as announcements that were under way may be lost. For one task only.
+    /// Takes the process at the end of a link, or that nobody knows it any more. True if that changes anything. For one
+    /// task only.
     pub(super) fn is(&self, link: Option<&LinkSender>) -> bool {
-        let new = link.and_then(member);
-        let changed = self.get().map(|member| member.pod) != new.map(|member| member.pod);
-        if changed {
-            self.0.store(new.map(Arc::new));
+        let (new, old) = (link.and_then(process), self.get().map(|member| member.pod));
+        if old.is_some() && new.is_none() {
+            self.losses.fetch_add(1, Relaxed);
         }
-        changed
+        if new != old {
+            self.pod.store(new.map(Arc::new));
+        }
+        new != old
     }
 }
 
 /// The pod at a link's other end, if it may be a home.
-pub(super) fn member(link: &LinkSender) -> Option<Member> {
-    let pod = link.instance.filter(|_| link.dialect.has(Dialect::HOMES))?;
-    Some(Member { pod, generation: link.id.0 })
+pub(super) fn process(link: &LinkSender) -> Option<Instance> {
+    link.instance.filter(|_| link.dialect.has(Dialect::HOMES))
 }
