@@ -38,6 +38,7 @@ mod publish;
 mod refusals;
 mod ssh;
 mod sshd;
+mod stores;
 mod traces;
 mod tunnel;
 mod web;
