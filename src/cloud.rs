@@ -12,6 +12,7 @@ mod files;
 mod https;
 mod kubernetes;
 mod links;
+mod policies;
 mod ports;
 mod proven;
 mod proxy;
@@ -20,6 +21,7 @@ mod requests;
 mod siblings;
 mod stop;
 mod tcp;
+mod unshaken;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,16 +30,17 @@ use tracing::info;
 
 use self::core::Core;
 use files::PodFiles;
+use policies::Policies;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
-use crate::admin::{Admin, Program, Readiness};
+use crate::admin::{Admin, Clock, Listeners, PodView, Program, Readiness};
 use crate::config::cloud::Cloud;
 use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
 use crate::registry::{Finder, Registry};
-use crate::startup::{Gates, StartFaults, Startup};
+use crate::startup::{ConfigFile, Doors, Gates, StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics};
 
 /// Where a pod listens.
@@ -67,6 +70,8 @@ pub struct Pod {
     finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
+    policies: Policies,
+    doors: Doors,
 }
 
 /// What the settings name, had before anything runs.
@@ -105,7 +110,7 @@ impl Pod {
             log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
             metrics: ports.metrics.as_ref().map(Listener::at),
         };
-        gates.watch(&core.stopping.links);
+        let doors = gates.watch(&core.stopping.links);
         for port in client_ports {
             (port.spawn)(&core);
         }
@@ -118,9 +123,18 @@ impl Pod {
             finder: core.context.finder.clone(),
             readiness: core.readiness,
             stopping: core.stopping,
+            policies: core.context.policies.clone(),
+            doors,
         };
-        let admin = pod.admin(level, !settings.server.log_listen.is_local());
-        admin.spawn(ports.log, ports.metrics, &pod.stopping.admin);
+        let view = PodView {
+            registry: pod.registry.clone(),
+            table: pod.table.clone(),
+            siblings: core.context.siblings.clone(),
+            publishes: settings.registry.publish.name(),
+        };
+        let admin = pod.admin(view, level, !settings.server.log_listen.is_local());
+        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
+        admin.spawn(listeners, &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
         balance::spawn(&core.context, settings.registry.rebalance);
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);
@@ -129,15 +143,22 @@ impl Pod {
         Ok(pod)
     }
 
+    /// Reads the config again when it changes: who may reach what counts for whoever comes next.
+    pub fn follow(&self, config: ConfigFile) {
+        let (policies, doors) = (self.policies.clone(), self.doors.clone());
+        let apply = move |settings: &Cloud| policies.apply(settings, &doors);
+        config.follow(Cloud::examine, &self.stopping.links, apply);
+    }
+
     /// Finds all faults that would prevent a start, and starts nothing.
     pub fn check(settings: &Cloud, startup: &mut Startup) {
         Prepared::new(settings, startup);
     }
 
-    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
-        let nodes = self.registry.clone();
+    fn admin(&self, view: PodView, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         Admin {
-            side: Program::Cloud(Arc::new(move || nodes.nodes())),
+            side: Program::Cloud(view),
+            clock: Clock::now(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,

@@ -2,6 +2,48 @@
 
 mod args;
 mod demo;
+mod folder;
+mod init;
+mod manual;
+mod settings;
+mod socket;
+mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
+pub use init::{Init, run as init};
+pub use manual::{completions, man};
+pub use settings::Settings;
+pub use status::status;
+
+/// Why a command for people was not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Failure {
+    /// The program's exit code, as in sysexits.h.
+    pub code: u8,
+    /// What is wrong, and the remedy.
+    pub text: String,
+}
+
+impl Failure {
+    /// What was asked for cannot be.
+    fn usage(text: impl Into<String>) -> Self {
+        Self { code: 64, text: text.into() }
+    }
+
+    /// A file that was named will not do.
+    fn unusable(text: impl Into<String>) -> Self {
+        Self { code: 78, text: text.into() }
+    }
+
+    /// A file cannot be written.
+    fn cannot_write(text: impl Into<String>) -> Self {
+        Self { code: 73, text: text.into() }
+    }
+
+    /// Nobody answers.
+    fn unavailable(text: impl Into<String>) -> Self {
+        Self { code: 69, text: text.into() }
+    }
+}

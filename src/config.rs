@@ -12,9 +12,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use access::{Access, Auth};
+pub use changed::Changed;
 use fold::{Report, Table};
 
 mod access;
+mod changed;
 pub mod cloud;
 pub mod edge;
 mod fold;
@@ -23,7 +25,7 @@ mod report;
 mod unserved;
 mod value;
 
-/// Values of the environment and the command line, as plain text; empty means absent. `main` alone fills it.
+/// Values of the environment and the command line, as plain text; empty means absent. `main` alone reads it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Environment {
     /// `NODE_NAME`: the edge's node, where the file does not name it.
@@ -66,6 +68,15 @@ pub struct Listen {
     pub implicit: bool,
     /// The key of its table that names it, for example `listen` or `port`.
     pub key: &'static str,
+}
+
+/// The unix socket for commands of this machine, as `tunnel status`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdminSocket {
+    /// The file, which only its owner may open.
+    pub path: PathBuf,
+    /// No key names it: if it cannot be had, the program goes on without it.
+    pub implicit: bool,
 }
 
 /// The settings of a file and the environment, as far as they can be read.
@@ -118,6 +129,26 @@ pub enum Concern {
     Surprise,
 }
 
+impl Environment {
+    /// What the variables have, each by its name; no kubeconfig.
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
+        Self {
+            node_name: variable("NODE_NAME"),
+            node_ip: variable("NODE_IP"),
+            pod_ip: variable("POD_IP"),
+            pod_name: variable("POD_NAME"),
+            pod_namespace: variable("POD_NAMESPACE"),
+            kubernetes_service_host: variable("KUBERNETES_SERVICE_HOST"),
+            proxy_authorization: variable("PROXY_AUTHORIZATION"),
+            cloud_proxy: variable("CLOUD_PROXY"),
+            edge_no_proxy: variable("EDGE_NO_PROXY"),
+            kubeconfig: None,
+            https_proxy: variable("HTTPS_PROXY").or_else(|| variable("https_proxy")).map(Secret::new),
+            no_proxy: variable("NO_PROXY").or_else(|| variable("no_proxy")),
+        }
+    }
+}
+
 impl Secret {
     /// Wraps a text, from now on hidden.
     pub fn new(text: impl Into<String>) -> Self {
@@ -132,7 +163,11 @@ impl Secret {
 
 impl<T> Reading<T> {
     /// The settings and all warnings, or else all faults.
-    fn whole(self) -> Result<(T, Vec<Warning>), Faults> {
+    ///
+    /// # Errors
+    ///
+    /// Everything that is wrong.
+    pub fn whole(self) -> Result<(T, Vec<Warning>), Faults> {
         if self.faults.is_empty() { Ok((self.settings, self.warnings)) } else { Err(Faults(self.faults)) }
     }
 }

@@ -14,7 +14,7 @@ use tracing::debug;
 use crate::names::{Host, NodeName, Target};
 use crate::net::dial::{DialError, Failure, dial};
 use crate::net::resolver::{LookupError, Resolver};
-use crate::policy::{IS_THE_EDGES_OWN, Listening, Targets, is_number, is_off_limits, plain};
+use crate::policy::{Listening, Targets, is_number, is_off_limits, plain};
 use crate::protocol::{Code, Refusal};
 
 /// This machine's own addresses, as of now: they change with its networks.
@@ -170,11 +170,13 @@ impl TargetDialer {
     fn ours(&self, target: &Target) -> Refusal {
         let why = match self.place {
             Place::Node(_) => {
-                format!("{target} {IS_THE_EDGES_OWN}; its metrics_listen is the one that may be reached")
+                format!(
+                    "{target} is a port of the edge itself; its metrics_listen is the one that may be reached"
+                )
             }
             Place::ForEdges | Place::ForClients => format!("{target} is a port of the cloud's own pod"),
         };
-        Refusal::new(Code::NotAllowed, why)
+        Refusal::new(Code::OwnPort, why)
     }
 
     /// `found` is what the target's name stands for, if it is a name.

@@ -22,7 +22,7 @@ use keeper::Keeper;
 use link_dialer::LinkDialer;
 use proxy::ProxyPort;
 
-use crate::admin::{Admin, Program, Readiness};
+use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness};
 use crate::backend::Backend;
 use crate::config::edge::{EdgeSettings as Settings, MEMORY};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
@@ -30,11 +30,12 @@ use crate::drain::{Drain, Drained};
 use crate::names::Instance;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
+use crate::policy::Targets;
 use crate::protocol::grpc::LinkContext;
 use crate::protocol::{Code, Refusal, SessionLimits, SessionTable, Windows};
 use crate::registry::Uplinks;
 use crate::route::Route;
-use crate::startup::{StartFaults, Startup};
+use crate::startup::{ConfigFile, Doors, StartFaults, Startup};
 use crate::telemetry::{LogLevel, Metrics, third_of_memory};
 
 /// Where an edge listens.
@@ -59,6 +60,8 @@ pub struct Edge {
     pub table: Arc<SessionTable>,
     /// The way to other nodes and to the cloud.
     pub route: Route,
+    targets: Arc<ArcSwap<Targets>>,
+    doors: Doors,
     readiness: Readiness,
     uplinks: Arc<Uplinks>,
     sessions: Drain,
@@ -77,21 +80,34 @@ impl Edge {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
         let (files, ports, proxy) = startup.finish(prepared)?;
-        let edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyPort::at));
+        let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyPort::at));
         let level_from_anywhere = !settings.client.log_listen.is_local();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
-            proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
+            edge.doors = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
         }
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         let span = info_span!("link", node = %keeper.dialer.node);
         edge.links.spawn(span, Arc::new(keeper).keep());
-        edge.admin(level, level_from_anywhere).spawn(ports.log, ports.metrics, &edge.admin);
+        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
+        edge.admin(level, level_from_anywhere).spawn(listeners, &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(%log, "edge is up");
         }
         Ok(edge)
+    }
+
+    /// Reads the config again when it changes: who may reach what counts for whoever comes next.
+    pub fn follow(&self, config: ConfigFile) {
+        let (targets, doors) = (self.targets.clone(), self.doors.clone());
+        let apply = move |settings: &Settings| {
+            targets.store(Arc::new(settings.targets.clone()));
+            if let Some(proxy) = &settings.http_proxy {
+                doors.apply(&[(proxy::DOOR, &proxy.access)]);
+            }
+        };
+        config.follow(Settings::examine, &self.links, apply);
     }
 
     /// Looks for all that is in the way of a start, and starts nothing.
@@ -100,7 +116,11 @@ impl Edge {
     }
 
     /// The core, which nothing is joined to yet.
-    fn new(Settings { client, session, .. }: &Settings, ports: &Ports, proxy: Option<SocketAddr>) -> Self {
+    fn new(
+        Settings { client, session, targets, .. }: &Settings,
+        ports: &Ports,
+        proxy: Option<SocketAddr>,
+    ) -> Self {
         let metrics = Metrics::edge();
         let limits = SessionLimits {
             windows: WINDOWS,
@@ -119,6 +139,8 @@ impl Edge {
             route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
             metrics,
             table,
+            targets: Arc::new(ArcSwap::from_pointee(targets.clone())),
+            doors: Doors::default(),
             readiness: Readiness::waiting_for(&[LINK]),
             uplinks,
             sessions: Drain::new(),
@@ -130,13 +152,13 @@ impl Edge {
 
     /// What keeps the link to the cloud, and serves what comes over it.
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Keeper {
-        let Settings { client, targets, own, .. } = settings;
+        let Settings { client, own, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
             place: Place::Node(client.node.clone()),
             own: LocalAddresses::of_interfaces(own),
-            targets: Arc::new(ArcSwap::from_pointee(targets)),
+            targets: self.targets.clone(),
             // Not the one for metrics: it is read-only, and so that others reach it.
             listening: self.bound.log.into_iter().chain(self.bound.proxy).collect(),
             resolver: resolver.clone(),
@@ -184,9 +206,10 @@ impl Edge {
     }
 
     fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
-        let healthy = self.uplinks.clone();
+        let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
         Admin {
-            side: Program::Edge(Arc::new(move || healthy.is_linked())),
+            side: Program::Edge(view),
+            clock: Clock::now(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,

@@ -67,9 +67,15 @@ pub enum Denial {
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),
-    /// User and password are missing or wrong.
+    /// User and password are missing.
     #[error("this proxy needs a user and a password")]
     Credentials,
+    /// There is no such user, or the password is wrong.
+    #[error("user {0:?} is not known here, or the password is wrong")]
+    Password(String),
+    /// This user has given too many wrong passwords from this address.
+    #[error("too many wrong passwords of this user from your address: wait a minute")]
+    WrongPasswords,
     /// The target is an address, and no node is known to have it.
     #[error("the node of {0} cannot be told")]
     NoNode(Target),
@@ -174,7 +180,9 @@ impl Denial {
         }
         match self {
             Self::Method => headers.insert(ALLOW, HeaderValue::from_static("CONNECT")),
-            Self::Credentials => headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static(CHALLENGE)),
+            Self::Credentials | Self::Password(_) => {
+                headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static(CHALLENGE))
+            }
             _ => None,
         };
         answer
@@ -210,6 +218,34 @@ async fn turn_away_http_2<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) {
     }
 }
 
+/// Answers a client whose first bytes are those of ssh: in ssh's own words, as it shows no others. Whether it is one.
+async fn turn_away_ssh<S: AsyncWrite + Unpin>(socket: &mut S, begin: &[u8]) -> bool {
+    let is_ssh = begin.starts_with(SSH_BEGIN);
+    if is_ssh {
+        let _ = socket.write_all(&ssh_disconnect(NO_SSH)).await;
+        let _ = socket.flush().await;
+    }
+    is_ssh
+}
+
+/// A server's first line, and the packet with which it breaks off: RFC 4253, 4.2, 6 and 11.1.
+fn ssh_disconnect(why: &str) -> Vec<u8> {
+    let length = |of: usize| u32::try_from(of).unwrap_or(0).to_be_bytes();
+    let mut said = vec![SSH_DISCONNECT];
+    said.extend_from_slice(&SSH_BY_APPLICATION.to_be_bytes());
+    said.extend_from_slice(&length(why.len()));
+    said.extend_from_slice(why.as_bytes());
+    said.extend_from_slice(&length(0));
+    // At least four bytes, and the whole is a multiple of eight.
+    let padding = 4 + (8 - (4 + 1 + said.len() + 4) % 8) % 8;
+    let mut packet = b"SSH-2.0-tunnel\r\n".to_vec();
+    packet.extend_from_slice(&length(1 + said.len() + padding));
+    packet.push(u8::try_from(padding).unwrap_or(0));
+    packet.extend_from_slice(&said);
+    packet.resize(packet.len() + padding, 0);
+    packet
+}
+
 /// An answer as it goes over an HTTP/1 connection.
 fn written(version: Version, answer: &Response<Bytes>) -> Bytes {
     let (status, body) = (answer.status(), answer.body());
@@ -231,7 +267,7 @@ fn phrase(sentence: &str) -> Vec<u8> {
     sentence.chars().take(PHRASE_BYTES).map(plain).collect()
 }
 
-/// How much of a name in a certificate is repeated where it is refused.
+/// How much of a client's own name for itself, in a certificate or beside a password, is repeated where it is refused.
 const NAME_CHARS: usize = 64;
 
 /// Longest reason phrase in bytes: what fits beside the status on one line of a terminal or two.
@@ -239,6 +275,18 @@ const PHRASE_BYTES: usize = 120;
 
 /// How HTTP/2 begins.
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n";
+
+/// How ssh begins.
+const SSH_BEGIN: &[u8] = b"SSH-";
+
+/// Why a client gets no session that has come here with ssh itself, as a fixed word.
+const SSH: &str = "ssh_without_proxy_command";
+
+/// What it is told.
+const NO_SSH: &str =
+    "this port takes HTTP CONNECT; ssh needs -o ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\" NODE";
+const SSH_DISCONNECT: u8 = 1;
+const SSH_BY_APPLICATION: u32 = 11;
 
 /// Short enough for any socket's empty buffer.
 const NO_HTTP_2: &str =
@@ -279,6 +327,8 @@ mod tests {
             (Denial::Forbidden("no".into()), 403),
             (Denial::Method, 405),
             (Denial::Credentials, 407),
+            (Denial::Password("ops".into()), 407),
+            (Denial::WrongPasswords, 503),
             (Denial::NoNode("10.0.0.1:22".parse().unwrap()), 421),
             (Denial::NoNodes, 502),
             (Denial::NoServerName, 421),

@@ -4,20 +4,15 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use futures_util::future::OptionFuture;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing::{error, field, info, warn};
+use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Form, Mode, Module, is_wrong};
-use tunnel::config::cloud::Cloud;
-use tunnel::config::edge::EdgeSettings;
-use tunnel::config::{Concern, Environment, Fault, Secret, Warning};
+use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
+use tunnel::config::Fault;
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
-use tunnel::net::secret::warn_of_readers;
-use tunnel::net::{files, reload};
-use tunnel::startup::{FaultKind, StartFaults, Startup};
+use tunnel::net::files;
+use tunnel::startup::{ConfigFile, FaultKind, Signals, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
@@ -31,6 +26,10 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
+        Some(Command::Init(asked)) => told(command::init(&asked)),
+        Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
+        Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),
     }
 }
@@ -41,7 +40,7 @@ fn run(args: &Args) -> ExitCode {
     let config = args.config();
     let mode = if args.mode == Mode::Cloud { "cloud" } else { "edge" };
     info!(version = env!("CARGO_PKG_VERSION"), mode, config = %config.display(), "starting");
-    let settings = settings(args, &config, &mut startup);
+    let settings = Settings::read(args, variable, &mut startup);
     let refused = match runtime(args.mode) {
         Ok(runtime) => match runtime.block_on(serve(settings, startup, logs.level())) {
             Ok(Drained::Cut(cut_sessions)) => {
@@ -109,64 +108,19 @@ fn code(gravest: FaultKind) -> u8 {
     }
 }
 
-/// The settings of either side.
-enum Either {
-    Cloud(Box<Cloud>),
-    Edge(Box<EdgeSettings>),
-}
-
-impl Either {
-    /// The files that hold secrets, each with its key; `config` is where the settings stand.
-    fn secrets<'a>(&'a self, config: &'a Path) -> Vec<(&'a str, &'a Path)> {
-        match self {
-            Self::Cloud(settings) => settings.secrets(),
-            Self::Edge(settings) => settings.secrets(config),
-        }
-    }
-}
-
-/// Reads the config, and logs its warnings; `None` if it cannot be read, which is noted.
-fn settings(args: &Args, config: &Path, startup: &mut Startup) -> Option<Either> {
-    let text = std::fs::read_to_string(config).map_err(|cause| {
-        format!("cannot read the config {}: {cause}; name it with --c=FILE", config.display())
-    });
-    let text = startup.keep(FaultKind::Config, &["--c"], text)?;
-    let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..environment() };
-    let (settings, warnings) = match args.mode {
-        Mode::Cloud => {
-            let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
-            (Either::Cloud(Box::new(settings)), warnings)
-        }
-        Mode::Edge => {
-            let (settings, warnings) = startup.settings(EdgeSettings::examine(&text, &environment));
-            (Either::Edge(Box::new(settings)), warnings)
-        }
-    };
-    for Warning { key, kind, text } in warnings {
-        match kind {
-            Concern::OpenDoor => error!(%key, "OPEN DOOR: {text}"),
-            Concern::NotServed | Concern::Surprise => warn!(%key, "{text}"),
-        }
-    }
-    for (key, path) in settings.secrets(config) {
-        warn_of_readers(key, path);
-    }
-    Some(settings)
-}
-
 /// Serves until a signal ends it, or looks for all that is in the way.
 async fn serve(
-    settings: Option<Either>,
+    settings: Option<(Settings, ConfigFile)>,
     mut startup: Startup,
     level: LogLevel,
 ) -> Result<Drained, StartFaults> {
     let signals = startup.keep(FaultKind::System, &["signals"], Signals::of_a_daemon());
-    let (settings, mut signals) = match (settings, signals) {
+    let ((settings, config), mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
             match settings {
-                Some(Either::Cloud(settings)) => Pod::check(&settings, &mut startup),
-                Some(Either::Edge(settings)) => Edge::check(&settings, &mut startup),
+                Some((Settings::Cloud(settings), _)) => Pod::check(&settings, &mut startup),
+                Some((Settings::Edge(settings), _)) => Edge::check(&settings, &mut startup),
                 None => {}
             }
             return Err(startup.into_faults());
@@ -174,13 +128,15 @@ async fn serve(
     };
     info!("{}", files::raise());
     match settings {
-        Either::Cloud(settings) => {
+        Settings::Cloud(settings) => {
             let pod = Pod::start(*settings, Some(level))?;
+            pod.follow(config);
             signals.next().await;
             Ok(pod.stop(signals.next()).await)
         }
-        Either::Edge(settings) => {
+        Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
+            edge.follow(config);
             signals.next().await;
             Ok(edge.stop(signals.next()).await)
         }
@@ -206,37 +162,30 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
     }
 }
 
-/// SIGTERM and SIGINT, each as often as it comes; and SIGHUP, which ends nothing.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    /// None where a terminal that goes away is to end the program.
-    hangup: Option<Signal>,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        let (terminate, interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        Ok(Self { terminate, interrupt, hangup: None })
-    }
-
-    /// As [`Self::new`]; SIGHUP means to read the files again.
-    fn of_a_daemon() -> std::io::Result<Self> {
-        Ok(Self { hangup: Some(signal(SignalKind::hangup())?), ..Self::new()? })
-    }
-
-    async fn next(&mut self) {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return,
-                _ = self.interrupt.recv() => return,
-                _ = OptionFuture::from(self.hangup.as_mut().map(Signal::recv)), if self.hangup.is_some() => {
-                    info!("SIGHUP: certificates, tokens and users are read again; the config itself only at a start");
-                    reload::look_now();
-                }
+/// Prints what a command has to say, or why it was not done.
+fn told(done: Result<String, Failure>) -> ExitCode {
+    match done {
+        Ok(text) => {
+            if !text.is_empty() {
+                answer(text.trim_end());
             }
+            ExitCode::SUCCESS
+        }
+        Err(Failure { code, text }) => {
+            print_stderr(&format!("tunnel: {text}"));
+            ExitCode::from(code)
         }
     }
+}
+
+/// Does a command that waits for something.
+fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let failed = |cause| Failure {
+        code: code(FaultKind::System),
+        text: format!("the system gives no threads: {cause}"),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(work)
 }
 
 fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
@@ -247,23 +196,10 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
     builder.enable_all().build()
 }
 
-fn environment() -> Environment {
-    #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-    let read = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    Environment {
-        node_name: read("NODE_NAME"),
-        node_ip: read("NODE_IP"),
-        pod_ip: read("POD_IP"),
-        pod_name: read("POD_NAME"),
-        pod_namespace: read("POD_NAMESPACE"),
-        kubernetes_service_host: read("KUBERNETES_SERVICE_HOST"),
-        proxy_authorization: read("PROXY_AUTHORIZATION"),
-        cloud_proxy: read("CLOUD_PROXY"),
-        edge_no_proxy: read("EDGE_NO_PROXY"),
-        kubeconfig: None,
-        https_proxy: read("HTTPS_PROXY").or_else(|| read("https_proxy")).map(Secret::new),
-        no_proxy: read("NO_PROXY").or_else(|| read("no_proxy")),
-    }
+/// A variable of the environment.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Prints an answer to stdout. If that is closed, the exit code remains.

@@ -50,6 +50,9 @@ pub enum NameError {
     /// No port, or not one between 1 and 65535.
     #[error("{0:?} has no port: want host:port, for example node1:22 or [fd00::1]:22")]
     Port(String),
+    /// A number that no port has.
+    #[error("{0:?} is not a port: want 1 to 65535")]
+    NoSuchPort(String),
     /// Not a UUID.
     #[error("not a session id")]
     Session,
@@ -196,14 +199,14 @@ impl FromStr for Target {
 
     fn from_str(text: &str) -> Result<Self, NameError> {
         let (host, port) = text.rsplit_once(':').ok_or_else(|| NameError::Port(excerpt(text)))?;
-        if host.contains(':') && !host.starts_with('[') {
+        let bare = host.contains(':') && !host.starts_with('[');
+        if bare || port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
             return Err(NameError::Port(excerpt(text)));
         }
-        let port = match port.parse() {
-            Ok(port) if port > 0 && !text.ends_with(&format!("+{port}")) => port,
-            _ => return Err(NameError::Port(excerpt(text))),
-        };
-        Ok(Self { host: host.parse()?, port })
+        match port.parse() {
+            Ok(port) if port > 0 => Ok(Self { host: host.parse()?, port }),
+            _ => Err(NameError::NoSuchPort(excerpt(port))),
+        }
     }
 }
 
@@ -327,6 +330,9 @@ mod tests {
         ] {
             assert!(bad.parse::<Target>().is_err(), "{bad}");
         }
+        let told = |text: &str| text.parse::<Target>().unwrap_err().to_string();
+        assert_eq!(told("node1:99999"), "\"99999\" is not a port: want 1 to 65535");
+        assert!(told("node1").starts_with("\"node1\" has no port: want host:port"), "{}", told("node1"));
     }
 
     #[test]

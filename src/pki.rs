@@ -1,4 +1,4 @@
-//! Makes certificates for a network of one's own: an authority, and what it signs for servers and clients.
+//! Makes certificates for a network of one's own: an authority, new or given, and what it signs for servers and clients.
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
@@ -8,13 +8,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData as _,
+};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-/// An authority with a key of its own, which is kept in memory only. Two of them never trust each other's certificates.
+/// An authority with a key of its own. Two of them never trust each other's certificates.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
-    valid: Duration,
+    until: SystemTime,
 }
 
 /// A certificate and its key, both as PEM.
@@ -45,6 +48,9 @@ pub enum PkiError {
         /// The system's error.
         cause: io::Error,
     },
+    /// What is given as an authority is none. The sentence says what it is, and what is wanted.
+    #[error("{0}")]
+    NoAuthority(String),
 }
 
 impl Authority {
@@ -52,11 +58,51 @@ impl Authority {
     /// until `valid` from now.
     pub fn new(name: &str, valid: Duration) -> Result<Self, PkiError> {
         let key = KeyPair::generate()?;
-        let mut params = params(name, &[], valid)?;
+        let until = SystemTime::now() + valid;
+        let mut params = params(name, &[], until)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let pem = params.self_signed(&key)?.pem();
-        Ok(Self { issuer: Issuer::new(params, key), pem, valid })
+        Ok(Self { issuer: Issuer::new(params, key), pem, until })
+    }
+
+    /// One that there is already: the first certificate of a PEM text, and its key.
+    ///
+    /// # Errors
+    ///
+    /// It is no authority's certificate, or is not valid now, or the key is another one's.
+    pub fn read(cert: &str, key: &str) -> Result<Self, PkiError> {
+        let no = |why: &str| PkiError::NoAuthority(why.to_owned());
+        let der = rustls_pemfile::certs(&mut cert.as_bytes()).next().and_then(Result::ok);
+        let der = der.ok_or_else(|| no("holds no certificate: want a `BEGIN CERTIFICATE` block"))?;
+        let (_, found) =
+            X509Certificate::from_der(&der).map_err(|cause| no(&format!("is no certificate: {cause}")))?;
+        if !found.is_ca() {
+            return Err(no("is not an authority's: want a certificate with basicConstraints CA:TRUE"));
+        }
+        let validity = found.validity();
+        if !validity.is_valid() {
+            let (from, to) = (validity.not_before, validity.not_after);
+            return Err(no(&format!(
+                "is valid from {from} to {to}, and not now: check this machine's clock"
+            )));
+        }
+        let no_key = || no("comes with a file that holds no key: want a PEM file without a passphrase");
+        let key = rustls_pemfile::private_key(&mut key.as_bytes()).ok().flatten().ok_or_else(no_key)?;
+        let key = KeyPair::try_from(&key).map_err(|_| no_key())?;
+        if key.der_bytes() != found.public_key().subject_public_key.as_ref() {
+            return Err(no("comes with another one's key: name the key that it was made with"));
+        }
+        let seconds = u64::try_from(validity.not_after.timestamp()).unwrap_or(0);
+        let until = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let issuer = Issuer::from_ca_cert_der(&der, key)?;
+        Ok(Self { issuer, pem: cert.to_owned(), until })
+    }
+
+    /// The same, signing for at most so long from now, and never for longer than it is valid itself.
+    #[must_use]
+    pub fn signing_for(self, valid: Duration) -> Self {
+        Self { until: self.until.min(SystemTime::now() + valid), ..self }
     }
 
     /// Its own certificate, PEM: what those need who are to trust it.
@@ -65,17 +111,23 @@ impl Authority {
         &self.pem
     }
 
+    /// Its key, PEM: whoever has it signs what all who trust it believe.
+    #[must_use]
+    pub fn key(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
     /// A certificate for a server that clients reach by these DNS names and IP addresses. It does for a client as well,
     /// because pods show theirs to each other.
     pub fn server(&self, names: &[&str]) -> Result<Issued, PkiError> {
-        let mut params = params(names.first().unwrap_or(&""), names, self.valid)?;
+        let mut params = params(names.first().unwrap_or(&""), names, self.until)?;
         params.extended_key_usages = vec![ServerAuth, ClientAuth];
         self.sign(params)
     }
 
     /// A certificate for a client of this common name, and for no server.
     pub fn client(&self, name: &str) -> Result<Issued, PkiError> {
-        let mut params = params(name, &[], self.valid)?;
+        let mut params = params(name, &[], self.until)?;
         params.extended_key_usages = vec![ClientAuth];
         self.sign(params)
     }
@@ -90,6 +142,18 @@ impl Authority {
 }
 
 impl Issued {
+    /// The certificate, PEM.
+    #[must_use]
+    pub fn cert(&self) -> &str {
+        &self.cert
+    }
+
+    /// Its key, PEM.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// Writes both files in place of those that stand there; the key can be read by its owner alone. Blocks on the
     /// disk.
     pub fn write(&self, cert: &Path, key: &Path) -> Result<(), PkiError> {
@@ -109,14 +173,13 @@ impl fmt::Debug for Issued {
     }
 }
 
-fn params(common: &str, names: &[&str], valid: Duration) -> Result<CertificateParams, PkiError> {
+fn params(common: &str, names: &[&str], until: SystemTime) -> Result<CertificateParams, PkiError> {
     let names: Vec<_> = names.iter().map(|name| String::from(*name)).collect();
     let mut params =
         CertificateParams::new(names.clone()).map_err(|cause| PkiError::Names { names, cause })?;
     params.distinguished_name.push(DnType::CommonName, common);
-    let now = SystemTime::now();
-    params.not_before = (now - CLOCKS_DIFFER).into();
-    params.not_after = (now + valid).into();
+    params.not_before = (SystemTime::now() - CLOCKS_DIFFER).into();
+    params.not_after = until.into();
     Ok(params)
 }
 
@@ -208,6 +271,41 @@ mod tests {
         assert!(fs::read_to_string(&cert).unwrap().starts_with("-----BEGIN CERTIFICATE-----"));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
         assert!(!format!("{issued:?}").contains("PRIVATE"));
+    }
+
+    #[test]
+    fn an_authority_that_there_is_signs_on_and_never_beyond_its_own_end() {
+        let first = Authority::new("ours", DAY).unwrap();
+        let again = Authority::read(first.cert(), &first.key()).unwrap().signing_for(100 * DAY);
+        let ends = |pem: &str| {
+            let der = der(pem);
+            X509Certificate::from_der(&der).unwrap().1.validity().not_after.timestamp()
+        };
+        let server = again.server(&["a.b"]).unwrap();
+        assert_eq!((again.cert(), ends(server.cert())), (first.cert(), ends(first.cert())));
+        let (der, ca) = (der(server.cert()), der(first.cert()));
+        let (_, signed) = X509Certificate::from_der(&der).unwrap();
+        let (_, ca) = X509Certificate::from_der(&ca).unwrap();
+        assert_eq!(signed.issuer(), ca.subject());
+        let short = Authority::read(first.cert(), &first.key()).unwrap().signing_for(DAY / 2);
+        assert!(ends(short.server(&["a.b"]).unwrap().cert()) < ends(first.cert()) - 40_000);
+    }
+
+    #[test]
+    fn what_is_no_authority_is_told() {
+        let (ours, others) = (Authority::new("ours", DAY).unwrap(), Authority::new("others", DAY).unwrap());
+        let server = ours.server(&["a.b"]).unwrap();
+        let over = Authority::new("over", Duration::ZERO).unwrap();
+        for (cert, key, says) in [
+            (ours.cert(), others.key(), "another one's key"),
+            (ours.cert(), "junk".to_owned(), "holds no key"),
+            (server.cert(), server.key().to_owned(), "is not an authority's"),
+            ("junk", ours.key(), "holds no certificate"),
+            (over.cert(), over.key(), "and not now"),
+        ] {
+            let told = Authority::read(cert, &key).unwrap_err().to_string();
+            assert!(told.contains(says), "{told}");
+        }
     }
 
     #[test]

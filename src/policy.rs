@@ -23,12 +23,6 @@ pub use targets::{Listening, TargetEntry, Targets};
 pub use tokens::{Tokens, Unproven};
 pub use zone::{Nameless, Zone};
 
-/// How a pod's sentence begins that no edge may reach a node. An edge tells by it who can change that.
-pub const EDGES_MAY_NOT: &str = "edges may not reach node";
-
-/// What an edge says of a port of its own program, behind the target. Nobody can change that.
-pub const IS_THE_EDGES_OWN: &str = "is a port of the edge itself";
-
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.
 ///
 /// `0.0.0.0/0` is all of IPv4 and nothing of IPv6; `::/0` the other way round.

@@ -11,11 +11,12 @@ pub mod wire;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use crate::protocol::link::grpc;
-pub use crate::protocol::link::sender::LinkSender;
+pub use crate::protocol::link::sender::{Ends, LinkSender, Traffic};
 pub use crate::protocol::link::source::LinkId;
 pub use crate::protocol::link::{Link, LinkEnded};
 pub use crate::protocol::session::recv::Windows;
 pub use crate::protocol::session::{Account, Answer, Offer, Opening, Parked, Session};
+pub use crate::protocol::table::overview::SessionView;
 pub use crate::protocol::table::request::RelayRequest;
 pub use crate::protocol::table::{Event, SessionLimits, SessionTable, TableFull};
 pub use crate::protocol::wire::frame::{Category, Code, Conflict, Found, Load, Refusal, SessionKey};

@@ -14,6 +14,7 @@ mod find;
 mod follow;
 mod linked;
 mod moves;
+mod overview;
 mod publish;
 mod siblings;
 mod uplinks;
@@ -47,6 +48,8 @@ pub use dns::Dns;
 pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
 pub use find::{Finder, NotFound, Path};
 pub use linked::Linked;
+use overview::Errors;
+pub use overview::{LastError, Overview, Standing};
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
 pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
@@ -74,6 +77,8 @@ pub struct Registry {
     /// Wakes those who wait for a node, whenever that is linked.
     awaited: Awaited,
     conflicts: Conflicts,
+    /// What last went wrong with each node.
+    errors: Errors,
     /// Sent to whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
@@ -122,7 +127,8 @@ impl Registry {
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
         let (awaited, conflicts) = (Awaited::default(), Conflicts::default());
-        Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
+        let errors = Errors::default();
+        Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, errors, changed, metrics })
     }
 
     /// Whether the node is linked here, or else when it last was.

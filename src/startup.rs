@@ -1,6 +1,8 @@
 //! Collects what prevents a start: all faults are found before anything runs, and reported together.
 
 mod gates;
+mod live;
+mod signals;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,10 +10,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use crate::config::{self, Fault, Faults, Listen};
+use tracing::debug;
+
+use crate::config::{self, AdminSocket, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
-pub use gates::{Gates, Guard};
+pub use gates::{Doors, Gates, Guard};
+pub use live::{ConfigFile, tell_warnings};
+pub use signals::Signals;
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when
 /// it cannot be had.
@@ -21,6 +27,8 @@ pub struct Startup {
     /// The keys whose values count; none: all of them do.
     given: Option<BTreeSet<String>>,
     is_check: bool,
+    /// The ports that keys have asked for, each with its key.
+    asked: Vec<(String, SocketAddr)>,
 }
 
 /// One thing that is in the way.
@@ -127,7 +135,7 @@ impl Startup {
 
     /// Listens there; `None`: it cannot be had, which is noted, or ports are not tried. `key` is the whole one.
     pub fn bind(&mut self, key: &str, at: SocketAddr) -> Option<Listener> {
-        if self.is_check || !self.is_given(key) {
+        if !self.is_given(key) || !self.is_free(key, at) || self.is_check {
             return None;
         }
         Listener::bind(at).map_err(|error| self.unbound(key, &error)).ok()
@@ -142,10 +150,27 @@ impl Startup {
         bound.map_err(|error| self.fault(FaultKind::Port, key, error.to_string())).ok()
     }
 
+    /// As [`Self::bind_local`], for the socket of commands; `Some(None)` where nobody asked for it and it cannot be had.
+    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<LocalListener>> {
+        if !socket.implicit {
+            return self.bind_local(key, &socket.path).map(Some);
+        }
+        if self.is_check || !self.is_given(key) {
+            return None;
+        }
+        Some(match LocalListener::bind(&socket.path) {
+            Ok(listener) => Some(listener),
+            Err(error) => {
+                debug!(%error, key, "there is no admin socket: that is only a default");
+                None
+            }
+        })
+    }
+
     /// As [`Self::bind`], for the address in a table; `Some(None)` where nobody asked for it and it cannot be had.
     pub fn bind_optional(&mut self, table: &str, listen: Listen) -> Option<Option<Listener>> {
         let key = format!("{table}.{}", listen.key);
-        if self.is_check || !self.is_given(&key) {
+        if !self.is_given(&key) || !listen.implicit && !self.is_free(&key, listen.at) || self.is_check {
             return None;
         }
         Listener::bind_optional(listen.at, listen.implicit).map_err(|error| self.unbound(&key, &error)).ok()
@@ -172,6 +197,19 @@ impl Startup {
             }
         }
         faults.into_iter().collect()
+    }
+
+    /// Whether no other key has asked for that port; if one has, that is noted.
+    fn is_free(&mut self, key: &str, at: SocketAddr) -> bool {
+        let one = |of: SocketAddr| of.ip() == at.ip() || of.ip().is_unspecified() || at.ip().is_unspecified();
+        let other = self.asked.iter().find(|(_, of)| at.port() != 0 && of.port() == at.port() && one(*of));
+        if let Some(other) = other.map(|(other, _)| other.clone()) {
+            let text = format!("{at}: {other} asks for that port, too: give each a port of its own");
+            self.fault(FaultKind::Config, key, text);
+            return false;
+        }
+        self.asked.push((key.to_owned(), at));
+        true
     }
 
     fn is_given(&self, key: &str) -> bool {
@@ -243,6 +281,23 @@ mod tests {
         assert!(startup.congestion(key, Some("slowpoke")).is_none());
         let told = startup.into_faults().to_string();
         assert!(told.starts_with(&format!("{key}: ")) && told.contains("modprobe tcp_slowpoke"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn two_keys_with_one_port_are_told_of_each_other() {
+        let mut startup = Startup::checking();
+        for (key, at) in [
+            ("one", "127.0.0.1:7000"),
+            ("other", "127.0.0.2:7000"),
+            ("two", "0.0.0.0:7000"),
+            ("any", ANYWHERE),
+            ("any too", ANYWHERE),
+        ] {
+            startup.bind(key, at.parse().unwrap());
+        }
+        let faults = startup.into_faults();
+        let told = "two: 0.0.0.0:7000: one asks for that port, too: give each a port of its own";
+        assert_eq!((faults.to_string().as_str(), faults.gravest()), (told, Some(FaultKind::Config)));
     }
 
     #[tokio::test]

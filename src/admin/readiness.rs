@@ -19,6 +19,16 @@ enum State {
     Troubled(String, Option<Instant>),
 }
 
+impl State {
+    fn trouble(&self) -> Option<&String> {
+        match self {
+            Self::Met => None,
+            Self::Troubled(_, Some(until)) if *until <= Instant::now() => None,
+            Self::Unmet(why) | Self::Troubled(why, _) => Some(why),
+        }
+    }
+}
+
 impl Readiness {
     /// Not ready until each of these conditions has been set to `Ok`.
     pub fn waiting_for(conditions: &[&'static str]) -> Self {
@@ -49,13 +59,15 @@ impl Readiness {
     /// One line for each condition that is not met, and for each trouble.
     pub fn check(&self) -> Result<String, String> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let lines = all.iter().filter_map(|(name, state)| match state {
-            State::Met => None,
-            State::Troubled(_, Some(until)) if *until <= Instant::now() => None,
-            State::Unmet(why) | State::Troubled(why, _) => Some(format!("{name}: {why}\n")),
-        });
+        let lines = all.iter().filter_map(|(name, state)| Some(format!("{name}: {}\n", state.trouble()?)));
         let lines: String = lines.collect();
         if all.values().any(|state| matches!(state, State::Unmet(_))) { Err(lines) } else { Ok(lines) }
+    }
+
+    /// What troubles a condition, if anything does now.
+    pub fn trouble(&self, condition: &str) -> Option<String> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(condition).and_then(State::trouble).cloned()
     }
 
     fn insert(&self, condition: &'static str, state: State) {

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::{self, CertificateError, ClientConfig};
+use tokio_rustls::rustls::ClientConfig;
 use tracing::info_span;
 
 use crate::drain::Drain;
@@ -16,7 +16,7 @@ use crate::names::{Host, Target};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
-use crate::net::tls;
+use crate::net::tls::{self, Fault};
 use crate::policy::plain;
 use crate::protocol::{Code, Refusal};
 
@@ -75,18 +75,10 @@ impl TargetTls {
 
 /// What went wrong, with the remedy where it stands in the settings.
 fn sentence(cause: &io::Error) -> String {
-    let Some(tls) = cause.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-        return cause.to_string();
-    };
-    match tls {
-        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            format!("its certificate is of another authority: {REMEDY}")
-        }
-        rustls::Error::InvalidCertificate(
-            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-        ) => "its certificate is not valid for that name: issue one that has it".to_owned(),
-        rustls::Error::InvalidMessage(_) => "it does not speak TLS".to_owned(),
-        other => other.to_string(),
+    match Fault::of(cause) {
+        Fault::Authority => format!("its certificate is of another authority: {REMEDY}"),
+        fault @ Fault::Name(_) => format!("{fault}: issue one that has it"),
+        fault => fault.to_string(),
     }
 }
 
@@ -132,7 +124,7 @@ mod tests {
         let why = shaken(&sure, false, "edge-1", &theirs).await.unwrap_err();
         assert!(why.starts_with("its certificate is of another authority: name"), "{why}");
         let why = shaken(&sure, false, "edge-2", &ours).await.unwrap_err();
-        assert!(why.starts_with("its certificate is not valid for that name"), "{why}");
+        assert!(why.starts_with("its certificate is for edge-1, and not for that name: issue"), "{why}");
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use tracing::{Span, debug, info_span};
 
 use crate::cloud::context::PodContext;
+use crate::cloud::unshaken::Unshaken;
 use crate::net::entrance::{Accepted, ConnectionHandler};
 use crate::net::listen::tune_link;
 use crate::net::tls::{Acceptor, Shaken};
@@ -19,6 +20,7 @@ pub(super) struct Callers {
     /// Limits how many do their handshake or make their call at once. When thousands of edges come back at once they
     /// queue here: a rejected edge would only dial again later.
     pub(super) handshakes: Acceptor,
+    pub(super) unshaken: Unshaken,
     pub(super) shared: PodContext,
 }
 
@@ -38,6 +40,9 @@ impl ConnectionHandler for Callers {
             Ok(shaken) => shaken,
             Err(unshaken) => {
                 refused.count(unshaken.cause);
+                if let Some(fault) = &unshaken.fault {
+                    self.unshaken.tell(from.ip(), fault);
+                }
                 return debug!("{unshaken}");
             }
         };

@@ -6,10 +6,10 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
+use crate::cloud::policies::Policies;
 use crate::cloud::proven::Proven;
 use crate::dialer::DirectDialer;
 use crate::net::pool::Pool;
-use crate::policy::Glob;
 use crate::protocol::grpc::LinkContext;
 use crate::registry::{AddressBook, Finder, Registry, Siblings};
 use crate::route::Route;
@@ -33,8 +33,8 @@ pub(super) struct PodContext {
     pub(super) addresses: Arc<AddressBook>,
     /// Dials for clients what is at no node.
     pub(super) direct: DirectDialer,
-    /// The nodes that edges may reach through this pod.
-    pub(super) reachable: Arc<[Glob]>,
+    /// Who may reach what through this pod.
+    pub(super) policies: Policies,
     /// Permits for searches that run at once for all edges.
     pub(super) searches: Arc<Semaphore>,
     /// Permits for pinging older links of nodes that have linked anew.

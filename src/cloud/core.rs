@@ -12,6 +12,7 @@ use super::context::PodContext;
 use super::files::PodFiles;
 use super::kubernetes::{self, Pods};
 use super::links;
+use super::policies::Policies;
 use super::proven::Proven;
 use super::requests;
 use super::siblings::{self, FinderParts};
@@ -90,7 +91,8 @@ impl Core {
         if let Some(siblings) = &siblings {
             siblings::report(siblings.clone(), readiness.clone(), &links);
         }
-        let dialer = dialer(settings, files, own);
+        let policies = Policies::new(settings);
+        let dialer = dialer(settings, &policies, files, own);
         let session = &settings.session;
         let context = PodContext {
             proven,
@@ -99,12 +101,12 @@ impl Core {
             finder,
             siblings,
             addresses: kubernetes::follow_addresses(&settings.addresses, &readiness, &links),
-            direct: DirectDialer::new(for_clients(&dialer, settings), session.open_timeout),
+            direct: DirectDialer::new(for_clients(&dialer, &policies), session.open_timeout),
             backend: Backend::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
             ground,
             pool,
             stopping: stopping.begun.clone(),
-            reachable: settings.allow.nodes.clone().into(),
+            policies,
             searches: Arc::new(Semaphore::new(requests::MOST_SEARCHES)),
             moves: Arc::new(Semaphore::new(links::MOST_MOVES)),
         };
@@ -116,10 +118,10 @@ impl Core {
     }
 
     /// The context of a front end with this gate.
-    pub(super) fn front_context(&self, gate: Gate) -> FrontContext {
+    pub(super) fn front_context(&self, gate: Arc<ArcSwap<Gate>>) -> FrontContext {
         let PodContext { pool, route, ground, addresses, direct, .. } = &self.context;
         FrontContext {
-            gate: Arc::new(ArcSwap::from_pointee(gate)),
+            gate,
             sessions: self.client_sessions.clone(),
             pool: pool.clone(),
             route: route.clone(),
@@ -169,20 +171,24 @@ fn zone(settings: &Cloud, proven: Arc<Proven>) -> Arc<Zone> {
 }
 
 /// Dials for edges; never one of the addresses in `listening`.
-fn dialer(settings: &Cloud, files: &PodFiles, listening: Vec<SocketAddr>) -> TargetDialer {
+fn dialer(
+    settings: &Cloud,
+    policies: &Policies,
+    files: &PodFiles,
+    listening: Vec<SocketAddr>,
+) -> TargetDialer {
     TargetDialer {
         place: Place::ForEdges,
         own: LocalAddresses::of_interfaces(settings.pod_ip.into_iter().collect()),
-        targets: Arc::new(ArcSwap::from_pointee(settings.allow.targets.clone())),
+        targets: policies.for_edges.clone(),
         listening: listening.into_iter().collect(),
         resolver: files.resolver.clone(),
     }
 }
 
 /// The same, dialling for clients.
-fn for_clients(dialer: &TargetDialer, settings: &Cloud) -> TargetDialer {
-    let targets = Arc::new(ArcSwap::from_pointee(settings.addresses.direct.clone()));
-    TargetDialer { place: Place::ForClients, targets, ..dialer.clone() }
+fn for_clients(dialer: &TargetDialer, policies: &Policies) -> TargetDialer {
+    TargetDialer { place: Place::ForClients, targets: policies.for_clients.clone(), ..dialer.clone() }
 }
 
 /// Receive windows of a pod's sessions in bytes.

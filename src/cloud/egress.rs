@@ -12,7 +12,7 @@ use crate::startup::{Gates, Startup};
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
     let Some(egress) = &settings.egress else { return Some(Vec::new()) };
-    let guard = gates.prepare(egress.access(), startup);
+    let guard = gates.prepare("mode.cloud.egress", egress.access(), startup);
     let connect = Connect::<Module>::default();
     let port = match egress {
         Egress::Port { listen, certificates, .. } => {

@@ -19,7 +19,7 @@ pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
     if https.ports.is_empty() {
         return Some(Vec::new());
     }
-    let guard = gates.prepare(&https.access, startup);
+    let guard = gates.prepare("mode.cloud.https", &https.access, startup);
     // Outer: whether the files will do; inner: whether there are any.
     let tls = match &https.mode {
         HttpsMode::Passthrough => Some(None),
@@ -46,7 +46,8 @@ pub(super) fn prepare_plain(
     if http.ports.is_empty() {
         return Some(Vec::new());
     }
-    let (guard, ports) = (gates.prepare(&http.access, startup), bind(&http.ports, startup));
+    let (guard, ports) =
+        (gates.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
     let (guard, ports) = (guard?, ports?);
     let port = |(listener, target)| {
         ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(target, core)))

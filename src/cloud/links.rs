@@ -9,6 +9,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
 use crate::cloud::requests;
+use crate::cloud::unshaken::Unshaken;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
@@ -18,7 +19,7 @@ use crate::net::reload::Reload;
 use crate::net::tls::{Acceptor, HANDSHAKES};
 use crate::policy::Networks;
 use crate::protocol::grpc::{Call, Dismissal};
-use crate::protocol::{Caller, Code, Event, Found, Hello, Link, Refusal};
+use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkEnded, Refusal};
 use crate::registry::Linked;
 use crate::route::Room;
 
@@ -42,7 +43,9 @@ pub(super) fn spawn(
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
-    let handler = Arc::new(Callers { calls, handshakes, shared });
+    let unshaken = Unshaken::default();
+    links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
+    let handler = Arc::new(Callers { calls, handshakes, unshaken, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
@@ -80,6 +83,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
         if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
             warn!("refused: {why}");
         }
+        shared.registry.refused(&hello.node, &why.to_string());
         return call.refuse(Dismissal::Token);
     }
     if shared.stopping.is_cancelled() {
@@ -89,6 +93,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     if let Err(taken) = shared.registry.admit(&hello.node, hello.instance, call.from).await {
         refused.count("name_taken");
         debug!(%taken, "refused");
+        shared
+            .registry
+            .refused(&hello.node, &format!("another process came as this node, from {}", call.from));
         return call.refuse(Dismissal::NameTaken(taken.to_string()));
     }
     let from = call.from;
@@ -103,8 +110,8 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
-    run(link, &shared).await;
-    shared.registry.remove(&sender);
+    let why = run(link, &shared).await;
+    shared.registry.ended(&sender, &why.to_string());
     shared.proven.end(&sender);
 }
 
@@ -136,12 +143,12 @@ async fn drive(mut made: mpsc::Receiver<Link>, shared: PodContext) {
         let Some(link) = link else { return };
         let (span, shared) =
             (info_span!("link", pod = link.sender.instance.map(field::debug)), shared.clone());
-        links.spawn(span, async move { run(link, &shared).await });
+        links.spawn(span, async move { drop(run(link, &shared).await) });
     }
 }
 
 /// Drives a link until it ends, then looks for new paths for its sessions.
-async fn run(mut link: Link, shared: &PodContext) {
+async fn run(mut link: Link, shared: &PodContext) -> LinkEnded {
     let links = &shared.ground.metrics.links;
     links.inc();
     let own = Arc::new(Semaphore::new(requests::MOST_SEARCHES_OF_ONE));
@@ -182,6 +189,7 @@ async fn run(mut link: Link, shared: &PodContext) {
     for parked in parked {
         shared.route.mend(parked, &shared.ground.drain);
     }
+    why
 }
 
 /// After a node has linked anew at the pod `at`, here or as was `found` elsewhere: pings its older links, and drops

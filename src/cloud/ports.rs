@@ -9,7 +9,7 @@ use super::core::Core;
 use crate::config::Listen;
 use crate::config::cloud::Cloud;
 use crate::frontend::{FrontEnd, serve};
-use crate::net::listen::{Accept, Listener};
+use crate::net::listen::{Accept, Listener, LocalListener};
 use crate::startup::{Guard, Startup};
 
 /// The ports for edges and operators.
@@ -21,6 +21,8 @@ pub(super) struct Ports {
     pub(super) log: Option<Listener>,
     /// Metrics alone.
     pub(super) metrics: Option<Listener>,
+    /// For commands of this machine.
+    pub(super) admin: Option<LocalListener>,
 }
 
 /// A port for clients, with what its front end needs of settings and files.
@@ -81,7 +83,8 @@ impl Ports {
             None => None,
             Some(bound) => Some(bound?),
         };
-        Some(Self { grpc: grpc?, log: log?, metrics })
+        let admin = startup.bind_admin("mode.cloud.admin.listen", &settings.admin);
+        Some(Self { grpc: grpc?, log: log?, metrics, admin: admin? })
     }
 
     /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics

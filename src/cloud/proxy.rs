@@ -8,7 +8,7 @@ use crate::startup::{Gates, Startup};
 /// Reads the front end's files and binds its port; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
     let Some(proxy) = &settings.http_proxy else { return Some(Vec::new()) };
-    let guard = gates.prepare(&proxy.access, startup);
+    let guard = gates.prepare("mode.cloud.http_proxy", &proxy.access, startup);
     let listener = startup.bind(&format!("mode.cloud.http_proxy.{}", proxy.listen.key), proxy.listen.at);
     Some(vec![ClientPort::tcp(listener?, guard?, |_| Proxy)])
 }

@@ -6,7 +6,6 @@ use tracing::info_span;
 
 use crate::cloud::bridge;
 use crate::cloud::context::PodContext;
-use crate::policy::EDGES_MAY_NOT;
 use crate::protocol::{Code, Peer, Refusal, RelayRequest};
 use crate::route::Room;
 use crate::telemetry::Access;
@@ -18,7 +17,7 @@ pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
         Peer::Edge(edge) if edge == request.node() && request.instance().is_none() => dial(request, shared),
         Peer::Edge(edge) if edge == request.node() => relay(request, shared, room),
         Peer::Edge(_) | Peer::Cloud(_) => {
-            if shared.reachable.iter().any(|glob| glob.matches(request.node())) {
+            if shared.policies.nodes.load().iter().any(|glob| glob.matches(request.node())) {
                 return relay(request, shared, room);
             }
             forbid(request, shared);
@@ -34,7 +33,7 @@ pub(super) fn answer(request: RelayRequest, shared: &PodContext, room: &Room) {
 /// Refuses an edge a node that edges may not reach; counts and logs it.
 fn forbid(request: RelayRequest, shared: &PodContext) {
     let (node, metrics) = (request.node(), &shared.ground.metrics);
-    let why = format!("{EDGES_MAY_NOT} {node}: their pod's mode.cloud.allow.nodes does not hold it");
+    let why = format!("edges may not reach node {node}: their pod's mode.cloud.allow.nodes does not hold it");
     let asker = request.from().peer.node();
     let linked = asker.and_then(|asker| shared.registry.here(asker));
     let at = linked.map_or(Ipv4Addr::UNSPECIFIED.into(), |linked| linked.from.ip());
@@ -42,9 +41,9 @@ fn forbid(request: RelayRequest, shared: &PodContext) {
     access.user = asker.map(ToString::to_string);
     access.node = Some(node.clone());
     access.target = request.target().cloned();
-    metrics.sessions.refused(FRONT, Code::NotAllowed.name());
-    access.refuse(Code::NotAllowed.name(), &why, at, &metrics.refusals);
-    request.refuse(Refusal::new(Code::NotAllowed, why));
+    metrics.sessions.refused(FRONT, Code::NodeNotAllowed.name());
+    access.refuse(Code::NodeNotAllowed.name(), &why, at, &metrics.refusals);
+    request.refuse(Refusal::new(Code::NodeNotAllowed, why));
 }
 
 /// Relays the request in a task of its own, as the search for a path may take seconds.

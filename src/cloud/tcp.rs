@@ -11,7 +11,7 @@ use crate::startup::{Gates, Startup};
 /// Binds all ports; `None`: there are faults, which `startup` has noted.
 pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup) -> Option<Vec<ClientPort>> {
     let ports = settings.tcp.iter().map(|port| {
-        let guard = gates.prepare(&port.access, startup);
+        let guard = gates.prepare(&port.key, &port.access, startup);
         let listener = startup.bind(&port.key, port.at);
         let port = port.clone();
         Some(ClientPort::tcp(listener?, guard?, move |core| front_end(port, core)))

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
-use super::Module;
+use super::{Init, Module};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
 #[derive(Debug, Parser)]
@@ -18,7 +19,7 @@ pub struct Args {
     /// What this process is.
     #[arg(long = "m", value_name = "MODE", default_value = "cloud")]
     pub mode: Mode,
-    /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: conf/MODE.toml]
+    /// Config file; conf/cloud.toml and conf/edge.toml describe every key. [default: /etc/tunnel/MODE.toml]
     #[arg(long = "c", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Read the config and the files it names, say what is wrong with them, and end; no port is tried.
@@ -62,6 +63,29 @@ pub enum Command {
         #[arg(long, value_name = "MODULES", value_delimiter = ',')]
         with: Vec<Module>,
     },
+    /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
+    Init(Init),
+    /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.
+    Status {
+        /// The socket (its config's `listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: /run/tunnel/cloud.sock, or
+        /// else edge.sock there]
+        #[arg(long, value_name = "PATH")]
+        socket: Option<PathBuf>,
+        /// All of it as JSON, with sessions.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what makes a shell complete this command line: `source <(tunnel completions bash)`.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Write man pages of this program and of each of its commands.
+    Man {
+        /// Where to; it is made where it is missing.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
 }
 
 /// What a process is.
@@ -94,7 +118,8 @@ impl Args {
 
     /// Which config file is read.
     pub fn config(&self) -> PathBuf {
-        let default = if self.mode == Mode::Cloud { "conf/cloud.toml" } else { "conf/edge.toml" };
+        let default =
+            if self.mode == Mode::Cloud { "/etc/tunnel/cloud.toml" } else { "/etc/tunnel/edge.toml" };
         self.config.clone().unwrap_or_else(|| default.into())
     }
 }
@@ -118,6 +143,6 @@ fn spelled_our_way(arg: OsString) -> OsString {
 
 /// As docs/operating.md has them.
 const EXIT_CODES: &str = "\
-Exit codes: 0 stopped, or all is well; 1 the demo has failed; 64 the command line is wrong; 69 a port cannot be had; \
-71 the system lacks something; 73 log files cannot be written; 77 this user may not have the port; \
-78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";
+Exit codes: 0 stopped, or all is well; 1 the demo has failed; 64 the command line is wrong; 69 a port cannot be had, or \
+nobody answers; 71 the system lacks something; 73 a file cannot be written; 77 this user may not have the \
+port, or may not ask; 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";

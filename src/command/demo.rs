@@ -131,6 +131,8 @@ impl DemoFiles {
             cert = "{dir}/cloud.crt"
             key = "{dir}/cloud.key"
             tokenfile = "{dir}/token"
+            [mode.cloud.admin]
+            listen = "unix:{dir}/cloud.sock"
             [mode.cloud.ssh]
             listen = "127.0.0.1:0"
             [mode.cloud.session]
@@ -154,6 +156,8 @@ impl DemoFiles {
             dns = "localhost"
             servername = "{grpc}"
             log_listen = "127.0.0.1:0"
+            [mode.edge.admin]
+            listen = "unix:{dir}/edge.sock"
             [mode.edge.session]
             drain = "1s"
             {tables}"#

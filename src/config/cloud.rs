@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
+use super::{
+    Access, AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value,
+};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod addresses;
@@ -52,6 +54,8 @@ pub struct Cloud {
     pub https: Https,
     /// HTTP ports, each for one port of every node.
     pub http: Http,
+    /// Where commands of this machine come in.
+    pub admin: AdminSocket,
     /// Limits of sessions.
     pub session: PodSessions,
     /// Where others learn which node is at this pod.
@@ -168,6 +172,19 @@ impl Cloud {
         all
     }
 
+    /// Who may come in at each port for clients, by the key of its table.
+    pub fn doors(&self) -> Vec<(&str, &Access)> {
+        let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
+        let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
+        let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
+        let fixed = [
+            ("mode.cloud.ssh", &self.ssh.access),
+            ("mode.cloud.https", &self.https.access),
+            ("mode.cloud.http", &self.http.access),
+        ];
+        fixed.into_iter().chain(egress).chain(proxy).chain(tcp).collect()
+    }
+
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
         let mut file = Table::parse(text, report);
         let mut mode = file.table("mode", report);
@@ -187,6 +204,7 @@ impl Cloud {
             https: https::read(&mut cloud, &ssh.access, report),
             http: https::read_http(&mut cloud, &ssh.access, report),
             ssh,
+            admin: listen::admin(&mut cloud, "cloud.sock", report),
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
             allow: allow(&mut cloud, env, report),

@@ -1,5 +1,6 @@
 //! Settings of an edge, as read from the table `mode.edge`.
 
+mod https;
 mod proxy;
 
 use std::net::{IpAddr, SocketAddr};
@@ -8,10 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved, value};
+use super::{
+    AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved,
+    value,
+};
 use crate::names::{Host, NodeName, Target};
 use crate::policy::{TargetEntry, Targets};
 
+pub use https::Https;
 pub use proxy::HttpProxy;
 
 /// All settings of an edge.
@@ -19,6 +24,8 @@ pub use proxy::HttpProxy;
 pub struct EdgeSettings {
     /// Whom to dial, and as whom.
     pub client: Client,
+    /// Where commands of this machine come in.
+    pub admin: AdminSocket,
     /// Limits of sessions.
     pub session: EdgeSessions,
     /// What it may dial for others.
@@ -83,15 +90,6 @@ pub struct EdgeSessions {
     pub memory: Option<usize>,
 }
 
-/// `[mode.edge.https]`: TLS towards the targets of the cloud's HTTPS ports.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Https {
-    /// PEM files of the certificate that targets are shown, and of its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
-    /// PEM file of the authorities that may sign a target's certificate; `None`: only targets on loopback are believed.
-    pub ca: Option<PathBuf>,
-}
-
 /// Bytes that sessions may promise at most, unless the file sets it: edges are small machines.
 pub const MEMORY: usize = 12 << 20;
 
@@ -133,17 +131,18 @@ impl EdgeSettings {
         let mut stream = edge.table("stream", report);
         let client = client(&mut stream, env, report);
         stream.finish(report);
+        let admin = listen::admin(&mut edge, "edge.sock", report);
         let session = session(&mut edge, report);
         let targets = targets(&mut edge, report);
         let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
         let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
-        let https = https(&mut edge, report);
+        let https = https::read(&mut edge, report);
         let http_proxy = proxy::read(&mut edge, report);
         for table in [edge, mode, file] {
             table.finish(report);
         }
         let own = node_ip.into_iter().chain(pod_ip).collect();
-        Self { client, session, targets, https, http_proxy, own }
+        Self { client, admin, session, targets, https, http_proxy, own }
     }
 }
 
@@ -281,18 +280,4 @@ fn targets(edge: &mut Table<'_>, report: &mut Report) -> Targets {
     let targets = table.list("targets", value::parsed::<TargetEntry>, report);
     table.finish(report);
     targets.map_or_else(Targets::default, Targets::from_iter)
-}
-
-fn https(edge: &mut Table<'_>, report: &mut Report) -> Https {
-    let mut table = edge.table("https", report);
-    let cert = table.read("cert", value::path, report);
-    let key = table.read("key", value::path, report);
-    for (given, other) in [("cert", "key"), ("key", "cert")] {
-        if table.has(given) && !table.has(other) {
-            table.complain(other, None, "a certificate and its key go together: name both files", report);
-        }
-    }
-    let ca = table.read("ca", value::path, report);
-    table.finish(report);
-    Https { identity: cert.zip(key), ca }
 }

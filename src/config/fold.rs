@@ -224,8 +224,7 @@ impl<'t> Table<'t> {
                 Some(nearest) => format!("did you mean {nearest}?"),
                 None => "nothing is known here: take it out".to_owned(),
             };
-            let found = Some("not a key that is known".to_owned());
-            report.place_fault(Some(entry.place), &self.key(value::excerpt(&entry.name)), found, wanted);
+            report.unknown(entry.place, &self.key(value::excerpt(&entry.name)), &wanted);
         }
     }
 
@@ -264,7 +263,7 @@ fn new_entry<'t>(name: &Spanned<std::borrow::Cow<'t, str>>, value: Spanned<DeVal
 }
 
 /// Case and `_` do not count: SuperEdge's old spelling is its new one without `_`, and its reader does not mind case.
-fn fold(key: &str) -> String {
+pub(super) fn fold(key: &str) -> String {
     key.chars().filter(|c| *c != '_').flat_map(char::to_lowercase).take(MAX_KEY_LEN).collect()
 }
 

@@ -1,12 +1,12 @@
 //! Where to listen, written as an address (ours) or as a port on all interfaces (SuperEdge's).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use toml::de::DeValue;
 
 use super::fold::{Report, Table};
-use super::{Concern, Listen, value};
+use super::{AdminSocket, Concern, Listen, value};
 use crate::policy::Networks;
 
 impl Listen {
@@ -44,12 +44,29 @@ pub(super) fn read(
     }
 }
 
+/// Reads `listen = "unix:/path"` of a table `admin`. Absent: `name` in the directory that systemd makes for programs.
+pub(super) fn admin(parent: &mut Table<'_>, name: &str, report: &mut Report) -> AdminSocket {
+    let mut table = parent.table("admin", report);
+    let wanted = "want unix:/path, for example unix:/run/tunnel/cloud.sock";
+    let reader =
+        |value: &DeValue<'_>| unix_path(&value::text(value)?).ok_or_else(|| value::wrong(value, wanted));
+    let path = table.read(LISTEN, reader, report);
+    let implicit = !table.has(LISTEN);
+    table.finish(report);
+    AdminSocket { path: path.unwrap_or_else(|| Path::new(RUN_DIR).join(name)), implicit }
+}
+
+/// The path in `unix:/path`.
+fn unix_path(text: &str) -> Option<PathBuf> {
+    let path = text.strip_prefix("unix:")?;
+    (path.starts_with('/') && !path.contains('\0')).then(|| path.into())
+}
+
 /// Reads `listen`, which may be `unix:/path`, or instead one of the spellings of a port. `None`: all are absent.
 pub(super) fn place(table: &mut Table<'_>, ports: &[&'static str], report: &mut Report) -> Option<Place> {
     let wanted = "want ip:port, for example 127.0.0.1:8000, or unix:/path";
-    let reader = |value: &DeValue<'_>| match value::text(value)?.strip_prefix("unix:") {
-        Some(path) if path.starts_with('/') && !path.contains('\0') => Ok(Ok(path.into())),
-        Some(_) => Err(value::wrong(value, wanted)),
+    let reader = |value: &DeValue<'_>| match unix_path(&value::text(value)?) {
+        Some(path) => Ok(Ok(path)),
         None => value::socket(value).map(Err).map_err(|_| value::wrong(value, wanted)),
     };
     one_of(table, (LISTEN, reader), ports, report)
@@ -142,6 +159,9 @@ const LISTEN: &str = "listen";
 
 /// The key of every table with a port that balancers may stand before.
 const PROXIES: &str = "proxy_protocol";
+
+/// Where programs have their sockets.
+const RUN_DIR: &str = "/run/tunnel";
 
 /// The port SuperEdge's manifests probe.
 const LOG_PORT: u16 = 51010;

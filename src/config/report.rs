@@ -20,12 +20,32 @@ pub(super) struct Report {
 struct PlacedFault {
     /// In bytes from the start of the file, or [`NOWHERE`].
     place: usize,
-    /// Whether it is that something is missing.
-    is_missing: bool,
+    /// Whether it is that something is missing, or that nobody knows a key: what a broken line causes, too.
+    doubt: Doubt,
     fault: Fault,
 }
 
+/// Whether a fault may only follow from a line that is not TOML.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    /// It stands there, and is wrong.
+    None,
+    /// A key is missing: it may stand in that line.
+    Missing,
+    /// Nobody knows a key: behind such a line it may have got into another table.
+    Unknown,
+}
+
 impl Report {
+    /// Notes a key that nobody knows.
+    pub(super) fn unknown(&mut self, place: usize, key: &str, wanted: &str) {
+        let found = Some("not a key that is known".to_owned());
+        self.place_fault(Some(place), key, found, wanted);
+        if let Some(fault) = self.faults.last_mut() {
+            fault.doubt = Doubt::Unknown;
+        }
+    }
+
     /// Notes what is wrong outside the file, or missing in it.
     pub(super) fn fault(&mut self, key: &str, found: Option<String>, wanted: impl Into<String>) {
         self.place_fault(None, key, found, wanted);
@@ -47,16 +67,26 @@ impl Report {
         let line = lines_of(text);
         let mut broken = BTreeSet::new();
         let mut faults = Vec::new();
-        // A line that is not TOML is reported once; other faults on that line only follow from it.
+        // Of lines that are not TOML only the first is sure to be wrong: what is left open there breaks others, and other
+        // faults on those lines only follow from it.
+        let mut first = None;
         for PlacedFault { place, fault, .. } in &self.faults {
             let line = (*place != NOWHERE).then(|| line(*place));
-            if fault.key.is_empty() && broken.insert(line) {
-                faults.push(Fault { line, ..fault.clone() });
+            if fault.key.is_empty() {
+                broken.insert(line);
+                if first.is_none() {
+                    first = Some(*place);
+                    faults.push(Fault { line, ..fault.clone() });
+                }
             }
         }
-        for PlacedFault { place, is_missing, fault } in self.faults {
+        for PlacedFault { place, doubt, fault } in self.faults {
             let line = (place != NOWHERE).then(|| line(place));
-            let unread = is_missing && !broken.is_empty();
+            let unread = first.is_some_and(|first| match doubt {
+                Doubt::None => false,
+                Doubt::Missing => true,
+                Doubt::Unknown => place > first,
+            });
             if !fault.key.is_empty() && !unread && !broken.contains(&line) {
                 faults.push(Fault { line, ..fault });
             }
@@ -74,10 +104,10 @@ impl Report {
         found: Option<String>,
         wanted: impl Into<String>,
     ) {
-        let is_missing = found.is_none();
+        let doubt = if found.is_none() { Doubt::Missing } else { Doubt::None };
         let text = format!("{}: {}", found.unwrap_or_else(|| "missing".to_owned()), wanted.into());
         let fault = Fault { key: key.to_owned(), line: None, text };
-        self.faults.push(PlacedFault { place: place.unwrap_or(NOWHERE), is_missing, fault });
+        self.faults.push(PlacedFault { place: place.unwrap_or(NOWHERE), doubt, fault });
     }
 }
 

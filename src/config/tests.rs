@@ -417,6 +417,19 @@ fn a_text_that_is_not_toml_is_told_with_its_line_beside_the_other_faults() {
 }
 
 #[test]
+fn what_only_follows_from_a_line_that_is_not_toml_is_not_told() {
+    for (text, line) in [
+        ("[mode.cloud.ssh\nlisten = \"127.0.0.1:2222\"\n", 1),
+        ("[mode.cloud.ssh]\nlisten = \"127.0.0.1:2222\nauth = \"none\"\n", 2),
+        ("[mode.cloud.ssh]\nrules = [{ ports = [22] ]\nauth = 'none'\n[mode.cloud.session]\nmax = 7\n", 2),
+    ] {
+        let faults = cloud_faults(text);
+        let told: Vec<_> = faults.iter().map(|f| (f.line, f.key.as_str())).collect();
+        assert_eq!(told, [(Some(line), "")], "{text}: {faults}");
+    }
+}
+
+#[test]
 fn an_empty_token_loads_loudly() {
     let (_, warnings) = edge(&LEAST.replace("t0ken", ""));
     assert_eq!(warned(&warnings, Concern::OpenDoor), ["mode.edge.stream.client.token"]);

@@ -175,7 +175,7 @@ async fn no_name_and_no_address_leads_to_a_port_of_this_process() {
     ] {
         let refused = found(&edge, target, &own, names).await.unwrap_err();
         assert!(refused.reason.starts_with(&format!("{target} is a port of the edge itself")), "{refused}");
-        assert_eq!(refused.code, Code::NotAllowed);
+        assert_eq!(refused.code, Code::OwnPort);
     }
     assert_eq!(found(&edge, "192.0.2.7:51010", &own, &[]).await.unwrap(), ["192.0.2.7:51010"]);
     let pod = TargetDialer { place: Place::ForEdges, ..edge };

@@ -8,7 +8,7 @@ use super::link_dialer::CloudServer;
 use crate::backend::TargetTls;
 use crate::config::Secret;
 use crate::config::edge::{Client, EdgeSettings as Settings, Https, Token};
-use crate::net::listen::Listener;
+use crate::net::listen::{Listener, LocalListener};
 use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
@@ -38,6 +38,8 @@ pub(super) struct Ports {
     pub(super) log: Option<Listener>,
     /// Metrics alone.
     pub(super) metrics: Option<Listener>,
+    /// For commands of this machine.
+    pub(super) admin: Option<LocalListener>,
 }
 
 impl EdgeFiles {
@@ -75,7 +77,8 @@ impl Ports {
             None => None,
             Some(bound) => Some(bound?),
         };
-        Some(Self { log: log?, metrics })
+        let admin = startup.bind_admin("mode.edge.admin.listen", &settings.admin);
+        Some(Self { log: log?, metrics, admin: admin? })
     }
 }
 

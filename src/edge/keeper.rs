@@ -88,6 +88,9 @@ impl Keeper {
                         warn!(error = %text, "cannot link to the cloud; trying again, with pauses that grow to {MAX_PAUSE:?}");
                         said = text;
                     }
+                    if self.dialer.is_refused(&why) {
+                        backoff.refused();
+                    }
                     if is_name_taken(&why) {
                         self.leave_name().await;
                     }

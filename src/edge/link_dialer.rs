@@ -1,5 +1,7 @@
 //! The way to the cloud: its servers, tried in turn, and what makes a link there.
 
+mod words;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -126,7 +128,7 @@ impl LinkDialer {
         let tls = TlsConnector::from(self.tls.load());
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let io = io.await.context("the TLS handshake took too long")?;
-        let io = io.with_context(|| format!("TLS with the cloud as {:?} failed", to.name.to_str()))?;
+        let io = io.map_err(|e| anyhow::anyhow!(words::no_tls(&e, &to.at, &to.name.to_str())))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let dialled = grpc::dial(io, &to.authority, &self.node, token, &self.ground).await;
@@ -134,6 +136,12 @@ impl LinkDialer {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }
         Ok(NewLink { link: dialled?, server, at })
+    }
+
+    /// Whether the cloud was reached and took none of the tokens.
+    pub(super) fn is_refused(&self, why: &anyhow::Error) -> bool {
+        let tried_all = self.turn.load(Relaxed).is_multiple_of(self.tokens.load().len().max(1));
+        tried_all && why.downcast_ref().is_some_and(DialError::is_token_refused)
     }
 
     /// The name by which messages call a server.

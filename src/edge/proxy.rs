@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use tracing::{info, info_span};
 
 use super::{Edge, MOST_SESSIONS};
@@ -13,7 +12,7 @@ use crate::names::NodeName;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
 use crate::policy::Glob;
-use crate::startup::{Gates, Guard, Startup};
+use crate::startup::{Doors, Gates, Guard, Startup};
 
 /// The proxy, bound and not serving yet.
 pub(super) struct ProxyPort {
@@ -27,7 +26,7 @@ impl ProxyPort {
     /// Reads its files and binds its port; `None`: there are faults, which `startup` has noted.
     pub(super) fn prepare(settings: &HttpProxy, startup: &mut Startup) -> Option<Self> {
         let mut gates = Gates::default();
-        let guard = gates.prepare(&settings.access, startup);
+        let guard = gates.prepare(DOOR, &settings.access, startup);
         let listener =
             startup.bind(&format!("mode.edge.http_proxy.{}", settings.listen.key), settings.listen.at);
         Some(Self { listener: listener?, guard: guard?, gates, nodes: settings.nodes.clone() })
@@ -38,14 +37,14 @@ impl ProxyPort {
         self.listener.at()
     }
 
-    /// Serves clients until the edge stops; its drain waits for them.
-    pub(super) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) {
+    /// Serves clients until the edge stops; its drain waits for them. Gives the gate, which may follow the settings.
+    pub(super) fn spawn(self, node: NodeName, edge: &Edge, pool: Pool) -> Doors {
         let Self { listener, guard, gates, nodes } = self;
         info!(at = %listener.at(), "programs may ask the HTTP proxy");
-        gates.watch(&edge.links);
+        let doors = gates.watch(&edge.links);
         let proxies = guard.proxies();
         let context = FrontContext {
-            gate: Arc::new(ArcSwap::from_pointee(guard.gate(None))),
+            gate: guard.gate(None),
             sessions: sessions(MOST_SESSIONS, MOST_SESSIONS.div_ceil(CLIENTS)),
             pool,
             route: edge.route.clone(),
@@ -56,8 +55,11 @@ impl ProxyPort {
             drain: edge.sessions.clone(),
         };
         edge.sessions.spawn(info_span!("clients"), serve(Proxy, listener, proxies, context));
+        doors
     }
 }
 
+/// The key of its table.
+pub(super) const DOOR: &str = "mode.edge.http_proxy";
 /// Clients that together may have all sessions.
 const CLIENTS: usize = 4;

@@ -19,16 +19,15 @@ use http::header::PROXY_AUTHORIZATION;
 use tokio::time::{Instant, timeout};
 use tracing::warn;
 
-use super::Denial;
+use super::{Denial, NAME_CHARS};
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
-use crate::policy::{CertificateGlob, Networks, Rules, Zone};
-pub(super) use failures::WRONG_PASSWORDS;
+use crate::policy::{CertificateGlob, Networks, Rules, Zone, plain};
 use failures::{Failures, Who};
 use recent::Recent;
 
 /// The access checks of one front end: every client passes them before anything is opened for it.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Gate {
     /// Networks that clients may come from; `None`: any address.
     pub allow_from: Option<Networks>,
@@ -78,7 +77,7 @@ impl Gate {
     pub fn admit(&self, from: IpAddr) -> Result<(), Denial> {
         match &self.allow_from {
             Some(networks) if !networks.contains(from) => {
-                Err(Denial::Forbidden("your address is not allowed here".into()))
+                Err(Denial::Forbidden(format!("your address {} is not allowed here", plain(from))))
             }
             _ => Ok(()),
         }
@@ -88,8 +87,8 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// [`Denial::Credentials`] if the password is missing or wrong; [`Denial::Busy`] if too many are being checked, or
-    /// too many from this address were wrong.
+    /// [`Denial::Credentials`] if the password is missing, [`Denial::Password`] if it is wrong; [`Denial::Busy`] if too
+    /// many are being checked, [`Denial::WrongPasswords`] if too many from this address were wrong.
     pub async fn identify(&self, head: &HeaderMap, from: IpAddr) -> Result<Option<String>, Denial> {
         match &self.logins {
             None => Ok(None),
@@ -213,7 +212,7 @@ impl Logins {
         });
         if !(right.await.unwrap_or(false) && known) {
             self.failures().add(who, Instant::now());
-            return Err(Denial::Credentials);
+            return Err(Denial::Password(name.chars().take(NAME_CHARS).collect()));
         }
         self.failures().forget(&who, Instant::now());
         self.recent().add(print, Instant::now());
@@ -223,7 +222,7 @@ impl Logins {
     /// Fails if this source and user have given too many wrong passwords within a minute.
     fn listens_to(&self, who: &Who) -> Result<(), Denial> {
         let barred = self.failures().bar(who, Instant::now());
-        if barred { Err(Denial::Busy(WRONG_PASSWORDS)) } else { Ok(()) }
+        if barred { Err(Denial::WrongPasswords) } else { Ok(()) }
     }
 
     fn failures(&self) -> MutexGuard<'_, Failures> {

@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
-use tracing::{Span, field, info_span};
+use tracing::{Span, field, info_span, warn};
 
-use super::Denial;
 use super::serve::{FrontEnd, Granted, Handshake, Visit};
+use super::{Denial, NO_SSH, SSH};
 use crate::net::socket::Connection;
 use crate::protocol::Category;
 
@@ -67,7 +67,13 @@ impl<C: Connection + 'static, M: Module> FrontEnd<C> for Connect<M> {
 
 /// Serves one CONNECT.
 pub(super) async fn serve<C: Connection>(socket: C, visit: &mut Visit<'_>) -> Handshake<C> {
-    head::handshake(socket, |head| open(head, visit)).await
+    let done = head::handshake(socket, |head| open(head, visit)).await;
+    if matches!(done, Handshake::Failed { cause: SSH, .. })
+        && visit.context().metrics.refusals.may_log(SSH, visit.from().ip())
+    {
+        warn!("an ssh client has come here by itself: {NO_SSH}");
+    }
+    done
 }
 
 async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Bytes>> {

@@ -73,7 +73,7 @@ pub trait FrontEnd<S>: Send + Sync + 'static {
 /// What a front end serves with. All but the gate is shared by those of a process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct FrontContext {
-    /// The access checks. The config's watcher swaps it; clients that connect later are checked by the new one.
+    /// The access checks. They follow the config: clients that connect later are checked by the new one.
     pub gate: Arc<ArcSwap<Gate>>,
     /// The door to the sessions of all front ends of this process.
     pub sessions: Door<ClientKey>,

@@ -5,8 +5,6 @@ use bytes::Bytes;
 use http::StatusCode;
 
 use super::Denial;
-use super::auth::WRONG_PASSWORDS;
-use crate::policy::{EDGES_MAY_NOT, IS_THE_EDGES_OWN};
 use crate::protocol::{Code, Refusal};
 use crate::registry::NotLocated;
 use crate::route::RouteError;
@@ -48,9 +46,8 @@ impl Denial {
                 (S::MISDIRECTED_REQUEST, "no_node", "ask by the node's name: http://<node>:<port>/")
             }
             Self::Unanswered(_) => (S::BAD_GATEWAY, "no_answer", NO_ANSWER),
-            Self::Credentials => {
-                (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", "give the proxy a user and a password")
-            }
+            Self::Credentials => (S::PROXY_AUTHENTICATION_REQUIRED, "credentials", GIVE_PASSWORD),
+            Self::Password(_) => (S::PROXY_AUTHENTICATION_REQUIRED, "password", CHECK_PASSWORD),
             Self::NoNode(_) => (
                 S::MISDIRECTED_REQUEST,
                 "no_node",
@@ -76,7 +73,7 @@ impl Denial {
                 (S::MISDIRECTED_REQUEST, "no_node", "connect to the node by its name, not by an address")
             }
             Self::NoNodes => (S::BAD_GATEWAY, "offline", "see whether `tunnel --m=edge` runs on a node"),
-            Self::Busy(WRONG_PASSWORDS) => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
+            Self::WrongPasswords => (BUSY.0, BUSY.1, "try again in a minute, with the right password"),
             Self::Busy(_) => BUSY,
             Self::Route(why) => not_routed(why),
         }
@@ -113,7 +110,17 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
                         [mode.edge.https] of that node's config";
             (StatusCode::BAD_GATEWAY, next)
         }
-        Code::NotAllowed => (StatusCode::FORBIDDEN, not_allowed(&refusal.reason)),
+        Code::NotAllowed => (
+            StatusCode::FORBIDDEN,
+            "add the target to [mode.edge.allow] targets in that node's config, and keep what stands there: a list stands alone",
+        ),
+        Code::NodeNotAllowed => {
+            (StatusCode::FORBIDDEN, "add the node to [mode.cloud.allow] nodes in the config of every pod")
+        }
+        Code::OwnPort => (
+            StatusCode::FORBIDDEN,
+            "ask for another port: no setting opens this one; for metrics, ask for the port of that edge's metrics_listen",
+        ),
         Code::Busy => (
             StatusCode::SERVICE_UNAVAILABLE,
             "try again in a moment, or raise [mode.edge.session] memory in that node's config",
@@ -127,17 +134,6 @@ fn refused(refusal: &Refusal) -> (StatusCode, &'static str, &'static str) {
         }
     };
     (status, refusal.code.name(), next)
-}
-
-/// Whose settings let a target be reached, by the sentence that refuses it.
-fn not_allowed(reason: &str) -> &'static str {
-    if reason.starts_with(EDGES_MAY_NOT) {
-        "add the node to [mode.cloud.allow] nodes in the config of every pod"
-    } else if reason.contains(IS_THE_EDGES_OWN) {
-        "ask for another port: no setting opens this one; for metrics, ask for the port of that edge's metrics_listen"
-    } else {
-        "add the target to [mode.edge.allow] targets in that node's config, and keep what stands there: a list stands alone"
-    }
 }
 
 /// The same for a target that is nowhere.
@@ -160,6 +156,7 @@ fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static 
     let (status, name, _) = refused(refusal);
     let next = match refusal.code {
         Code::NotAllowed => allow,
+        Code::OwnPort => "ask for another port: no setting opens this one",
         Code::Busy => BUSY.2,
         _ => "check that the pod can resolve and reach the target",
     };
@@ -172,7 +169,8 @@ pub(super) fn in_general(code: Code) -> &'static str {
         Code::TargetRefused => "the target refused the connection",
         Code::TargetTimeout => "the target did not answer in time",
         Code::TargetUnreachable => "the target cannot be reached",
-        Code::NotAllowed => "the target is not allowed",
+        Code::NotAllowed | Code::OwnPort => "the target is not allowed",
+        Code::NodeNotAllowed => "edges may not reach that node",
         Code::NotHere => "the node is not here",
         Code::Busy => "the node can take no more sessions",
         Code::Over | Code::Unknown | Code::GivenUp => "the session was given up",
@@ -183,6 +181,11 @@ pub(super) fn in_general(code: Code) -> &'static str {
 
 /// There is no room, or no more work is taken.
 const BUSY: (StatusCode, &str, &str) = (StatusCode::SERVICE_UNAVAILABLE, "busy", "try again in a moment");
+/// Whoever has no terminal cannot be asked by `nc`.
+const GIVE_PASSWORD: &str = "give the proxy a user and a password: curl -x http://user:password@..., ssh with \
+                             ProxyCommand \"ncat --proxy-auth user:password ...\"; nc -P user asks for the password, and \
+                             only at a terminal";
+const CHECK_PASSWORD: &str = "check the user and the password; whoever runs this port finds the users in the file that users names there";
 /// At a port for kubelets.
 const NO_NODE: &str = "ask by the node's name; kube-apiserver always does with --kubelet-certificate-authority, and without \
                        it a pod that may ask Kubernetes knows where pods are";
@@ -207,20 +210,22 @@ mod tests {
 
     #[test]
     fn the_next_step_is_whoevers_who_can_take_it() {
-        let refused = |reason: &str| refused(&Refusal::new(Code::NotAllowed, reason)).2;
+        let refused = |code| refused(&Refusal::new(code, "whatever the sentence says")).2;
+        let cloud = |code| Denial::Cloud(Refusal::new(code, "x")).next_step();
         for (next, says) in [
-            (refused("this edge may not dial 10.0.0.1:1"), "[mode.edge.allow] targets in that node's config"),
-            (
-                refused("edges may not reach node node2: their pod's list does not hold it"),
-                "[mode.cloud.allow] nodes",
-            ),
-            (refused("127.0.0.1:51010 is a port of the edge itself; ..."), "no setting opens this one"),
-            (Denial::Busy(WRONG_PASSWORDS).next_step(), "in a minute"),
+            (refused(Code::NotAllowed), "[mode.edge.allow] targets in that node's config"),
+            (refused(Code::NodeNotAllowed), "[mode.cloud.allow] nodes"),
+            (refused(Code::OwnPort), "no setting opens this one"),
+            (cloud(Code::NotAllowed), "[mode.cloud.allow] targets"),
+            (cloud(Code::OwnPort), "no setting opens this one"),
+            (Denial::Credentials.next_step(), "only at a terminal"),
+            (Denial::Password("ops".into()).next_step(), "check the user and the password"),
+            (Denial::WrongPasswords.next_step(), "in a minute"),
             (Denial::Busy("full").next_step(), "in a moment"),
         ] {
             assert!(next.contains(says), "{next}");
         }
-        assert!(!refused("edges may not reach node x").contains("[mode.edge.allow]"));
+        assert!(!refused(Code::NodeNotAllowed).contains("[mode.edge.allow]"));
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl Backoff {
         }
     }
 
+    /// Leaves out the short pauses: whoever was asked is there, and its answer will be the same in a moment.
+    pub fn refused(&mut self) {
+        self.tries = self.tries.max(BRISK + 1);
+    }
+
     /// The longest that the next pause can be.
     fn ceiling(&self) -> Duration {
         match self.tries {
@@ -99,6 +104,15 @@ mod tests {
         lived.ended(WORTH_IT, false);
         backoff.ended(Duration::ZERO, true);
         assert_eq!([lived, backoff], [Backoff::new(), Backoff::new()]);
+    }
+
+    #[test]
+    fn who_was_refused_does_not_come_back_at_once_and_goes_on_growing() {
+        let mut backoff = Backoff::new();
+        backoff.refused();
+        assert_eq!(backoff.pause(1.0), 2 * BRISK_PAUSE);
+        backoff.refused();
+        assert_eq!(backoff.pause(1.0), 4 * BRISK_PAUSE);
     }
 
     proptest! {

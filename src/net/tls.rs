@@ -1,6 +1,7 @@
 //! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
 
 mod accept;
+mod fault;
 mod leaf;
 mod mutual;
 mod offer;
@@ -19,6 +20,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
+pub use fault::Fault;
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
 use shown::Shown;

@@ -207,6 +207,7 @@ impl Link {
 
     fn on_message(&mut self, message: StreamMsg) {
         let now = Instant::now();
+        self.sender.count_received(message.data.len());
         let Encoding::Plain(plain) = &self.dialect else {
             match from_message(message, &self.sender.peer) {
                 Ok(frame) => self.on_frame(frame, now),

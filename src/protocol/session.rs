@@ -10,6 +10,7 @@ pub(super) mod send;
 pub(super) mod state;
 mod stream;
 mod trace;
+pub(super) mod view;
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
@@ -34,6 +35,8 @@ pub(crate) struct SessionCore {
     /// Id, category and node.
     pub key: SessionKey,
     host: Weak<dyn SessionHost>,
+    /// When it was made.
+    begun: Instant,
     /// Acceptor: the opener, once it is known.
     opener: OnceLock<Opener>,
     inner: Mutex<Inner>,
@@ -78,6 +81,7 @@ impl SessionCore {
         Arc::new(Self {
             key,
             host,
+            begun: Instant::now(),
             opener: OnceLock::new(),
             inner: Mutex::new(Inner {
                 state,
@@ -190,19 +194,9 @@ impl SessionCore {
         });
     }
 
-    /// When its last frame came in; before the first one, when it was made.
-    pub(super) fn last_frame(&self) -> Instant {
-        self.lock().last_frame
-    }
-
     /// Whether it is open, with or without a path: then the far end may wait for frames from this end.
     pub(super) fn owes(&self) -> bool {
         matches!(self.lock().state.phase(), Phase::Open | Phase::Parked | Phase::Resuming)
-    }
-
-    /// Bytes that have arrived and were not read.
-    pub(super) fn queued(&self) -> usize {
-        self.lock().state.recv.queued()
     }
 
     /// As [`Self::queued`], if it runs on that link; else none.

@@ -7,6 +7,7 @@ mod host;
 mod links;
 mod offers;
 mod on_frame;
+pub(super) mod overview;
 pub(super) mod request;
 mod upkeep;
 

@@ -92,6 +92,11 @@ impl Uplinks {
         }
     }
 
+    /// Every link, the newest last.
+    pub fn all(&self) -> Vec<Arc<LinkSender>> {
+        self.links()
+    }
+
     /// A copy of the list, so that no link's own lock is taken while this one is held.
     fn links(&self) -> Vec<Arc<LinkSender>> {
         self.lock().clone()

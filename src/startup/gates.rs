@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tracing::info_span;
+use arc_swap::ArcSwap;
+use tracing::{info, info_span};
 
 use super::{FaultKind, Startup};
 use crate::config::{Access, Auth};
@@ -18,13 +19,18 @@ use crate::policy::{Networks, Zone};
 #[derive(Debug, Default)]
 pub struct Gates {
     files: BTreeMap<PathBuf, Option<UserFile>>,
+    doors: Doors,
 }
+
+/// The gates of all ports for clients, each by the key of its table. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Doors(Vec<(String, Arc<ArcSwap<Gate>>)>);
 
 /// Who may come in at one port, with the lists and files that decide it.
 #[derive(Debug, Clone)]
 pub struct Guard {
-    access: Access,
-    logins: Option<Arc<Logins>>,
+    proxies: Networks,
+    gate: Arc<ArcSwap<Gate>>,
 }
 
 #[derive(Debug)]
@@ -34,8 +40,8 @@ struct UserFile {
 }
 
 impl Gates {
-    /// Reads what a port needs; `None`: a file will not do, which is noted.
-    pub fn prepare(&mut self, access: &Access, startup: &mut Startup) -> Option<Guard> {
+    /// Reads what a port needs, whose table has this key; `None`: a file will not do, which is noted.
+    pub fn prepare(&mut self, door: &str, access: &Access, startup: &mut Startup) -> Option<Guard> {
         let logins = match &access.auth {
             Auth::None => None,
             Auth::Basic { users, key } => {
@@ -44,13 +50,33 @@ impl Gates {
                 Some(file.as_ref()?.logins.clone())
             }
         };
-        Some(Guard { access: access.clone(), logins })
+        let Access { proxy_protocol, allow_from, rules, names, .. } = access.clone();
+        let gate = Arc::new(ArcSwap::from_pointee(Gate { allow_from, logins, names, rules, zone: None }));
+        self.doors.0.push((door.to_owned(), gate.clone()));
+        Some(Guard { proxies: proxy_protocol, gate })
     }
 
     /// Follows the files.
-    pub fn watch(self, drain: &Drain) {
+    pub fn watch(self, drain: &Drain) -> Doors {
         for file in self.files.into_values().flatten() {
             drain.spawn(info_span!("users"), file.users.watch(drain.clone()));
+        }
+        self.doors
+    }
+}
+
+impl Doors {
+    /// Has each gate admit whom the settings of its table say: `allow_from`, `names` and `rules`. Where the table is gone
+    /// the gate stays as it is.
+    pub fn apply(&self, settings: &[(&str, &Access)]) {
+        for (door, gate) in &self.0 {
+            let Some((_, access)) = settings.iter().find(|(key, _)| key == door) else { continue };
+            let (old, Access { allow_from, names, rules, .. }) = (gate.load_full(), access);
+            if (&old.allow_from, &old.names, &old.rules) != (allow_from, names, rules) {
+                let (allow_from, names, rules) = (allow_from.clone(), names.clone(), rules.clone());
+                gate.store(Arc::new(Gate { allow_from, names, rules, ..Gate::clone(&old) }));
+                info!(door, "this door admits others than before");
+            }
         }
     }
 }
@@ -58,14 +84,14 @@ impl Gates {
 impl Guard {
     /// Networks of balancers before the port.
     pub fn proxies(&self) -> Networks {
-        self.access.proxy_protocol.clone()
+        self.proxies.clone()
     }
 
-    /// The gate of a front end. `zone` is where nodes have a second name.
-    pub fn gate(self, zone: Option<Arc<Zone>>) -> Gate {
-        let Self { access, logins } = self;
-        let Access { allow_from, rules, names, .. } = access;
-        Gate { allow_from, logins, names, rules, zone }
+    /// The gate of a front end, which follows the settings. `zone` is where nodes have a second name.
+    pub fn gate(self, zone: Option<Arc<Zone>>) -> Arc<ArcSwap<Gate>> {
+        let gate = Gate { zone, ..Gate::clone(&self.gate.load()) };
+        self.gate.store(Arc::new(gate));
+        self.gate
     }
 }
 

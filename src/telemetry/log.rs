@@ -2,6 +2,7 @@
 
 mod clean;
 mod files;
+mod lost;
 
 use std::fmt;
 use std::io;
@@ -17,6 +18,8 @@ use tracing_subscriber::{Layer, Registry, fmt as lines, reload};
 
 use clean::Clean;
 use files::LogFiles;
+use lost::OF_PROCESS;
+pub use lost::{log_trouble, lost_lines};
 
 /// Destination, format and first level of log lines.
 #[derive(Debug, Clone, Default)]
@@ -83,7 +86,7 @@ impl Logs {
             outputs.push(output(writer, settings.json));
         }
         if let Some(dir) = settings.dir {
-            let files = LogFiles::open(&dir, settings.name, files::RETENTION)
+            let files = LogFiles::open(&dir, settings.name, files::RETENTION, OF_PROCESS.clone())
                 .map_err(|cause| LogError::Dir { dir, cause })?;
             let (writer, guard) = in_background(files);
             writers.push(guard);
@@ -166,7 +169,10 @@ fn targets(verbosity: i32) -> Targets {
 
 /// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
 fn in_background(to: impl io::Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
-    NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("log").finish(to)
+    let builder = NonBlockingBuilder::default().buffered_lines_limit(WAITING_LINES).thread_name("log");
+    let (writer, guard) = builder.finish(to);
+    OF_PROCESS.count_queue(writer.error_counter());
+    (writer, guard)
 }
 
 type Output = Box<dyn Layer<tracing_subscriber::layer::Layered<Filter, Registry>> + Send + Sync>;

@@ -37,6 +37,9 @@ impl Collector for Process {
                 encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
             ConstCounter::new(time.as_secs_f64()).encode(at)?;
         }
+        let help = "Log lines that were lost: the disk did not take them, or too many waited for it";
+        let at = encoder.encode_descriptor("tunnel_log_lines_lost", help, None, MetricType::Counter)?;
+        ConstCounter::new(super::lost_lines()).encode(at)?;
         if let Some(files) = open_files() {
             let help = "Open file descriptors";
             let at = encoder.encode_descriptor("process_open_fds", help, None, MetricType::Gauge)?;

@@ -121,10 +121,13 @@ async fn who_is_forbidden_is_told_at_once_and_takes_no_place() {
     let _edge = edge(&place, &pod, "node1").await;
     // Nothing was asked yet.
     let text = rest(&mut connect_from(OTHER, pod.connect).await).await;
-    assert!(text.starts_with(b"HTTP/1.1 403 your address is not allowed here\r\n"), "{text:?}");
+    assert!(text.starts_with(b"HTTP/1.1 403 your address 127.0.0.77 is not allowed here\r\n"), "{text:?}");
     for _ in 0..50 {
         let answer = ask_from(OTHER, &pod, &at("node1", echo)).await;
-        assert_eq!((answer.status, answer.phrase.as_str()), (403, "your address is not allowed here"));
+        assert_eq!(
+            (answer.status, answer.phrase.as_str()),
+            (403, "your address 127.0.0.77 is not allowed here")
+        );
         assert!(answer.head.contains("connection: close"), "{answer:?}");
     }
     let _silent = silent(SILENT, OTHER, pod.connect).await;

@@ -101,7 +101,7 @@ async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
         "{node:?}"
     );
     assert!(node.body.contains("next: add the node to [mode.cloud.allow] nodes"), "{node:?}");
-    assert_eq!(pod.pod.metrics.sessions.ended("backend", "not_allowed"), 1);
+    assert_eq!(pod.pod.metrics.sessions.ended("backend", "node_not_allowed"), 1);
     let cloud = connect(proxy, &in_cloud(echo)).await;
     assert_eq!(cloud.status, 403, "{cloud:?}");
     assert!(cloud.body.contains("next: add the target to [mode.cloud.allow] targets"), "{cloud:?}");
@@ -109,7 +109,8 @@ async fn by_default_the_pod_refuses_both_and_says_which_key_lets_them() {
     plain.write_all(format!("GET http://{}/ HTTP/1.1\r\n\r\n", in_cloud(echo)).as_bytes()).await.unwrap();
     let head = head(&mut plain).await;
     assert!(head.starts_with("HTTP/1.1 403 edges may not have the cloud dial "), "{head}");
-    assert_eq!(edge.metrics.sessions.ended("http_proxy", "not_allowed"), 3);
+    assert_eq!(edge.metrics.sessions.ended("http_proxy", "not_allowed"), 2);
+    assert_eq!(edge.metrics.sessions.ended("http_proxy", "node_not_allowed"), 1);
 }
 
 #[tokio::test]

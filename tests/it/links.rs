@@ -64,6 +64,19 @@ async fn an_edge_with_a_wrong_token_is_refused_and_says_why() {
 }
 
 #[tokio::test]
+async fn an_edge_that_was_refused_does_not_hurry_back() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let refused = || pod.pod.metrics.calls_refused.counted("token");
+    let _edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(TOKEN, "wrong"));
+    wait_until("it was refused", || refused() > 0).await;
+    tokio::time::pause();
+    let begun = Instant::now();
+    wait_within(Duration::from_secs(600), "it was refused twice more", || refused() > 2).await;
+    assert!(begun.elapsed() > Duration::from_millis(1300), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
 async fn an_edge_believes_only_its_own_authority() {
     let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
     let pod = TestPod::start(&place);
@@ -71,7 +84,24 @@ async fn an_edge_believes_only_its_own_authority() {
     let text = place.edge("node1", pod.pod.bound.grpc, "");
     let edge = start_edge(&text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap()));
     not_ready(&edge, "TLS with the cloud as \"cloud.test\" failed").await;
+    not_ready(&edge, "by an authority that is not believed; mode.edge.stream.client.cert has to hold").await;
     assert!(pod.pod.registry.nodes().is_empty());
+}
+
+#[tokio::test]
+async fn an_edge_that_dials_another_port_of_the_pod_is_asked_whether_it_is_that() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let edge = start_edge(&place.edge("node1", pod.connect, ""));
+    not_ready(&edge, "it does not speak TLS; that port speaks no TLS: is it the CONNECT port?").await;
+    let files = [&place.files.cert, &place.files.key];
+    let egress = format!(
+        "[mode.cloud.egress]\nlisten = \"127.0.0.1:0\"\ncert = {:?}\nkey = {:?}\n",
+        files[0], files[1]
+    );
+    let pod = TestPod::with(&place, &egress);
+    let edge = start_edge(&place.edge("node1", pod.port("egress"), ""));
+    not_ready(&edge, "that port takes no links: is it the one for egress or HTTPS?").await;
 }
 
 #[tokio::test]
@@ -80,6 +110,8 @@ async fn an_edge_wants_the_name_that_it_was_told() {
     let pod = TestPod::start(&place);
     let edge = start_edge(&place.edge("node1", pod.pod.bound.grpc, "").replace(NAME, "other.test"));
     not_ready(&edge, "TLS with the cloud as \"other.test\" failed").await;
+    not_ready(&edge, "its certificate is for cloud.test, 127.0.0.1, and not for that name; set mode.edge.stream.client.dns")
+        .await;
     assert!(pod.pod.registry.nodes().is_empty());
 }
 

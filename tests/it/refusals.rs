@@ -31,16 +31,33 @@ async fn bad_requests_are_told_what_is_wrong_with_them() {
         let answer = pod.ask(target).await;
         assert_eq!(answer.status, 400, "{target}: {answer:?}");
     }
+    says(&pod.ask("node1:99999").await, 400, "bad target: \"99999\" is not a port: want 1 to 65535");
     says(&pod.ask("10.1.2.3:22").await, 421, "the node of 10.1.2.3:22 cannot be told");
     let itself = "[::1]:22 is no target: the cloud never dials itself, its links or its metadata for clients";
     says(&pod.ask("[::1]:22").await, 403, itself);
     let get = ask(pod.connect, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
     says(&get, 405, "only CONNECT is served on this port");
     assert!(get.head.to_ascii_lowercase().contains("allow: connect"), "{get:?}");
-    let garbage = ask(pod.connect, "SSH-2.0-OpenSSH_9.6\r\n\r\n").await;
+    let garbage = ask(pod.connect, "\u{16}\u{3}\u{1}\r\n\r\n").await;
     assert_eq!(garbage.status, 400, "{garbage:?}");
     assert_eq!(pod.pod.metrics.sessions.ended("ssh", "no_node"), 1);
     assert_eq!(pod.pod.metrics.sessions.ended("ssh", "method"), 1);
+}
+
+#[tokio::test]
+async fn an_ssh_that_comes_without_a_proxy_command_is_told_so_in_its_own_words() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let mut ssh = TcpStream::connect(pod.connect).await.unwrap();
+    ssh.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").await.unwrap();
+    let told = rest(&mut ssh).await;
+    let begin = told.windows(4).position(|at| at == b"SSH-").unwrap();
+    let (line, packet) = told[begin..].split_at(b"SSH-2.0-tunnel\r\n".len());
+    assert_eq!(line, b"SSH-2.0-tunnel\r\n");
+    let long = usize::try_from(u32::from_be_bytes(packet[..4].try_into().unwrap())).unwrap();
+    assert_eq!((packet.len(), packet.len() % 8, packet[5]), (4 + long, 0, 1), "one whole SSH_MSG_DISCONNECT");
+    assert!(String::from_utf8_lossy(packet).contains("ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\""));
+    assert_eq!(pod.pod.metrics.connections_refused.counted("ssh_without_proxy_command"), 1);
 }
 
 #[tokio::test]
@@ -83,7 +100,7 @@ async fn rules_and_networks_keep_clients_out() {
     echoed(&mut pod.open(&at("edge-1", echo)).await, "hello").await;
 
     let fenced = TestPod::with(&place, "allow_from = [\"10.0.0.0/8\"]");
-    says(&fenced.ask("edge-1:1").await, 403, "your address is not allowed here");
+    says(&fenced.ask("edge-1:1").await, 403, "your address 127.0.0.1 is not allowed here");
 }
 
 #[tokio::test]
@@ -102,9 +119,14 @@ async fn credentials_are_asked_for_and_checked() {
     let answer = pod.ask(&at("node1", echo)).await;
     says(&answer, 407, "this proxy needs a user and a password");
     assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
-    for wrong in ["ops:wrong", "ops:", "nobody:right", "ops"] {
-        says(&ask(pod.connect, &request(wrong)).await, 407, "this proxy needs a user and a password");
+    assert!(answer.body.contains("only at a terminal"), "{answer:?}");
+    for (wrong, user) in [("ops:wrong", "ops"), ("ops:", "ops"), ("nobody:right", "nobody")] {
+        let phrase = format!("user \"{user}\" is not known here, or the password is wrong");
+        let answer = ask(pod.connect, &request(wrong)).await;
+        says(&answer, 407, &phrase);
+        assert!(answer.head.to_ascii_lowercase().contains("proxy-authenticate: basic realm="), "{answer:?}");
     }
+    says(&ask(pod.connect, &request("ops")).await, 407, "this proxy needs a user and a password");
     for _ in 0..2 {
         let mut client = TcpStream::connect(pod.connect).await.unwrap();
         client.write_all(request("ops:right").as_bytes()).await.unwrap();

@@ -131,7 +131,7 @@ async fn an_edge_reaches_the_nodes_that_it_may_reach_and_no_other() {
 
     // By its own name it means the cloud, which dials nothing here.
     for (node, code) in
-        [("other", Code::NotAllowed), ("node3", Code::TargetUnreachable), ("node1", Code::NotAllowed)]
+        [("other", Code::NodeNotAllowed), ("node3", Code::TargetUnreachable), ("node1", Code::NotAllowed)]
     {
         let id = SessionId::random();
         say_to(&one, node, id, open_word(1)).await;
@@ -150,7 +150,7 @@ async fn edges_reach_no_node_unless_the_settings_say_so() {
     say_to(&one, "node2", SessionId::random(), open_word(1)).await;
     let (_, word) = one.word().await;
     let SessionFrame::Refused { refusal, .. } = word else { panic!("{word:?}") };
-    assert_eq!(refusal.code, Code::NotAllowed);
+    assert_eq!(refusal.code, Code::NodeNotAllowed);
 }
 
 #[tokio::test]

@@ -332,3 +332,22 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tunnel");
 
 /// For a demo of several steps, each of which may take 10 s.
 const LONG: Duration = Duration::from_secs(40);
+
+#[test]
+fn bash_completes_commands_and_flags() {
+    let script = "source <(\"$0\" completions bash); COMP_WORDS=(tunnel --log-); COMP_CWORD=1; _tunnel tunnel --log-; \
+                  echo \"${COMPREPLY[@]}\"";
+    let said = run("bash", &["-c", script, PROGRAM], None, LONG);
+    assert!(said.stdout.contains("--log-dir") && said.stdout.contains("--log-format"), "{said:?}");
+}
+
+#[test]
+fn man_pages_are_written_where_they_are_wanted_and_nowhere_else() {
+    let place = tempfile::tempdir().unwrap();
+    let pages = place.path().join("man1");
+    let said = run(PROGRAM, &["man", pages.to_str().unwrap()], None, LONG);
+    assert!(said.status.success() && pages.join("tunnel-demo.1").exists(), "{said:?}");
+    let said = run(PROGRAM, &["man", "/proc/man1"], None, LONG);
+    assert_eq!(said.status.code(), Some(73), "{said:?}");
+    assert!(said.stderr.contains("cannot write man pages into /proc/man1"), "{said:?}");
+}

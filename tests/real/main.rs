@@ -20,12 +20,14 @@ mod cut;
 mod direct;
 mod drain;
 mod edge_proxy;
+mod enrol;
 mod fleet;
 mod halfclose;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod measure;
+mod monitoring;
 mod names;
 mod network;
 mod parts;

@@ -63,6 +63,19 @@ fn the_other_helpers_end_with_a_failure_too() {
     }
 }
 
+/// It never sees a word of HTTP: only what ssh itself can say reaches whoever has typed it.
+#[test]
+fn ssh_that_comes_by_itself_is_told_which_proxy_command_it_needs() {
+    if !have(&["ssh"]) {
+        return;
+    }
+    let mut pair = Pair::start();
+    let port = pair.cloud.connect.to_string();
+    let said = run("ssh", &["-F", "none", "-o", "BatchMode=yes", "-p", &port, "127.0.0.1"], None, PATIENCE);
+    assert!(said.stderr.contains("this port takes HTTP CONNECT; ssh needs -o ProxyCommand="), "{said:?}");
+    pair.cloud.process.says("an ssh client has come here by itself");
+}
+
 fn nc(proxy: u16, host: &str, port: u16) -> Said {
     let args = format!("-X connect -x 127.0.0.1:{proxy} {host} {port}");
     run("nc.openbsd", &args.split(' ').collect::<Vec<_>>(), None, PATIENCE)

@@ -40,6 +40,18 @@ pub enum Publish {
     ConfigMap(String),
 }
 
+impl Publish {
+    /// The word for it in the settings; `None`: nowhere.
+    pub fn name(&self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Hosts(_) => Some("hosts"),
+            Self::Etcd(_) => Some("etcd"),
+            Self::ConfigMap(_) => Some("configmap"),
+        }
+    }
+}
+
 /// An etcd, and how to be let in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdSettings {

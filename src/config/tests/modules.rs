@@ -134,3 +134,17 @@ fn whatever_is_wrong_with_https_is_told() {
         cloud(&format!("{CLOSED}[mode.cloud.https]\nmode = \"passthrough\"\ncert = \"/c\"\nkey = \"/k\"\n"));
     assert_eq!(warned(&warnings, Concern::Surprise), ["mode.cloud.https.mode"]);
 }
+
+#[test]
+fn the_socket_of_commands_is_where_systemd_has_one_unless_a_path_is_given() {
+    let (pod, _) = cloud("");
+    assert_eq!((pod.admin.path.to_str(), pod.admin.implicit), (Some("/run/tunnel/cloud.sock"), true));
+    let (lone, _) = edge(LEAST);
+    assert_eq!((lone.admin.path.to_str(), lone.admin.implicit), (Some("/run/tunnel/edge.sock"), true));
+    let (pod, _) = cloud("[mode.cloud.admin]\nlisten = \"unix:/a/b\"\n");
+    assert_eq!((pod.admin.path.to_str(), pod.admin.implicit), (Some("/a/b"), false));
+    for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
+        let faults = cloud_faults(&format!("[mode.cloud.admin]\nlisten = \"{wrong}\"\n")).to_string();
+        assert!(faults.contains("mode.cloud.admin.listen") && faults.contains("want unix:/path"), "{faults}");
+    }
+}

@@ -74,10 +74,6 @@ const ALLOWED: u32 = 10;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Why a user is not listened to.
-pub(in crate::frontend) const WRONG_PASSWORDS: &str =
-    "too many wrong passwords of this user from your address: wait a minute";
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt;
 
 use crate::frontend::serve::Handshake;
-use crate::frontend::{no_head, turn_away_http_2, written};
+use crate::frontend::{SSH, no_head, turn_away_http_2, turn_away_ssh, written};
 use crate::net::socket::Connection;
 
 /// Reads the head, passes it to `open`, and answers: 200 if that returns a session, else the response that it returns.
@@ -85,6 +85,7 @@ async fn read<C: Connection>(socket: C) -> Result<Asked<C>, (&'static str, C)> {
     match (ended, request) {
         (_, Some(request)) => Ok(Asked { request: request.into_parts().0, socket, early }),
         (Ok(()), None) => Err(("no_head", socket)),
+        (Err(_), None) if turn_away_ssh(&mut socket, &early).await => Err((SSH, socket)),
         (Err(error), None) => {
             turn_away_http_2(&mut socket, &early).await;
             Err((no_head(&error), socket))

@@ -120,7 +120,7 @@ async fn whoever_gets_nothing_is_told_why_and_counted() {
     assert_eq!(metrics.sessions.ended("line", "no_node"), 1);
     let nobody = Gate { allow_from: Some(Networks::default()), ..Gate::default() };
     served.context.gate.store(Arc::new(nobody));
-    assert_eq!(served.answer("").await, "no: your address is not allowed here\n");
+    assert_eq!(served.answer("").await, "no: your address 127.0.0.1 is not allowed here\n");
     assert_eq!(metrics.sessions.ended("line", "forbidden"), 1);
 }
 

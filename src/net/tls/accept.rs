@@ -10,7 +10,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::{HandshakeKind, ServerConfig, ServerConnection};
 use tokio_rustls::server::TlsStream;
 
-use super::leaf;
+use super::{Fault, leaf};
 use crate::net::door::{Attended, Door, Limits, Slot, Source};
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
@@ -49,6 +49,8 @@ pub struct Unshaken {
     pub cause: &'static str,
     /// The sentence.
     pub why: String,
+    /// What was wrong with the handshake, where the client is to blame.
+    pub fault: Option<Fault>,
     /// The connection, if an alert was written to it. It must be closed with care, so that the alert arrives.
     pub socket: Option<Encrypted>,
 }
@@ -93,8 +95,9 @@ impl Acceptor {
                 Err(why) => Err(Unshaken::new("tls", why)),
             },
             Ok(Err((error, socket))) => {
-                let failed = Unshaken::new("tls", format!("TLS handshake failed: {error}"));
-                Err(Unshaken { socket: Some(socket), ..failed })
+                let fault = Fault::of(&error);
+                let failed = Unshaken::new("tls", format!("the client's TLS handshake failed: {fault}"));
+                Err(Unshaken { socket: Some(socket), fault: Some(fault), ..failed })
             }
             Err(_) => Err(Unshaken::new("tls_too_slow", "TLS handshake took too long")),
         }
@@ -111,7 +114,7 @@ impl Shaken {
 
 impl Unshaken {
     fn new(cause: &'static str, why: impl Into<String>) -> Self {
-        Self { cause, why: why.into(), socket: None }
+        Self { cause, why: why.into(), fault: None, socket: None }
     }
 }
 

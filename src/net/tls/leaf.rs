@@ -47,14 +47,14 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<String>, String> {
         X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
     if cert.version() != X509Version::V3 {
         return Err("is not X.509 version 3, which no client accepts: issue it anew with subject \
-                    alternative names: docs/operating.md shows how with openssl"
+                    alternative names: `tunnel init` makes one"
             .into());
     }
     let mut warnings = Vec::new();
     if cert.is_ca() {
         warnings.push(
             "is a CA's certificate, which edges of this program refuse as a server's: issue one for the \
-                       server from it: docs/operating.md shows how with openssl"
+                       server from it: `tunnel init` makes one"
                 .to_owned(),
         );
     }

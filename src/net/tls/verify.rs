@@ -155,7 +155,7 @@ fn unfit(cause: &Error, name: &ServerName<'_>) -> String {
         }
         cause => format!(
             "our own certificate will not do as a server's for {name:?}, so other pods refuse it: {cause}; issue it anew \
-             for servers: docs/operating.md shows how with openssl"
+             for servers: `tunnel init` makes one"
         ),
     }
 }

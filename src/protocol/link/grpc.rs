@@ -22,7 +22,8 @@ pub(in crate::protocol) use crate::protocol::link::grpc::read_ahead::ReadAhead;
 
 use crate::drain::Drain;
 use crate::names::{Instance, NodeName};
-use crate::protocol::link::sender::LinkSender;
+use crate::net::socket::Connection;
+use crate::protocol::link::sender::{Ends, LinkSender};
 use crate::protocol::link::source::LinkId;
 use crate::protocol::link::{Encoding, Puller};
 use crate::protocol::table::SessionTable;
@@ -55,6 +56,16 @@ fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<
     };
     let sender = LinkSender::new(id, peer, instance, dialect);
     Puller { sender, table: table.clone(), dialect: voice }
+}
+
+/// The addresses of a connection.
+fn ends(io: &impl Connection) -> Ends {
+    let tcp = io.tcp();
+    Ends {
+        local: tcp.and_then(|tcp| tcp.local_addr().ok()),
+        remote: tcp.and_then(|tcp| tcp.peer_addr().ok()),
+        version: None,
+    }
 }
 
 /// hyper's tasks, spawned where they are waited for.

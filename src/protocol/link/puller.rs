@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::protocol::link::sender::LinkSender;
 use crate::protocol::lock;
 use crate::protocol::table::SessionTable;
-use crate::protocol::wire::codec::{Chunk, encode};
+use crate::protocol::wire::codec::{Chunk, StreamMsg, encode};
 use crate::protocol::wire::extension::to_message;
 use crate::protocol::wire::frame::{Frame, SessionKey};
 use crate::protocol::wire::plain::Plain;
@@ -37,7 +37,7 @@ impl Puller {
             return self
                 .sender
                 .poll_pull(cx, Instant::now())
-                .map(|frame| frame.map(|f| encode(to_message(f))));
+                .map(|frame| frame.map(|frame| self.counted(to_message(frame))));
         };
         loop {
             let now = Instant::now();
@@ -51,10 +51,15 @@ impl Puller {
             };
             // Looked at last: from here on, every message that is added wakes us.
             if let Some(message) = lock(plain).next_message() {
-                return Poll::Ready(Some(encode(message)));
+                return Poll::Ready(Some(self.counted(message)));
             }
             std::task::ready!(pulled);
         }
+    }
+
+    fn counted(&self, message: StreamMsg) -> Chunk {
+        self.sender.count_sent(message.data.len());
+        encode(message)
     }
 
     fn encode(&self, plain: &Mutex<Plain>, frame: Frame, now: Instant) {

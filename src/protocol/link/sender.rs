@@ -11,6 +11,7 @@
 //! of the same kind. The members have a third lock, which is not held with either.
 
 mod members;
+mod seen;
 mod signals;
 mod tcp_info;
 mod waiting;
@@ -26,6 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use crate::protocol::link::sender::members::Disbanded;
 use crate::protocol::link::sender::members::Members;
+use crate::protocol::link::sender::seen::Seen;
+pub use crate::protocol::link::sender::seen::{Ends, Traffic};
 pub(crate) use crate::protocol::link::sender::signals::{UNKNOWN, unknown};
 use crate::protocol::link::sender::waiting::{Next, Waiting};
 
@@ -71,6 +74,7 @@ pub struct LinkSender {
     made: Instant,
     /// When the peer last sent anything, in milliseconds since the link was made.
     last_received_millis: AtomicU64,
+    seen: Seen,
 }
 
 impl LinkSender {
@@ -95,6 +99,7 @@ impl LinkSender {
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
             made: Instant::now(),
             last_received_millis: AtomicU64::new(0),
+            seen: Seen::default(),
         })
     }
 
@@ -147,16 +152,6 @@ impl LinkSender {
     pub fn received(&self, now: Instant) {
         let since = now.saturating_duration_since(self.made).as_millis();
         self.last_received_millis.store(u64::try_from(since).unwrap_or(u64::MAX), Relaxed);
-    }
-
-    /// How long ago the peer last sent anything.
-    pub fn silence(&self) -> Duration {
-        self.made.elapsed().saturating_sub(Duration::from_millis(self.last_received_millis.load(Relaxed)))
-    }
-
-    /// How long ago the link was made.
-    pub fn age(&self) -> Duration {
-        self.made.elapsed()
     }
 
     /// Since when the peer has taken nothing, though something waits for it.

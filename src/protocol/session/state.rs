@@ -147,6 +147,14 @@ impl SessionState {
         matches!(self.role, Role::Opener { .. })
     }
 
+    /// Opener: the target, and the client as the acceptor is told of it.
+    pub(crate) fn opened_for(&self) -> Option<(Target, String)> {
+        match &self.role {
+            Role::Opener { target, client } => Some((target.clone(), client.clone())),
+            Role::Acceptor => None,
+        }
+    }
+
     /// Opener: sends Open over `link` before the session was open, Resume after. Any other end stays unchanged.
     pub(crate) fn ask(&mut self, link: LinkId) -> Effects {
         let answer = match self.phase {

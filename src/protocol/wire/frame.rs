@@ -216,6 +216,10 @@ pub enum Code {
     GivenUp = 9,
     /// An internal error.
     Internal = 10,
+    /// The pods let no edge reach that node.
+    NodeNotAllowed = 11,
+    /// A port of the program itself that would dial, which no setting opens.
+    OwnPort = 12,
 }
 
 impl Refusal {
@@ -228,7 +232,7 @@ impl Refusal {
 impl Code {
     /// The code of a number from the wire; an unknown number is [`Code::Internal`].
     pub fn from_wire(number: u32) -> Self {
-        const ALL: [Code; 11] = [
+        const ALL: [Code; 13] = [
             Code::Over,
             Code::TargetRefused,
             Code::TargetTimeout,
@@ -240,6 +244,8 @@ impl Code {
             Code::Violation,
             Code::GivenUp,
             Code::Internal,
+            Code::NodeNotAllowed,
+            Code::OwnPort,
         ];
         usize::try_from(number).ok().and_then(|at| ALL.get(at).copied()).unwrap_or(Self::Internal)
     }
@@ -258,6 +264,8 @@ impl Code {
             Self::Violation => "violation",
             Self::GivenUp => "given_up",
             Self::Internal => "internal",
+            Self::NodeNotAllowed => "node_not_allowed",
+            Self::OwnPort => "own_port",
         }
     }
 }

@@ -226,7 +226,17 @@ fn ours(instance: Instance) -> HeaderMap {
     if let Ok(value) = HeaderValue::from_str(&instance.to_string()) {
         headers.insert(INSTANCE, value);
     }
+    headers.insert(PROGRAM, HeaderValue::from_static(env!("CARGO_PKG_VERSION")));
     headers
+}
+
+/// The program that has sent this metadata, as it calls itself, for people: our version, or else its `user-agent`. At
+/// most 40 printable characters.
+pub fn program(headers: &HeaderMap) -> Option<Box<str>> {
+    let said = headers.get(&PROGRAM).or_else(|| headers.get(http::header::USER_AGENT))?;
+    let text: String =
+        said.to_str().ok()?.chars().filter(char::is_ascii_graphic).take(PROGRAM_CHARS).collect();
+    (!text.is_empty()).then(|| text.into())
 }
 
 fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
@@ -249,6 +259,10 @@ const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a link that leaves an older one of its process in place.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
+/// Header with the version of the program, for people.
+const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
+/// What is kept of it.
+const PROGRAM_CHARS: usize = 40;
 /// The role of a pod. Without a role, or with any other known one, the caller is an edge.
 const POD: &[u8] = b"pod";
 
@@ -275,6 +289,20 @@ mod tests {
         }
         headers.remove("tunnel-instance");
         assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Plain);
+    }
+
+    #[test]
+    fn the_program_is_told_for_people_and_cut_to_what_can_be_printed() {
+        let node = "edge-1".parse().unwrap();
+        let ours = Hello::edge_request(&node, "t", Instance::from_bits(3));
+        assert_eq!(program(&ours).as_deref(), Some(env!("CARGO_PKG_VERSION")));
+        let go = |value: &[u8]| {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            program(&HeaderMap::from_iter([(http::header::USER_AGENT, value)]))
+        };
+        assert_eq!(go(b"grpc-go/1.38.0").as_deref(), Some("grpc-go/1.38.0"));
+        assert_eq!(go(&[b'a'; 100]).unwrap().len(), PROGRAM_CHARS);
+        assert_eq!((go(b"\xff"), go(b"\t"), program(&HeaderMap::new())), (None, None, None));
     }
 
     #[test]

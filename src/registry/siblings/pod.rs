@@ -73,6 +73,14 @@ impl SiblingPod {
         }
     }
 
+    /// Why the last try to link to it failed; none once one succeeds.
+    pub fn trouble(&self) -> Option<Unreachable> {
+        match &self.0 {
+            Which::Known(sibling) => sibling.trouble(),
+            Which::Incoming(_) => None,
+        }
+    }
+
     /// Whether it can never be asked again: it was known by its own link only, and that has ended.
     pub fn is_gone(&self) -> bool {
         matches!(&self.0, Which::Incoming(sender) if sender.is_closed())

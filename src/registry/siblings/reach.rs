@@ -1,7 +1,6 @@
 //! Making a link to another pod, and why there is none.
 
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +10,6 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::drain::Drain;
@@ -21,7 +19,7 @@ use crate::net::listen::tune_link;
 use crate::net::pool::Pool;
 use crate::net::reload::Reload;
 use crate::net::socket::Buffered;
-use crate::net::tls::Dialer;
+use crate::net::tls::{Dialer, Fault};
 use crate::protocol::grpc::{DialError, LinkContext, dial_pod};
 use crate::protocol::{Link, LinkSender};
 use crate::registry::Registry;
@@ -119,8 +117,9 @@ impl TlsPodDialer {
         let connector = TlsConnector::from(tls.config.clone());
         let io = connector.connect(tls.name.clone(), Buffered::new(socket, self.pool.clone())).await;
         let io = io.map_err(|e| {
-            let cause = format!("TLS as {:?} failed: {e}", tls.name.to_str());
-            if is_of_a_stranger(&e) { Unreachable::Stranger { at, cause } } else { no(cause) }
+            let (fault, name) = (Fault::of(&e), tls.name.to_str());
+            let cause = format!("TLS as {name:?} failed: {fault}{}", remedy(&fault));
+            if fault.is_of_the_certificate() { Unreachable::Stranger { at, cause } } else { no(cause) }
         })?;
         let authority = match &tls.name {
             ServerName::DnsName(name) => name.as_ref().to_owned(),
@@ -147,10 +146,15 @@ impl PodDialer for TlsPodDialer {
     }
 }
 
-/// Whether a handshake failed because of the other's certificate.
-fn is_of_a_stranger(error: &io::Error) -> bool {
-    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
-    matches!(cause, Some(rustls::Error::InvalidCertificate(_)))
+/// Which key of the pods mends it.
+fn remedy(fault: &Fault) -> &'static str {
+    match fault {
+        Fault::Authority | Fault::Disbelieves(_) => {
+            "; all pods need certificates of one authority, and its file as mode.cloud.stream.server.ca"
+        }
+        Fault::Name(_) => "; all pods need one name in common, mode.cloud.registry.name",
+        _ => "",
+    }
 }
 
 /// Links that may wait to be driven.

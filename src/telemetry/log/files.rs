@@ -6,7 +6,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use tracing::warn;
 use tracing_appender::rolling::{RollingFileAppender, Rotation};
+
+use super::lost::LostLines;
 
 /// How many files are kept.
 #[derive(Debug, Clone, Copy)]
@@ -28,14 +31,18 @@ pub(super) struct LogFiles {
     written: u64,
     /// The current file's day, in days since 1970, UTC.
     day: u64,
+    /// Whether the current file ends in the middle of a line.
+    torn: bool,
+    lost: LostLines,
 }
 
 impl LogFiles {
     /// Opens today's file to append to it.
-    pub(super) fn open(dir: &Path, name: &'static str, kept: Kept) -> io::Result<Self> {
+    pub(super) fn open(dir: &Path, name: &'static str, kept: Kept, lost: LostLines) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         let current = appender(dir, name)?;
-        let mut files = Self { dir: dir.to_owned(), name, kept, current, written: u64::MAX, day: today() };
+        let (dir, day) = (dir.to_owned(), today());
+        let mut files = Self { dir, name, kept, current, written: u64::MAX, day, torn: false, lost };
         let newest = files.list()?.into_iter().rev().find(|f| f.path.extension() == Some(OsStr::new("log")));
         files.written = newest.map_or(0, |f| f.bytes);
         files.forget()?;
@@ -56,6 +63,27 @@ impl LogFiles {
             return Ok(());
         }
         self.forget()
+    }
+
+    /// Writes a whole line, behind what is left of one that was cut.
+    fn put(&mut self, line: &[u8]) -> io::Result<()> {
+        let end = if self.torn { &b"\n"[..] } else { b"" };
+        for piece in [end, line] {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                match self.current.write(rest) {
+                    Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                    Ok(taken) => {
+                        self.written = self.written.saturating_add(taken as u64);
+                        rest = rest.get(taken..).unwrap_or_default();
+                        self.torn = !rest.is_empty();
+                    }
+                    Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                    Err(cause) => return Err(cause),
+                }
+            }
+        }
+        Ok(())
     }
 
     fn set_aside(&self) -> io::Result<()> {
@@ -111,12 +139,20 @@ impl Write for LogFiles {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         // A file that cannot be removed must not cost log lines, so the error is ignored.
         let tidied = self.turn();
-        let taken = self.current.write(line)?;
-        self.written = self.written.saturating_add(taken as u64);
-        if let Err(cause) = tidied {
-            self.current.write_all(format!("cannot tidy up log files: {cause}\n").as_bytes())?;
+        // An error would end nothing here, and tell nobody.
+        match self.put(line) {
+            Err(cause) => self.lost.lose(&self.dir, &cause),
+            Ok(()) => {
+                if let Some(why) = self.lost.written() {
+                    warn!(lost = self.lost.count(), "log lines are written again, and some are lost: {why}");
+                }
+            }
         }
-        Ok(taken)
+        if let Err(cause) = tidied {
+            // As above.
+            let _ = self.put(format!("cannot tidy up log files: {cause}\n").as_bytes());
+        }
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -172,7 +208,7 @@ mod tests {
     fn files_never_pass_their_share_and_the_newest_lines_stay() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept { days: 7, bytes: 8000 };
-        let mut files = LogFiles::open(dir.path(), "t", kept).unwrap();
+        let mut files = LogFiles::open(dir.path(), "t", kept, LostLines::default()).unwrap();
         for n in 0..1000 {
             files.write_all(format!("{n:099}\n").as_bytes()).unwrap();
         }
@@ -194,7 +230,8 @@ mod tests {
         for stranger in ["t.2020-01-01.txt", "other.2020-01-01.log", "t.today.log"] {
             fs::write(dir.path().join(stranger), "x").unwrap();
         }
-        let _files = LogFiles::open(dir.path(), "t", Kept { days: 3, bytes: 8000 }).unwrap();
+        let kept = Kept { days: 3, bytes: 8000 };
+        let _files = LogFiles::open(dir.path(), "t", kept, LostLines::default()).unwrap();
         let left = names(dir.path());
         assert_eq!(left.len(), 6, "{left:?}");
         for name in ["t.2020-01-08.log", "t.2020-01-09.log", "t.2020-01-01.txt", "other.2020-01-01.log"] {
@@ -203,10 +240,38 @@ mod tests {
     }
 
     #[test]
+    fn what_a_full_disk_does_not_take_is_counted_and_told_until_it_has_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let lost = LostLines::default();
+        drop(LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap());
+        let [name] = names(dir.path()).try_into().unwrap();
+        let path = dir.path().join(name);
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let mut files = LogFiles::open(dir.path(), "t", RETENTION, lost.clone()).unwrap();
+        for line in ["one\n", "two\n"] {
+            files.write_all(line.as_bytes()).unwrap();
+        }
+        let trouble = lost.trouble().unwrap();
+        assert!(
+            trouble.contains(&*dir.path().to_string_lossy()) && trouble.contains("No space"),
+            "{trouble}"
+        );
+        assert_eq!(lost.count(), 2);
+        fs::remove_file(&path).unwrap();
+        files.current = appender(dir.path(), "t").unwrap();
+        files.torn = true;
+        files.write_all(b"three\n").unwrap();
+        assert_eq!((lost.trouble(), lost.count()), (None, 2));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "\nthree\n", "a torn line is ended first");
+    }
+
+    #[test]
     fn a_restart_goes_on_in_the_same_file() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["one\n", "two\n"] {
-            LogFiles::open(dir.path(), "t", RETENTION).unwrap().write_all(line.as_bytes()).unwrap();
+            let mut files = LogFiles::open(dir.path(), "t", RETENTION, LostLines::default()).unwrap();
+            files.write_all(line.as_bytes()).unwrap();
         }
         let [name] = names(dir.path()).try_into().unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(name)).unwrap(), "one\ntwo\n");

@@ -103,7 +103,8 @@ async fn another_method_is_denied_even_with_a_body_on_its_way() {
 async fn no_session_is_made_of_what_is_not_http() {
     let long = format!("CONNECT node1:22 HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(20_000));
     for (head, word, status) in [
-        ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "bad_head", "400"),
+        ("SSH-2.0-OpenSSH_9.2\r\n\r\n", "ssh_without_proxy_command", "400"),
+        ("EHLO a.b\r\n\r\n", "bad_head", "400"),
         ("CONNECT a b c HTTP/1.1\r\n\r\n", "bad_head", "400"),
         (long.as_str(), "long_head", "431"),
     ] {

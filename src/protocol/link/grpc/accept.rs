@@ -21,10 +21,11 @@ use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, ends, puller,
 };
+use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link};
-use crate::protocol::wire::hello::{Caller, Hello, HelloError};
+use crate::protocol::wire::hello::{Caller, Hello, HelloError, program};
 use crate::protocol::wire::peer::Peer;
 
 /// A call that asks to become a link. Dropping it refuses it.
@@ -39,6 +40,7 @@ pub struct Call {
     answer: oneshot::Sender<Response<CallBody>>,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
+    ends: Ends,
     connection: CancellationToken,
     accepted: CancellationToken,
     ground: LinkContext,
@@ -84,7 +86,6 @@ pub fn serve<IO>(
 where
     IO: Connection + 'static,
 {
-    let tcp_info = io.tcp().and_then(TcpInfoReader::of);
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
     let ahead = ReadAhead::default();
     let service = {
@@ -94,7 +95,8 @@ where
             calls,
             ground: ground.clone(),
             ahead: ahead.clone(),
-            tcp_info,
+            tcp_info: io.tcp().and_then(TcpInfoReader::of),
+            ends: Ends { remote: Some(from), ..ends(&io) },
             connection: connection.clone(),
             accepted: accepted.clone(),
         };
@@ -160,6 +162,7 @@ impl Call {
         };
         let puller = puller(peer, instance, dialect, &self.ground.table);
         puller.sender.reads_tcp_info(self.tcp_info);
+        puller.sender.stands_between(self.ends);
         let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
         *response.headers_mut() = Hello::response(self.ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
@@ -203,6 +206,7 @@ struct CallHandler {
     ground: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
+    ends: Ends,
     connection: CancellationToken,
     accepted: CancellationToken,
 }
@@ -229,6 +233,7 @@ impl CallHandler {
             answer,
             ahead: self.ahead.clone(),
             tcp_info: self.tcp_info.clone(),
+            ends: Ends { version: program(&parts.headers), ..self.ends.clone() },
             connection: self.connection.clone(),
             accepted: self.accepted.clone(),
             ground: self.ground.clone(),

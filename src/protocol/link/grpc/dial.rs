@@ -16,12 +16,13 @@ use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, ends, puller,
 };
+use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link, Puller};
 use crate::protocol::wire::codec::encode;
 use crate::protocol::wire::codec::inbound::cause;
-use crate::protocol::wire::hello::{Caller, Dialect, Hello};
+use crate::protocol::wire::hello::{Caller, Dialect, Hello, program};
 use crate::protocol::wire::peer::Peer;
 use crate::protocol::wire::plain::heartbeat;
 use crate::telemetry::printable;
@@ -105,6 +106,7 @@ struct Answered {
     incoming: Incoming,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
+    ends: Ends,
     dialect: Dialect,
     instance: Option<Instance>,
     agree: oneshot::Sender<Puller>,
@@ -126,6 +128,7 @@ impl Answered {
     fn link(self, peer: Peer, ground: &LinkContext) -> Link {
         let puller = puller(peer, self.instance, self.dialect, &ground.table);
         puller.sender.reads_tcp_info(self.tcp_info);
+        puller.sender.stands_between(self.ends);
         // Fails only if the body is gone with its connection; then the link's first read fails too.
         let _ = self.agree.send(puller.clone());
         let connection = self.connection.disarm();
@@ -147,6 +150,7 @@ where
     IO: Connection + 'static,
 {
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
+    let ends = ends(&io);
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
         .timer(TokioTimer::new())
@@ -178,7 +182,8 @@ where
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
-    Ok(Answered { headers, incoming, ahead, tcp_info, dialect, instance, agree, connection })
+    let ends = Ends { version: program(&headers.headers), ..ends };
+    Ok(Answered { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {

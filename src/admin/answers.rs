@@ -1,0 +1,146 @@
+//! What each path of the admin ports answers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use serde::Serialize;
+use tracing::info;
+
+use super::{Admin, Asker, Port, Program};
+use crate::names::NodeName;
+use crate::telemetry::{Metrics, log_trouble};
+
+impl Admin {
+    /// Answers one request.
+    pub(super) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        port: Port,
+        asker: Asker,
+    ) -> Response<Full<Bytes>> {
+        if port == Port::Metrics && !PUBLIC.contains(&request.uri().path()) {
+            return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
+        }
+        let read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let get = *request.method() == Method::GET;
+        match (request.uri().path(), &self.side) {
+            ("/metrics" | "/livez" | "/readyz" | "/status", _) if !read => only("GET, HEAD", READ_ONLY),
+            ("/metrics", _) => text(StatusCode::OK, self.metrics.encode(), Metrics::CONTENT_TYPE),
+            ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
+            ("/readyz", _) => match self.readiness.check() {
+                Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
+                Err(reasons) => {
+                    plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble()))
+                }
+            },
+            ("/status", _) => match asker.may_look(request.headers()) {
+                Ok(()) => json(&self.status()),
+                Err(why) => plain_text(StatusCode::FORBIDDEN, format!("{why}\n")),
+            },
+            ("/cloud/healthz", Program::Cloud(_)) | ("/edge/healthz", Program::Edge(_)) if !get => {
+                only("GET", READ_ONLY)
+            }
+            ("/cloud/healthz", Program::Cloud(pod)) => {
+                plain_text(StatusCode::OK, go_list(&pod.registry.nodes()))
+            }
+            ("/edge/healthz", Program::Edge(edge)) => {
+                let linked = edge.uplinks.is_linked();
+                let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
+                plain_text(status, "")
+            }
+            ("/debug/flags/v", _) => self.set_level(request, asker).await,
+            _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
+        }
+    }
+
+    /// Sets the log level in SuperEdge's way, with its texts and statuses, 406 too.
+    async fn set_level(&self, request: Request<Incoming>, asker: Asker) -> Response<Full<Bytes>> {
+        if *request.method() != Method::PUT {
+            return plain_text(StatusCode::NOT_ACCEPTABLE, "unsupported http method\n");
+        }
+        if !self.level_from_anywhere && !asker.is_local() {
+            return plain_text(StatusCode::FORBIDDEN, "the level is set from this machine only\n");
+        }
+        let body = tokio::time::timeout(BODY_TIME, Limited::new(request.into_body(), BODY_BYTES).collect());
+        let Ok(Ok(body)) = body.await else {
+            return plain_text(StatusCode::BAD_REQUEST, "failed set klog.logging.verbosity: no short body\n");
+        };
+        let body = body.to_bytes();
+        let value = String::from_utf8_lossy(&body);
+        let value = value.trim();
+        let set = go_parse_int(value).and_then(|v| match &self.level {
+            Some(level) => level.set(v).map(|()| v).map_err(|e| e.to_string()),
+            None => Err("logs have no level here".to_owned()),
+        });
+        match set {
+            Ok(v) => {
+                info!(peer = %asker, verbosity = v, "log level set");
+                plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
+            }
+            Err(why) => {
+                let why = format!("failed set klog.logging.verbosity {value}: {why}\n{LEVEL_BODY}");
+                plain_text(StatusCode::BAD_REQUEST, why)
+            }
+        }
+    }
+}
+
+/// A slice as Go prints it, which SuperEdge's watchers read.
+fn go_list(nodes: &[NodeName]) -> String {
+    let names: Vec<_> = nodes.iter().map(NodeName::as_str).collect();
+    format!("[{}]\n", names.join(" "))
+}
+
+/// An integer as Go's `strconv.ParseInt(text, 10, 32)` takes it, with its error's words.
+fn go_parse_int(text: &str) -> Result<i32, String> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    let why = if number { "value out of range" } else { "invalid syntax" };
+    text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
+}
+
+fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
+    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    answer
+}
+
+fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    text(status, body, "text/plain; charset=utf-8")
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Response<Full<Bytes>> {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}
+
+fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
+    match serde_json::to_vec(value) {
+        Ok(body) => text(StatusCode::OK, body, "application/json"),
+        Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
+}
+
+/// What the port for metrics has.
+const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
+
+const NOT_FOUND: &str = "not found\n";
+
+/// What a level is set with.
+pub(super) const LEVEL_BODY: &str = "next: send the level alone as the body, as curl -X PUT --data 2 does: 0 what operators \
+                                     need, 2 debug, 4 libraries too, 6 everything\n";
+
+/// SuperEdge's words for any other method.
+const READ_ONLY: &str = "only supports GET method\n";
+
+/// Time for the few bytes of a level.
+const BODY_TIME: Duration = Duration::from_secs(5);
+
+/// Longest body in bytes: any 32-bit number, with room for a slip.
+const BODY_BYTES: usize = 64;

@@ -1,0 +1,269 @@
+//! Makes what a cloud needs on its first day: certificates, tokens, and settings that are closed by default.
+
+mod texts;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::value_parser;
+
+use super::Failure;
+use super::folder::Folder;
+use crate::cloud::Pod;
+use crate::config::cloud::Cloud;
+use crate::config::edge::EdgeSettings;
+use crate::config::{Environment, Faults, Warning};
+use crate::edge::Edge;
+use crate::names::{Host, NodeName};
+use crate::pki::{Authority, Issued, PkiError};
+use crate::startup::Startup;
+use texts::{CloudText, EdgeText};
+
+/// What to make.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Init {
+    /// The folder that gets everything; what is in it already stays.
+    #[arg(value_name = "DIR", default_value = "tunnel-files")]
+    pub dir: PathBuf,
+    /// A name or address by which edges reach the pods; several by giving it again. Edges dial the first.
+    #[arg(long = "name", value_name = "HOST", required = true)]
+    pub names: Vec<Host>,
+    /// A node that gets a token and settings of its own; several by giving it again.
+    #[arg(long = "node", value_name = "NODE", required = true)]
+    pub nodes: Vec<NodeName>,
+    /// A client of the egress port, by the name in its certificate; several by giving it again. kube-apiserver is
+    /// system:kube-apiserver.
+    #[arg(long = "client", value_name = "NAME")]
+    pub clients: Vec<String>,
+    /// Certificate (PEM) of the authority that is to sign, in place of a new one.
+    #[arg(long, value_name = "FILE", requires = "ca_key")]
+    pub ca_cert: Option<PathBuf>,
+    /// Its key (PEM).
+    #[arg(long, value_name = "FILE", requires = "ca_cert")]
+    pub ca_key: Option<PathBuf>,
+    /// Certificate (PEM) of the authority of kubelets' clients (--client-ca-file): each node gets a certificate for its
+    /// own kubelet, called tunnel:NODE.
+    #[arg(long, value_name = "FILE", requires = "kubelet_ca_key")]
+    pub kubelet_ca_cert: Option<PathBuf>,
+    /// Its key (PEM).
+    #[arg(long, value_name = "FILE", requires = "kubelet_ca_cert")]
+    pub kubelet_ca_key: Option<PathBuf>,
+    /// For how many days certificates are valid; a new authority is for ten times as long.
+    #[arg(long, default_value_t = 365, value_parser = value_parser!(u32).range(1..=3650))]
+    pub days: u32,
+    /// Where the files will stand on the machines they are for.
+    #[arg(long, value_name = "DIR", default_value = "/etc/tunnel")]
+    pub to: PathBuf,
+}
+
+/// Makes all of it, or nothing. What was made, and what to do next, as lines for the terminal. Blocks on the disk.
+///
+/// # Errors
+///
+/// What is wrong with what was asked for, or why it cannot be written.
+pub fn run(asked: &Init) -> Result<String, Failure> {
+    let to = asked.to.to_str().filter(|to| to.starts_with('/') && !to.contains(['"', '\\', '\'', '\n']));
+    let to = to.ok_or_else(|| {
+        Failure::usage(format!("--to {}: want a path from the root, without quotes", asked.to.display()))
+    })?;
+    let clients = client_folders(&asked.clients)?;
+    if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
+        return Err(Failure::usage(format!("--node {} is given twice", twice.1)));
+    }
+    let signs = Signs::of(asked)?;
+    let folder = Folder::begin(&asked.dir, entries(asked, &signs, &clients))?;
+    let unfinished = absolute(&folder.unfinished())?;
+    write_cloud(asked, &signs, &folder, &unfinished, to)?;
+    for (node, token) in asked.nodes.iter().zip(&signs.tokens) {
+        write_edge(asked, (node, token), &signs, &folder, &unfinished, to)?;
+    }
+    for (client, dir) in asked.clients.iter().zip(&clients) {
+        write_client(asked, client, dir, &signs.ours, &folder)?;
+    }
+    folder.finish()?;
+    Ok(texts::made(asked, &clients, signs.is_new, to))
+}
+
+/// The authorities that sign.
+struct Signs {
+    ours: Authority,
+    /// Whether it was made just now.
+    is_new: bool,
+    kubelets: Option<Authority>,
+    tokens: Vec<String>,
+}
+
+impl Signs {
+    fn of(asked: &Init) -> Result<Self, Failure> {
+        let valid = DAY * asked.days;
+        let given = asked.ca_cert.as_deref().zip(asked.ca_key.as_deref());
+        let ours = match given {
+            Some((cert, key)) => read_authority("--ca-cert", cert, key)?,
+            None => Authority::new("tunnel CA", valid * 10)
+                .map_err(|cause| Failure::unusable(cause.to_string()))?,
+        };
+        let kubelets = asked.kubelet_ca_cert.as_deref().zip(asked.kubelet_ca_key.as_deref());
+        let kubelets =
+            kubelets.map(|(cert, key)| read_authority("--kubelet-ca-cert", cert, key)).transpose()?;
+        Ok(Self {
+            ours: ours.signing_for(valid),
+            is_new: given.is_none(),
+            kubelets: kubelets.map(|authority| authority.signing_for(valid)),
+            tokens: asked.nodes.iter().map(|_| random_token()).collect(),
+        })
+    }
+}
+
+/// A secret that nobody guesses, as token files can hold it.
+pub(super) fn random_token() -> String {
+    format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>())
+}
+
+fn read_authority(option: &str, cert: &Path, key: &Path) -> Result<Authority, Failure> {
+    let read = |path: &Path| {
+        let text = std::fs::read_to_string(path);
+        text.map_err(|cause| Failure::unusable(format!("cannot read {}: {cause}", path.display())))
+    };
+    let (text, key) = (read(cert)?, read(key)?);
+    let shown = cert.display();
+    Authority::read(&text, &key).map_err(|cause| Failure::unusable(format!("{option} {shown}: {cause}")))
+}
+
+/// The folder of each client: its name, without what a path or a shell takes for something else.
+fn client_folders(clients: &[String]) -> Result<Vec<String>, Failure> {
+    let mut seen = BTreeSet::new();
+    let folder = |name: &String| {
+        let sound = |c: char| c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-' | '_' | '@');
+        let dir = format!("client-{}", name.replace(':', "-"));
+        if name.is_empty() || name.len() > 64 || !name.chars().all(sound) {
+            return Err(Failure::usage(format!("--client {name:?}: want 1 to 64 of A-Z a-z 0-9 : . - _ @")));
+        }
+        if !seen.insert(dir.clone()) {
+            return Err(Failure::usage(format!(
+                "--client {name}: its folder {dir} is another one's as well"
+            )));
+        }
+        Ok(dir)
+    };
+    clients.iter().map(folder).collect()
+}
+
+/// What the folder will hold.
+fn entries(asked: &Init, signs: &Signs, clients: &[String]) -> BTreeSet<String> {
+    let authority = if signs.is_new { &["ca.crt", "ca.key"][..] } else { &[] };
+    let fixed = authority.iter().copied().chain(["cloud"]).map(str::to_owned);
+    fixed.chain(asked.nodes.iter().map(edge_folder)).chain(clients.iter().cloned()).collect()
+}
+
+fn edge_folder(node: &NodeName) -> String {
+    format!("edge-{node}")
+}
+
+fn write_cloud(asked: &Init, signs: &Signs, folder: &Folder, now_at: &Path, to: &str) -> Result<(), Failure> {
+    if signs.is_new {
+        folder.write("ca.crt", signs.ours.cert())?;
+        folder.write("ca.key", &signs.ours.key())?;
+    }
+    let mut names: Vec<String> = asked.names.iter().map(certified).collect();
+    if asked.names.iter().all(|name| matches!(name, Host::Ip(_))) {
+        // Pods know each other by a DNS name.
+        names.push(POD_NAME.to_owned());
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let server = signs.ours.server(&names).map_err(|cause| refused(&cause))?;
+    write_issued(folder, "cloud/certs/cloud", &server)?;
+    folder.write("cloud/certs/ca.crt", signs.ours.cert())?;
+    let lines = asked.nodes.iter().zip(&signs.tokens);
+    let lines: String = lines.map(|(node, token)| format!("{node}:{token}\n")).collect();
+    folder.write("cloud/token/token", &lines)?;
+    let text = CloudText { clients: &asked.clients };
+    let here = now_at.join("cloud");
+    checked(Cloud::read(&text.at(&here.to_string_lossy()), &Environment::default()), Pod::check)?;
+    folder.write("cloud/cloud.toml", &text.at(to))
+}
+
+fn write_edge(
+    asked: &Init,
+    (node, token): (&NodeName, &str),
+    signs: &Signs,
+    folder: &Folder,
+    now_at: &Path,
+    to: &str,
+) -> Result<(), Failure> {
+    let dir = edge_folder(node);
+    folder.write(&format!("{dir}/certs/ca.crt"), signs.ours.cert())?;
+    folder.write(&format!("{dir}/token/token"), &format!("{token}\n"))?;
+    if let Some(kubelets) = &signs.kubelets {
+        let issued = kubelets.client(&format!("tunnel:{node}")).map_err(|cause| refused(&cause))?;
+        write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
+    }
+    let server = asked.names.first().map(ToString::to_string).unwrap_or_default();
+    let text =
+        EdgeText { node, server: &format!("{server}:{GRPC_PORT}"), has_kubelet: signs.kubelets.is_some() };
+    let here = now_at.join(&dir);
+    checked(EdgeSettings::read(&text.at(&here.to_string_lossy()), &Environment::default()), Edge::check)?;
+    folder.write(&format!("{dir}/edge.toml"), &text.at(to))
+}
+
+fn write_client(
+    asked: &Init,
+    client: &str,
+    dir: &str,
+    authority: &Authority,
+    folder: &Folder,
+) -> Result<(), Failure> {
+    let issued = authority.client(client).map_err(|cause| refused(&cause))?;
+    write_issued(folder, &format!("{dir}/client"), &issued)?;
+    folder.write(&format!("{dir}/ca.crt"), authority.cert())?;
+    if client == APISERVER {
+        let server = asked.names.first().map(ToString::to_string).unwrap_or_default();
+        folder.write(&format!("{dir}/egress-selector.yaml"), &texts::egress_selector(&server))?;
+    }
+    Ok(())
+}
+
+fn write_issued(folder: &Folder, path: &str, issued: &Issued) -> Result<(), Failure> {
+    folder.write(&format!("{path}.crt"), issued.cert())?;
+    folder.write(&format!("{path}.key"), issued.key())
+}
+
+/// Whether the program itself would start with what was written, its files and all.
+pub(super) fn checked<T>(
+    read: Result<(T, Vec<Warning>), Faults>,
+    check: impl FnOnce(&T, &mut Startup),
+) -> Result<(), Failure> {
+    let (settings, _) = read.map_err(|faults| Failure::unusable(faults.to_string()))?;
+    let mut startup = Startup::checking();
+    check(&settings, &mut startup);
+    let faults = startup.into_faults();
+    if faults.iter().next().is_none() { Ok(()) } else { Err(Failure::unusable(faults.to_string())) }
+}
+
+/// A name as a certificate has it.
+fn certified(host: &Host) -> String {
+    match host {
+        Host::Ip(ip) => ip.to_string(),
+        Host::Name(name) => name.to_string(),
+    }
+}
+
+fn refused(cause: &PkiError) -> Failure {
+    Failure::usage(cause.to_string())
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|cause| Failure::cannot_write(format!("cannot find {}: {cause}", path.display())))
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// As docs and conf/cloud.toml have it.
+const GRPC_PORT: u16 = 9000;
+/// What kube-apiserver's certificate is called.
+const APISERVER: &str = "system:kube-apiserver";
+/// By which pods know each other where edges know them by addresses.
+const POD_NAME: &str = "tunnel-cloud";
+
+#[cfg(test)]
+mod tests;

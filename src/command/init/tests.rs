@@ -1,0 +1,126 @@
+use super::*;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use clap::Parser as _;
+
+use crate::command::{Args, Command};
+
+fn asked(dir: &Path, more: &[&str]) -> Init {
+    let dir = dir.to_str().unwrap();
+    let args = ["tunnel", "init", dir, "--name", "cloud.test", "--node", "node1", "--node", "node2"];
+    match Args::parse_from(args.iter().chain(more)).command {
+        Some(Command::Init(init)) => init,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Every file and folder below, with its mode.
+fn modes(dir: &Path, found: &mut Vec<(PathBuf, u32)>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        found.push((path.clone(), fs::metadata(&path).unwrap().permissions().mode() & 0o777));
+        if path.is_dir() {
+            modes(&path, found);
+        }
+    }
+}
+
+#[test]
+fn what_is_made_loads_without_an_open_door_and_is_for_its_owner_alone() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("files");
+    let told = run(&asked(&dir, &["--client", "system:kube-apiserver"])).unwrap();
+    let mut found = Vec::new();
+    modes(&dir, &mut found);
+    assert_eq!(found.len(), 27, "{found:?}");
+    for (path, mode) in &found {
+        assert_eq!(*mode, if path.is_dir() { 0o700 } else { 0o600 }, "{}", path.display());
+    }
+    let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
+    let (cloud, warnings) = Cloud::read(&read("cloud/cloud.toml"), &Environment::default()).unwrap();
+    assert_eq!(warnings, []);
+    assert_eq!(cloud.server.tokenfile, Path::new("/etc/tunnel/token/token"));
+    let (edge, warnings) =
+        EdgeSettings::read(&read("edge-node2/edge.toml"), &Environment::default()).unwrap();
+    assert_eq!((warnings, edge.client.node.as_str()), (Vec::new(), "node2"));
+    let token = read("edge-node2/token/token");
+    assert!(token.len() == 65 && token != read("edge-node1/token/token"), "each has its own");
+    assert!(read("cloud/token/token").ends_with(&format!("node2:{token}")));
+    assert!(read("client-system-kube-apiserver/egress-selector.yaml").contains("https://cloud.test:8000"));
+    for says in ["ca.key stays here", "edge-node1/ ", "becomes /etc/tunnel on node2", "next, on the machine"]
+    {
+        assert!(told.contains(says), "{says}: {told}");
+    }
+}
+
+#[test]
+fn a_second_run_with_the_same_authority_makes_what_the_first_ones_machines_believe() {
+    let place = tempfile::tempdir().unwrap();
+    let (first, second) = (place.path().join("first"), place.path().join("second"));
+    run(&asked(&first, &[])).unwrap();
+    let told = run(&asked(&first, &[])).unwrap_err();
+    assert_eq!(told.code, 73);
+    for there in ["ca.crt", "ca.key", "cloud", "edge-node1", "edge-node2"] {
+        assert!(told.text.contains(&first.join(there).display().to_string()), "{told}");
+    }
+    let [cert, key] = ["ca.crt", "ca.key"].map(|file| first.join(file).display().to_string());
+    run(&asked(&second, &["--ca-cert", &cert, "--ca-key", &key])).unwrap();
+    assert!(!second.join("ca.key").exists());
+    let ca = |dir: &Path| fs::read_to_string(dir.join("cloud/certs/ca.crt")).unwrap();
+    assert_eq!(ca(&first), ca(&second));
+}
+
+#[test]
+fn kubelets_get_a_certificate_of_their_own_authority_one_for_each_node() {
+    let place = tempfile::tempdir().unwrap();
+    let (cert, key) = (place.path().join("k.crt"), place.path().join("k.key"));
+    let kubelets = Authority::new("kubernetes", DAY).unwrap();
+    fs::write(&cert, kubelets.cert()).unwrap();
+    fs::write(&key, kubelets.key()).unwrap();
+    let [cert, key] = [cert, key].map(|file| file.display().to_string());
+    let dir = place.path().join("files");
+    run(&asked(&dir, &["--kubelet-ca-cert", &cert, "--kubelet-ca-key", &key])).unwrap();
+    let read = |path: &str| fs::read_to_string(dir.join(path)).unwrap();
+    let certificate = read("edge-node1/certs/apiserver-kubelet-client.crt");
+    let der = rustls_pemfile::certs(&mut certificate.as_bytes()).next().unwrap().unwrap();
+    let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+    let said = (certificate.subject().to_string(), certificate.issuer().to_string());
+    assert_eq!(said, ("CN=tunnel:node1".to_owned(), "CN=kubernetes".to_owned()));
+    assert!(read("edge-node1/edge.toml").contains("[mode.edge.https]"));
+}
+
+#[test]
+fn what_cannot_be_made_is_told_and_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path().join("files");
+    fs::write(place.path().join("junk"), "junk").unwrap();
+    let junk = place.path().join("junk").display().to_string();
+    for (more, says) in [
+        (["--to", "etc"], "want a path from the root"),
+        (["--client", "a*"], "--client \"a*\": want"),
+        (["--node", "Node1"], "--node Node1 is given twice"),
+    ] {
+        let told = run(&asked(&dir, &more)).unwrap_err();
+        assert!(told.code == 64 && told.text.contains(says), "{told}");
+    }
+    let told = run(&asked(&dir, &["--ca-cert", &junk, "--ca-key", &junk])).unwrap_err();
+    assert!(told.code == 78 && told.text.contains("junk: holds no certificate"), "{told}");
+    let twice = run(&asked(&dir, &["--client", "a:b", "--client", "a-b"])).unwrap_err();
+    assert!(twice.text.contains("client-a-b is another one's"), "{twice}");
+    assert!(!dir.exists());
+}
+
+#[test]
+fn pods_that_are_reached_by_address_alone_know_each_other() {
+    let place = tempfile::tempdir().unwrap();
+    let args = ["tunnel", "init", "--name", "10.0.0.5", "--name", "::1", "--node", "n"];
+    let Some(Command::Init(mut init)) = Args::parse_from(args).command else { panic!() };
+    init.dir = place.path().join("files");
+    run(&init).unwrap();
+    let text = fs::read_to_string(init.dir.join("cloud/certs/cloud.crt")).unwrap();
+    let der = rustls_pemfile::certs(&mut text.as_bytes()).next().unwrap().unwrap();
+    let (_, certificate) = x509_parser::parse_x509_certificate(&der).unwrap();
+    let names = certificate.subject_alternative_name().unwrap().unwrap().value.general_names.len();
+    assert_eq!(names, 3);
+}

@@ -1,0 +1,93 @@
+//! Asks a pod or edge of this machine over its admin socket.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, Request};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::Failure;
+
+/// The socket to ask: the one that is named, or else the first of the default ones that is there.
+///
+/// # Errors
+///
+/// None is named, and none is there.
+pub(super) fn socket(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
+    let found = named.or_else(|| SOCKETS.iter().map(PathBuf::from).find(|path| path.exists()));
+    found.ok_or_else(|| {
+        let text = format!(
+            "no pod or edge has its socket at {}: is one running here? Its config says where the socket is ([mode.cloud.admin] \
+             or [mode.edge.admin], listen): name that with --socket=PATH",
+            SOCKETS.join(" or ")
+        );
+        Failure::unavailable(text)
+    })
+}
+
+/// Sends one request with a body, which may be empty; gives HTTP status and body of the answer. Not cancel safe: the request
+/// may have been done.
+///
+/// # Errors
+///
+/// Nobody answers there, or this user may not ask.
+pub(super) async fn ask(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: impl Into<Bytes>,
+) -> Result<(u16, Bytes), Failure> {
+    let failed = |cause: &dyn std::fmt::Display| {
+        Failure::unavailable(format!("{} does not answer: {cause}", socket.display()))
+    };
+    let stream = UnixStream::connect(socket).await.map_err(|cause| match cause.kind() {
+        io::ErrorKind::PermissionDenied => Failure {
+            code: NOT_PERMITTED,
+            text: format!(
+                "this user may not open {}: only the user that runs the program there may, and root (sudo)",
+                socket.display()
+            ),
+        },
+        io::ErrorKind::ConnectionRefused => {
+            failed(&"its program has ended; start it, or name another with --socket")
+        }
+        _ => failed(&cause),
+    })?;
+    let exchange = async {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let mut request = Request::new(Full::new(body.into()));
+        *request.method_mut() = method;
+        *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
+        request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
+        let answer = async {
+            let answer = sender.send_request(request).await?;
+            let (head, body) = answer.into_parts();
+            let body = Limited::new(body, MOST_BYTES).collect().await;
+            Ok::<_, hyper::Error>((head.status.as_u16(), body.map(|body| body.to_bytes())))
+        };
+        // The connection is driven beside it; where that ends first, the sender tells why.
+        let (answer, _) = tokio::join!(answer, connection);
+        answer
+    };
+    match timeout(PATIENCE, exchange).await {
+        Ok(Ok((status, Ok(body)))) => Ok((status, body)),
+        Ok(Ok((_, Err(cause)))) => Err(failed(&cause)),
+        Ok(Err(cause)) => Err(failed(&cause)),
+        Err(_) => Err(failed(&format_args!("no answer within {PATIENCE:?}"))),
+    }
+}
+
+/// Where programs listen unless their settings say otherwise.
+const SOCKETS: [&str; 2] = ["/run/tunnel/cloud.sock", "/run/tunnel/edge.sock"];
+/// For a whole answer; a pod with 20,000 nodes takes a moment to list them.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Longest answer: some 100,000 nodes.
+const MOST_BYTES: usize = 64 << 20;
+/// Exit code where this user may not ask, as in sysexits.h.
+const NOT_PERMITTED: u8 = 77;

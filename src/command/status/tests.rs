@@ -1,0 +1,96 @@
+use super::*;
+use crate::admin::{ErrorStatus, GoneStatus, PublisherStatus, Totals};
+
+fn told() -> Status {
+    let link = LinkStatus {
+        name: "edge7".into(),
+        state: "linked".into(),
+        link: Some(3),
+        address: Some("10.0.0.5:40312".into()),
+        process: Some("00000001".into()),
+        version: Some("0.1.0".into()),
+        dialect: Some("extended/2".into()),
+        since: Some(1_000_000.0),
+        round_trip: Some(0.0123),
+        sessions: 4,
+        sent_bytes: 1_258_291,
+        received_bytes: 7,
+        error: Some(ErrorStatus { at: Some(999_940.0), text: "nothing was\u{1b}[2J received".into() }),
+    };
+    Status {
+        mode: "cloud".into(),
+        version: "0.1.0".into(),
+        process: "3f2a1b9c".into(),
+        node: None,
+        started: 900_000.0,
+        now: 1_011_520.0,
+        ready: true,
+        notes: vec!["publisher: the disk is full".into()],
+        totals: Totals { sessions: 4, passing: 2, up_bytes: 5, down_bytes: 3 << 30 },
+        links: vec![link.clone()],
+        gone: vec![GoneStatus { name: "edge9".into(), at: 1_011_500.0, error: link.error.clone() }],
+        siblings: vec![LinkStatus {
+            name: "10.0.0.7:9000".into(),
+            state: "away".into(),
+            since: None,
+            ..link
+        }],
+        publisher: Some(PublisherStatus {
+            store: "hosts".into(),
+            records: 1,
+            failures: 2,
+            error: Some("the disk is full".into()),
+        }),
+        sessions: Vec::new(),
+    }
+}
+
+#[test]
+fn a_pod_is_told_in_columns_without_what_a_peer_could_do_to_the_terminal() {
+    let text = text(&told());
+    let wanted = "\
+pod 3f2a1b9c, version 0.1.0, up 1d6h, ready
+4 sessions, 2 more pass through; 5 B to targets, 3.0 GiB from them
+! publisher: the disk is full
+published: 1 records (hosts), 2 failures; failing: the disk is full
+
+NODE   STATE   LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR
+edge7  linked  3h12m   12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)
+
+GONE   AGO  WHY
+edge9  20s  nothing was [2J received
+
+OTHER POD      STATE  LINKED  RTT    SESSIONS  SENT     RECEIVED  VERSION  DIALECT     FROM            LAST ERROR
+10.0.0.7:9000  away   -       12 ms  4         1.2 MiB  7 B       0.1.0    extended/2  10.0.0.5:40312  nothing was [2J received (3h13m ago)";
+    assert_eq!(text, wanted, "\n{text}");
+}
+
+#[test]
+fn an_edge_without_a_link_says_why() {
+    let edge = Status {
+        mode: "edge".into(),
+        node: Some("edge7".into()),
+        ready: false,
+        notes: vec!["link: the cloud refused our token".into()],
+        links: Vec::new(),
+        gone: Vec::new(),
+        siblings: Vec::new(),
+        publisher: None,
+        ..told()
+    };
+    let text = text(&edge);
+    assert!(text.starts_with("edge of edge7 3f2a1b9c, version 0.1.0, up 1d6h, not ready\n"), "{text}");
+    assert!(text.contains("\n! link: the cloud refused our token\n") && text.ends_with("says why"), "{text}");
+}
+
+#[test]
+fn times_and_sizes_have_units_that_fit() {
+    for (seconds, text) in [(-1.0, "0s"), (59.9, "59s"), (61.0, "1m1s"), (3600.0, "1h0m"), (90_000.0, "1d1h")]
+    {
+        assert_eq!(words::duration(seconds), text);
+    }
+    for (count, text) in [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (u64::MAX, "16777216.0 TiB")] {
+        assert_eq!(words::bytes(count), text);
+    }
+    assert_eq!((words::round_trip(0.000_123), words::round_trip(0.25)), ("0.12 ms".into(), "250 ms".into()));
+}

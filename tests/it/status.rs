@@ -1,0 +1,129 @@
+//! What `tunnel status` tells of a running pod and a running edge.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tunnel::admin::Status;
+use tunnel::command;
+
+use crate::support::clients::{echoed, get};
+use crate::support::programs::{TestDir, TestPod, at, edge_with, start_edge};
+use crate::support::{pods, soon, targets, wait_until};
+
+/// The table that gives a program a socket, and where it is.
+fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
+    let path = place.path().join(format!("{mode}.sock"));
+    let table = format!("[mode.{mode}.admin]\nlisten = \"unix:{}\"\n", path.display());
+    (path, table)
+}
+
+async fn status(path: &Path) -> Status {
+    let json = command::status(Some(path.to_owned()), true).await.unwrap();
+    serde_json::from_str(&json).unwrap()
+}
+
+/// Asks until it is so.
+async fn status_with(path: &Path, what: &str, is: impl Fn(&Status) -> bool) -> Status {
+    let asking = async {
+        loop {
+            let told = status(path).await;
+            if is(&told) {
+                return told;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    soon(what, asking).await
+}
+
+#[tokio::test]
+async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let (path, table) = socket(&place, "cloud");
+    let pod = TestPod::with(&place, &table);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let (edge_path, table) = socket(&place, "edge");
+    let edge = edge_with(&place, &pod, "node1", &table).await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "hello").await;
+
+    let told = status(&path).await;
+    assert_eq!((told.mode.as_str(), told.ready, told.totals.sessions), ("cloud", true, 1));
+    let node = &told.links[0];
+    assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
+    assert_eq!(
+        (node.version.as_deref(), node.dialect.as_deref()),
+        (Some(env!("CARGO_PKG_VERSION")), Some("extended/2"))
+    );
+    assert!(node.sent_bytes >= 5 && node.received_bytes >= 5, "{node:?}");
+    assert!(node.since.unwrap() <= told.now && node.address.as_ref().unwrap().starts_with("127.0.0.1:"));
+    let session = &told.sessions[0];
+    assert_eq!((session.node.as_str(), session.state.as_str(), session.id.len()), ("node1", "open", 8));
+    assert_eq!(session.target.as_deref(), Some(&*at("node1", echo)));
+    assert_eq!((session.sent_bytes, session.received_bytes, session.link), (5, 5, node.link));
+
+    let told = status(&edge_path).await;
+    assert_eq!((told.mode.as_str(), told.node.as_deref(), told.ready), ("edge", Some("node1"), true));
+    assert_eq!((told.links.len(), told.links[0].state.as_str()), (1, "linked"));
+    assert_eq!(told.links[0].address.as_deref(), Some(&*pod.pod.bound.grpc.to_string()));
+    assert_eq!(told.links[0].process, Some(status(&path).await.process));
+    assert_eq!((told.sessions[0].sent_bytes, told.sessions[0].target.as_deref()), (5, None));
+
+    drop(client);
+    pod.forgets_all().await;
+    assert!(status(&path).await.sessions.is_empty());
+    edge.stop(std::future::ready(())).await;
+    wait_until("the node has gone", || pod.link("node1").is_none()).await;
+    let told = status(&path).await;
+    assert!(told.links.is_empty());
+    assert_eq!(told.gone[0].name, "node1");
+    assert!(!told.gone[0].error.as_ref().unwrap().text.is_empty());
+    let table = command::status(Some(path.clone()), false).await.unwrap();
+    assert!(table.contains("no node is linked") && table.contains("GONE"), "{table}");
+}
+
+#[tokio::test]
+async fn an_edge_without_a_cloud_says_why() {
+    let place = TestDir::new();
+    let (path, table) = socket(&place, "edge");
+    let nothing = targets::nothing().await;
+    let _edge = start_edge(&place.edge("node1", nothing, &table));
+    let tried = |told: &Status| told.notes.iter().any(|note| !note.ends_with("not yet"));
+    let told = status_with(&path, "a try to link", tried).await;
+    assert!(!told.ready && told.notes[0].starts_with("link: "), "{:?}", told.notes);
+    let text = command::status(Some(path), false).await.unwrap();
+    assert!(text.contains("not ready") && text.contains("\n! link: "), "{text}");
+}
+
+#[tokio::test]
+async fn other_pods_are_told_whether_they_are_linked_or_why_not() {
+    let place = TestDir::new();
+    let all = pods::addresses(2);
+    let (path, table) = socket(&place, "cloud");
+    let text = pods::config(&place, all[0], &pods::siblings(&all)) + &table;
+    let _first = TestPod::from_text(&text);
+    // Its own address is in the list until it has been dialled.
+    let known = |told: &Status| told.siblings.len() == 1 && told.siblings[0].error.is_some();
+    let told = status_with(&path, "why there is no link", known).await;
+    let other = &told.siblings[0];
+    assert_eq!((other.name.as_str(), other.state.as_str()), (&*all[1].to_string(), "away"));
+    let second = TestPod::from_text(&pods::config(&place, all[1], &pods::siblings(&all)));
+    let linked = |told: &Status| told.siblings[0].state == "linked";
+    let told = status_with(&path, "the link", linked).await;
+    assert_eq!(told.siblings[0].error, None);
+    assert_eq!(told.siblings[0].process, Some(format!("{:?}", second.pod.table.instance())));
+}
+
+#[tokio::test]
+async fn nobody_at_the_socket_is_told_with_the_remedy() {
+    let place = TestDir::new();
+    let (path, table) = socket(&place, "cloud");
+    let failed = command::status(Some(path.clone()), false).await.unwrap_err();
+    assert!(failed.code == 69 && failed.text.contains("cloud.sock does not answer"), "{failed}");
+    let pod = TestPod::with(&place, &table);
+    // A port that others may reach shows them nothing: the port for metrics has no such page.
+    assert_eq!(get(pod.pod.bound.metrics.unwrap(), "/status").await.status, 404);
+    pod.pod.stop(std::future::ready(())).await;
+    assert!(!path.exists(), "it goes with its program");
+}

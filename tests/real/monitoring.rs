@@ -1,0 +1,127 @@
+//! The dashboard and the alerts of `deploy/monitoring/` say what a real Prometheus understands, of metrics that there are.
+
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::parts::{free_port, have};
+use crate::process::{PATIENCE, Running, run};
+use crate::tunnel::{Pair, TestDir, tunnel};
+use crate::wait::wait_until;
+
+#[test]
+fn each_alert_fires_where_it_has_to_and_not_in_a_rolling_restart() {
+    if !have(&["promtool"]) {
+        return;
+    }
+    for (task, file) in [("check", "alerts.yaml"), ("test", "alerts_test.yaml")] {
+        let file = folder().join(file);
+        let said = run("promtool", &[task, "rules", file.to_str().unwrap()], None, PATIENCE);
+        assert!(said.status.success(), "{said:?}");
+    }
+}
+
+#[test]
+fn each_expression_of_the_dashboard_has_an_answer() {
+    if !have(&["prometheus", "curl"]) {
+        return;
+    }
+    let mut pair = Pair::start();
+    let port = prometheus_port(&pair.place, pair.cloud.metrics);
+    let _prometheus = port.1;
+    let lasting = stir(&mut pair);
+    for expression in expressions() {
+        assert_is_known(&expression);
+        let rare = RARE.iter().any(|name| expression.contains(name));
+        wait_until(&format!("an answer to {expression}"), PATIENCE, || {
+            let said = asked(port.0, &expression);
+            assert_eq!(said["status"], "success", "{expression}: {said}");
+            rare || said["data"]["result"].as_array().is_some_and(|series| !series.is_empty())
+        });
+    }
+    drop(lasting);
+}
+
+/// Counted only after a fault that a healthy pair does not have.
+const RARE: [&str; 3] =
+    ["tunnel_sessions_undelivered_total", "tunnel_sessions_reset_total", "tunnel_frames_dropped_total"];
+
+/// All expressions, with the variables as Grafana fills them in.
+fn expressions() -> Vec<String> {
+    let text = std::fs::read_to_string(folder().join("dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let filled = |target: &Value| {
+        target["expr"].as_str().unwrap().replace("$instance", ".*").replace("$__rate_interval", "60s")
+    };
+    let all: Vec<_> = targets.map(filled).collect();
+    assert!(all.len() > 25 && all.iter().all(|expression| !expression.contains('$')), "{all:?}");
+    all
+}
+
+/// Fails for a name that no metric of ours has.
+fn assert_is_known(expression: &str) {
+    let known = include_str!("../../src/telemetry/metrics/names.rs");
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names: BTreeSet<_> = words.filter(|word| word.starts_with("tunnel_")).collect();
+    for name in names {
+        let mut stem = name;
+        for end in ["_bucket", "_total", "_seconds", "_bytes"] {
+            stem = stem.strip_suffix(end).unwrap_or(stem);
+        }
+        assert!(OTHERS.contains(&name) || known.contains(&format!("\"{stem}\"")), "{name} in {expression}");
+    }
+}
+
+/// Metrics that are named elsewhere.
+const OTHERS: [&str; 2] = ["tunnel_cloud_nodes", "tunnel_tasks"];
+
+/// Makes one of each thing that is counted: an edge that is refused, one that leaves, a client that is no client, and a
+/// session that is over. What it returns keeps a session alive.
+fn stir(pair: &mut Pair) -> Vec<Running> {
+    let cloud = format!("127.0.0.1:{}", pair.cloud.grpc);
+    let wrong = pair.place.edge_config("node2", &cloud, free_port()).replace("token = \"", "token = \"not-");
+    let mut refused = pair.place.tunnel_as(tunnel(), ("edge", "wrong"), &wrong, &[], &[]);
+    refused.says("invalid token");
+    let leaving = pair.place.edge_config("node3", &cloud, free_port());
+    let mut leaving = pair.place.tunnel_as(tunnel(), ("edge", "leaving"), &leaving, &[], &[]);
+    pair.cloud.has("node3");
+    leaving.terminate();
+    leaving.ends(PATIENCE);
+    let mut client = TcpStream::connect(("127.0.0.1", pair.cloud.connect)).unwrap();
+    client.write_all(b"SSH-2.0-client\r\n\r\n").unwrap();
+    client.read_to_end(&mut Vec::new()).unwrap();
+    let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
+    let page = format!("http://node1:{}/readyz", pair.cloud.log_port);
+    let said = run("curl", &["-sfp", "-x", &proxy, &page], None, PATIENCE);
+    assert!(said.status.success(), "{said:?}");
+    vec![refused]
+}
+
+/// One that asks the pod each second, and its port.
+fn prometheus_port(place: &TestDir, pod: u16) -> (u16, Running) {
+    let (port, dir) = (free_port(), place.path());
+    let job =
+        json!({"job_name": "tunnel-cloud", "static_configs": [{"targets": [format!("127.0.0.1:{pod}")]}]});
+    let config =
+        json!({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": [job]});
+    std::fs::write(dir.join("prometheus.yml"), config.to_string()).unwrap();
+    let mut command = std::process::Command::new("prometheus");
+    command.arg("--config.file").arg(dir.join("prometheus.yml")).arg("--storage.tsdb.path");
+    command.arg(dir.join("tsdb")).arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    (port, Running::start("prometheus", dir, &mut command))
+}
+
+fn asked(port: u16, expression: &str) -> Value {
+    let (query, at) = (format!("query={expression}"), format!("http://127.0.0.1:{port}/api/v1/query"));
+    let said = run("curl", &["-s", "-m", "5", "-G", "--data-urlencode", &query, &at], None, PATIENCE);
+    serde_json::from_str(&said.stdout).unwrap_or_else(|_| json!({"status": "success"}))
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/monitoring")
+}
