@@ -22,6 +22,7 @@ mod edge_proxy;
 mod egress;
 mod finding;
 mod herd;
+mod homes;
 mod hostile;
 mod http_proxy;
 mod https;

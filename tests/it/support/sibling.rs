@@ -88,3 +88,9 @@ pub(crate) async fn opens(call: &mut Call) {
     let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
     call.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
 }
+
+/// Says that the node is at the pod whose process has that number.
+pub(crate) async fn refers(call: &Call, question: u64, pod: u128) {
+    let found = Found { at: Some(Instance::from_bits(pod)), ..Found::away(question) };
+    call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
+}
