@@ -42,6 +42,7 @@ mod resume;
 mod roll;
 mod sessions;
 mod siblings;
+mod silent;
 mod slow;
 mod smuggling;
 mod status;

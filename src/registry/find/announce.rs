@@ -154,7 +154,7 @@ mod tests {
         let [first, second, asker] = [7, 8, 9].map(|id| link(id, Dialect::NEWEST));
         let older = link(10, Dialect::Extended(2));
         for link in [&first, &second, &asker, &older] {
-            siblings.joined(link);
+            siblings.joined(link, false);
         }
         settled().await;
         let names = (0..).map(|n| format!("node{n}").parse::<NodeName>().unwrap());
@@ -189,8 +189,8 @@ mod tests {
             LinkSender::new(LinkId(id), peer, Some(Instance::from_bits(id.into())), Dialect::NEWEST)
         };
         let (asker, other) = (link(9, Peer::Pod), link(8, Peer::Pod));
-        siblings.joined(&asker);
-        siblings.joined(&other);
+        siblings.joined(&asker, false);
+        siblings.joined(&other, false);
         settled().await;
         finder.answer(&asker, node, 5);
         assert_eq!(told(&asker), [Found::away(5)], "it was never anywhere");

@@ -366,7 +366,9 @@ mod tests {
     async fn converged() -> (SearchContext, Vec<Arc<LinkSender>>) {
         let (siblings, _addresses, _made) = siblings(&[]);
         let pods: Vec<_> = (10..20).map(|id| link(id, id)).collect();
-        pods.iter().for_each(|pod| siblings.joined(pod));
+        for pod in &pods {
+            siblings.joined(pod, false);
+        }
         tokio::time::sleep(Duration::from_secs(32)).await;
         (means(&siblings), pods)
     }
@@ -426,7 +428,9 @@ mod tests {
         let links = [link(1, 7), link(2, 7), link(3, 8)];
         let means = means(&siblings);
         means.known.learn(&"node1".parse().unwrap(), siblings.behind(&links[0]), None, false);
-        links.iter().for_each(|link| siblings.joined(link));
+        for link in &links {
+            siblings.joined(link, false);
+        }
         let (found, asked) = search_with(&means, &links, |_, away| Some(away)).await;
         assert_eq!((asked.len(), found.unwrap_err().asked), (3, 2), "{asked:?}");
     }

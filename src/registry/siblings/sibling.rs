@@ -1,5 +1,6 @@
 //! One other pod, by its address: a link to it that is made when it is needed, and dropped when it is not.
 
+mod up;
 mod wait;
 
 use std::net::SocketAddr;
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::news::Announcements;
@@ -16,7 +17,7 @@ use super::reach::{DialContext, Unreachable};
 use super::rendezvous::Member;
 use super::state::{KnownProcess, State};
 use crate::names::NodeName;
-use crate::protocol::{Found, LinkSender};
+use crate::protocol::{Found, LinkSender, SecondLink};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
@@ -150,6 +151,7 @@ impl Sibling {
     async fn keep_linked(&self, means: &DialContext) {
         let drain = means.drain.clone();
         let mut failures = 0;
+        let mut second = SecondLink::new(means.registry.metrics.clone());
         loop {
             tokio::select! {
                 biased;
@@ -162,10 +164,10 @@ impl Sibling {
                 () = sleep(UNASKED_AGAIN), if failures > 0 => {}
             }
             self.state.send_replace(State::Dialling(Instant::now()));
-            let pause = match means.dialer.dial(self.at).await {
+            let pause = match means.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
-                    self.serve(link, means).await;
+                    self.serve(link, &mut second, means).await;
                     Duration::ZERO
                 }
                 Err(why @ Unreachable::Itself(_)) => {
@@ -189,46 +191,6 @@ impl Sibling {
             if !self.listed.load(Relaxed) {
                 break;
             }
-        }
-    }
-
-    /// A link is up: kept until it ends, or has had nothing to do for a minute.
-    async fn serve(&self, sender: Arc<LinkSender>, means: &DialContext) {
-        let pod = sender.instance.map(tracing::field::debug);
-        tracing::info!(link = %sender.id, at = %self.at, pod, "linked to another pod");
-        self.state.send_replace(State::Up(sender.clone()));
-        self.note(None, means);
-        self.is_process(Some(&sender), means);
-        means.registry.told_of_a_pod();
-        self.news.greet(&means.registry);
-        self.news.send(&sender, &means.registry, means.own).await;
-        // Requests that came during the dial have their link now.
-        let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
-        self.touch();
-        while !sender.is_closed() {
-            tokio::select! {
-                () = sender.closed() => {}
-                () = self.news.come() => {
-                    self.touch();
-                    self.news.send(&sender, &means.registry, means.own).await;
-                }
-                () = sleep(IDLE / 4) => {
-                    if sender.sessions() > 0 {
-                        self.touch();
-                    } else if self.unused() >= IDLE {
-                        tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
-                        sender.close();
-                        self.state.send_replace(State::Away);
-                        return;
-                    }
-                }
-            }
-        }
-        self.state.send_replace(State::Away);
-        self.is_process(None, means);
-        if self.listed.load(Relaxed) {
-            // Whether it lives is known by the next link.
-            self.want();
         }
     }
 

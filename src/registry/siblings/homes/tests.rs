@@ -24,7 +24,9 @@ fn link(id: u64, pod: u64, dialect: Dialect) -> Arc<LinkSender> {
 /// Pods that have made links, `first` being the number of the first.
 fn linked_pods(siblings: &Siblings, first: u64, count: u64) -> Vec<Arc<LinkSender>> {
     let pods: Vec<_> = (first..first + count).map(|id| link(id, id, Dialect::NEWEST)).collect();
-    pods.iter().for_each(|pod| siblings.joined(pod));
+    for pod in &pods {
+        siblings.joined(pod, false);
+    }
     pods
 }
 
@@ -63,7 +65,7 @@ async fn a_node_is_announced_to_its_homes_and_to_a_pod_that_comes_only_those_tha
     let (siblings, _addresses, _made) = siblings(&[]);
     let pods = linked_pods(&siblings, 10, 10);
     let older = link(30, 30, Dialect::Extended(2));
-    siblings.joined(&older);
+    siblings.joined(&older, false);
     settled().await;
     link_nodes(&siblings, 200);
     settled().await;
@@ -71,7 +73,7 @@ async fn a_node_is_announced_to_its_homes_and_to_a_pod_that_comes_only_those_tha
     assert_eq!(number_announced(&pods) + own, 3 * 200);
     assert_eq!(announced(&older).len(), 200, "it knows of no homes");
     let new = link(40, 40, Dialect::NEWEST);
-    siblings.joined(&new);
+    siblings.joined(&new, false);
     settled().await;
     let its = announced(&new);
     assert!((20..120).contains(&its.len()), "{its:?}");
@@ -91,7 +93,7 @@ async fn homes_have_converged_once_the_pods_have_been_the_same_for_long_and_none
     sleep(CONVERGED + Duration::from_secs(1)).await;
     assert!(siblings.has_converged());
     let older = link(7, 7, Dialect::Extended(2));
-    siblings.joined(&older);
+    siblings.joined(&older, false);
     settled().await;
     assert!(!siblings.has_converged(), "it announces to nobody what is linked to it once it is a home");
     siblings.left(&older);
@@ -150,7 +152,7 @@ async fn this_pod_is_no_home_while_it_stops() {
 struct OnePod(AtomicUsize);
 
 impl PodDialer for OnePod {
-    fn dial(&self, at: SocketAddr) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+    fn dial(&self, at: SocketAddr, _beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
         let number = self.0.fetch_add(1, Relaxed) as u64;
         let refused = Unreachable::NoLink { at, cause: "refused".to_owned() };
         ready(if at.port() == 2 { Ok(link(500 + number, 2, Dialect::NEWEST)) } else { Err(refused) }).boxed()
@@ -191,7 +193,7 @@ async fn pods_that_link_and_vanish_without_end_cost_their_own_announcements_and_
     let mut said = 0;
     for round in 0..50 {
         let new = link(100 + round, 100 + round, Dialect::NEWEST);
-        siblings.joined(&new);
+        siblings.joined(&new, false);
         settled().await;
         said += number_announced(std::slice::from_ref(&new));
         siblings.left(&new);
@@ -204,7 +206,7 @@ async fn pods_that_link_and_vanish_without_end_cost_their_own_announcements_and_
     // Faster than that, not all of them are looked at, and none stays.
     for round in 0..1000 {
         let new = link(1000 + round, 1000 + round, Dialect::NEWEST);
-        siblings.joined(&new);
+        siblings.joined(&new, false);
         sleep(Duration::from_millis(10)).await;
         siblings.left(&new);
         new.close();
