@@ -1,11 +1,13 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
 pub mod backoff;
+pub mod changes;
 pub mod counted;
 mod diag;
 pub mod dial;
 pub mod door;
 pub mod entrance;
+pub mod failures;
 pub mod files;
 pub mod hooked;
 pub mod listen;

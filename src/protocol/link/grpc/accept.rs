@@ -14,19 +14,29 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::drain::Drain;
 use crate::net::door::Slot;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
+use crate::protocol::link::grpc::crew::Crew;
+use crate::protocol::link::grpc::enrol::{self, Petition};
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, ends, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, ends, puller,
 };
 use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link};
 use crate::protocol::wire::hello::{Caller, Hello, HelloError, program};
 use crate::protocol::wire::peer::Peer;
+
+/// What arrives at the port of the links.
+#[derive(Debug)]
+pub enum Arrival {
+    /// From who wants to be linked.
+    Call(Box<Call>),
+    /// From who is no node yet.
+    Petition(Petition),
+}
 
 /// A call that asks to become a link. Dropping it refuses it.
 #[derive(Debug)]
@@ -75,11 +85,11 @@ pub enum Dismissal {
     Itself,
 }
 
-/// Serves one encrypted connection until it ends: its calls go to `calls`.
+/// Serves one encrypted connection until it ends: what arrives goes to `arrivals`.
 pub fn serve<IO>(
     io: IO,
     from: SocketAddr,
-    calls: mpsc::Sender<Call>,
+    arrivals: mpsc::Sender<Arrival>,
     ground: LinkContext,
     waiting: Unaccepted,
 ) -> impl Future<Output = ()> + Send
@@ -87,12 +97,12 @@ where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let ahead = ReadAhead::default();
+    let (ahead, crew) = (ReadAhead::default(), Crew::default());
     let service = {
         let handler = CallHandler {
             from,
             certified: waiting.certified,
-            calls,
+            arrivals,
             ground: ground.clone(),
             ahead: ahead.clone(),
             tcp_info: io.tcp().and_then(TcpInfoReader::of),
@@ -108,8 +118,8 @@ where
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
     let io = TokioIo::new(Bounded { io, hook: ahead });
-    let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(io, service));
-    async move {
+    let mut serving = Box::pin(http(crew.clone()).serve_connection(io, service));
+    crew.run(Box::pin(async move {
         let lost = waiting.slots.1.lost();
         let let_in = async {
             let why = tokio::select! {
@@ -134,12 +144,12 @@ where
         if let Some(Err(e)) = ended {
             tracing::debug!(%from, error = %e, "link connection ended");
         }
-    }
+    }))
 }
 
-/// HTTP/2 as a pod serves it; its tasks run in `drain`.
-fn http(drain: Drain) -> http2::Builder<Spawn> {
-    let mut http = http2::Builder::new(Spawn(drain));
+/// HTTP/2 as a pod serves it; its futures run on `crew`.
+fn http(crew: Crew) -> http2::Builder<Crew> {
+    let mut http = http2::Builder::new(crew);
     http.timer(TokioTimer::new())
         .initial_stream_window_size(POD_WINDOW)
         .initial_connection_window_size(POD_WINDOW)
@@ -202,7 +212,7 @@ impl From<Dismissal> for Status {
 struct CallHandler {
     from: SocketAddr,
     certified: bool,
-    calls: mpsc::Sender<Call>,
+    arrivals: mpsc::Sender<Arrival>,
     ground: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
@@ -213,6 +223,11 @@ struct CallHandler {
 
 impl CallHandler {
     async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
+        if enrol::is_petition(&request) {
+            let arrivals = self.arrivals;
+            let hand_on = move |petition| arrivals.try_send(Arrival::Petition(petition)).is_ok();
+            return enrol::answer(request, self.from, hand_on).await;
+        }
         if request.uri().path() != PATH {
             let status = Status::unimplemented("this port serves only tunnel links");
             return self.refuse(status, "unknown_method");
@@ -238,7 +253,7 @@ impl CallHandler {
             accepted: self.accepted.clone(),
             ground: self.ground.clone(),
         };
-        if self.calls.try_send(call).is_err() {
+        if self.arrivals.try_send(Arrival::Call(Box::new(call))).is_err() {
             return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
         }
         match answered.await {
