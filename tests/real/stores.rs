@@ -17,7 +17,7 @@ use tunnel::names::NodeName;
 use tunnel::net::resolver::Resolver;
 use tunnel::policy::Zone;
 use tunnel::protocol::{Dialect, LinkId, LinkSender, Peer};
-use tunnel::registry::{Etcd, EtcdParams, Linked, Publisher, Registry, Store, Vet};
+use tunnel::registry::{Etcd, EtcdAccess, EtcdParams, Linked, Publisher, Registry, Store, Vet};
 use tunnel::telemetry::Metrics;
 
 use crate::parts::{asked, free_port, kept};
@@ -36,14 +36,9 @@ impl Pod {
         let metrics = Metrics::cloud("", "");
         let registry = Registry::new(metrics.clone());
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
-        let params = EtcdParams {
-            members: vec![(false, etcd.to_string().parse().unwrap())],
-            prefix: "/skydns".into(),
-            ca: None,
-            identity: None,
-            login: None,
-            address: [10, 0, 0, number].into(),
-        };
+        let members = vec![(false, etcd.to_string().parse().unwrap())];
+        let access = EtcdAccess { members, ca: None, identity: None, login: None };
+        let params = EtcdParams { access, prefix: "/skydns".into(), address: [10, 0, 0, number].into() };
         let publisher = Publisher {
             registry: registry.clone(),
             store: Store::Etcd(Box::new(Etcd::new(params, resolver.clone()))),
