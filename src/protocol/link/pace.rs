@@ -125,6 +125,11 @@ impl Pace {
         number
     }
 
+    /// When the oldest ping that has no answer was sent.
+    pub(crate) fn unanswered(&self) -> Option<Instant> {
+        self.pings.front().map(|ping| ping.at)
+    }
+
     /// The answer to ping `number`: all that was pulled before it has arrived. Numbers never sent are ignored.
     pub(crate) fn pong(&mut self, number: u64, now: Instant) {
         let mut answered = None;

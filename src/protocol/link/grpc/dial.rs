@@ -68,31 +68,35 @@ impl DialError {
     }
 }
 
-/// Makes an encrypted connection a link: the edge's side of the call.
+/// Makes an encrypted connection a link: the edge's side of the call, with the metadata that [`Hello`] makes.
 pub async fn dial<IO>(
     io: IO,
     authority: &str,
     node: &NodeName,
-    token: &str,
+    said: HeaderMap,
     ground: &LinkContext,
 ) -> Result<Link, DialError>
 where
     IO: Connection + 'static,
 {
-    let said = Hello::edge_request(node, token, ground.table.instance());
     let answered = call(io, authority, said, node, EDGE_WINDOW, ground).await?;
     answered.refusal()?;
     Ok(answered.link(Peer::Cloud(node.clone()), ground))
 }
 
-/// Makes an encrypted connection to another pod a link. The connection has shown our certificate.
-pub async fn dial_pod<IO>(io: IO, authority: &str, ground: &LinkContext) -> Result<Link, DialError>
+/// Makes an encrypted connection to another pod a link, `beside` an older one. The connection has shown our certificate.
+pub async fn dial_pod<IO>(
+    io: IO,
+    authority: &str,
+    beside: bool,
+    ground: &LinkContext,
+) -> Result<Link, DialError>
 where
     IO: Connection + 'static,
 {
     let own = ground.table.instance();
-    let answered =
-        call(io, authority, Caller::pod_request(own), &NodeName::none(), POD_WINDOW, ground).await?;
+    let said = if beside { Caller::pod_beside_request(own) } else { Caller::pod_request(own) };
+    let answered = call(io, authority, said, &NodeName::none(), POD_WINDOW, ground).await?;
     match (answered.instance, answered.refusal()) {
         (Some(instance), _) if instance == own => Err(DialError::Itself),
         (Some(_), refusal) => refusal.map(|()| answered.link(Peer::Pod, ground)),

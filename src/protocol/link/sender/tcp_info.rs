@@ -1,6 +1,7 @@
 //! What the kernel knows of a link's line, for the pace.
 
 use std::sync::MutexGuard;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -16,6 +17,12 @@ impl LinkSender {
             self.is_as_far(info.round_trip);
         }
         self.lock().tcp_info = reader;
+    }
+
+    /// The round trip to the next machine that ends the connection, as the kernel knows it; none if it does not tell.
+    pub fn line_round_trip(&self) -> Option<Duration> {
+        let reader = self.lock().tcp_info.clone();
+        reader?.read().map(|info| info.round_trip)
     }
 
     /// Locks what waits. First the kernel is asked, if someone waits for a turn and what is known is old; no lock is held
