@@ -360,7 +360,7 @@ mod tests {
         let text = all_shown().encode(Form::Plain);
         let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
         let shown: std::collections::BTreeSet<_> = shown.collect();
-        let page = include_str!("../../docs/operating.md");
+        let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/", "docs/operating.md"));
         let table = page.split("### Metrics").nth(1).unwrap().split("\n## ").next().unwrap();
         let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
         let told = cells.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
