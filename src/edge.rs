@@ -89,7 +89,9 @@ impl Edge {
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         let span = info_span!("link", node = %keeper.dialer.node);
-        edge.links.spawn(span, Arc::new(keeper).keep());
+        let keeper = Arc::new(keeper);
+        edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
+        edge.links.spawn(span, keeper.keep());
         let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
         edge.admin(level, level_from_anywhere).spawn(listeners, &edge.admin);
         if let Some(log) = edge.bound.log {

@@ -36,6 +36,8 @@ pub struct Metrics {
     pub name_conflicts: Counter,
     /// How often an edge began to dial its cloud again.
     pub reconnects: Counter,
+    /// Second links beside one that had fallen silent: `dialled`, and of these `won`, `lost` or `failed`.
+    pub second_links: Causes,
     /// Edges that were asked to link to a pod that has fewer.
     pub moved: Counter,
     /// Seconds from a ping to its answer, on every link.
@@ -139,6 +141,7 @@ impl Metrics {
             calls_refused: Causes::default(),
             name_conflicts: Counter::default(),
             reconnects: Counter::default(),
+            second_links: Causes::default(),
             moved: Counter::default(),
             round_trip: Timing::new(&ROUND_TRIP_SECONDS),
             stalls: Counter::default(),

@@ -41,6 +41,7 @@ mod resume;
 mod roll;
 mod sessions;
 mod siblings;
+mod silent;
 mod slow;
 mod smuggling;
 mod status;

@@ -268,6 +268,7 @@ const JOINED: usize = 16 * 1024;
 mod tests {
     use super::*;
     use crate::protocol::budget::Budget;
+    use crate::protocol::link::pace::LARGEST_FRAME;
     use proptest::prelude::*;
 
     fn half() -> SendHalf {
@@ -363,11 +364,11 @@ mod tests {
         half.acknowledge(0, u64::MAX).unwrap();
         half.write(vec![0; 128 * 1024].into());
         assert!(!half.has_room());
-        while half.take(65_400).is_some() {}
+        while half.take(LARGEST_FRAME).is_some() {}
         assert!(half.has_room());
         while half.has_room() {
             half.write(vec![0; 64 * 1024].into());
-            while half.take(65_400).is_some() {}
+            while half.take(LARGEST_FRAME).is_some() {}
         }
         assert!(half.written() >= 4 << 20 && half.written() < 5 << 20);
     }
@@ -380,7 +381,7 @@ mod tests {
             half.write(Bytes::from_static(b"x"));
         }
         assert!(half.cost.held() < 12_000, "{}", half.cost.held());
-        assert_eq!(half.take(65_400).unwrap().len(), 10_000);
+        assert_eq!(half.take(LARGEST_FRAME).unwrap().len(), 10_000);
     }
 
     /// The peer acknowledges only every 64 KiB: a typist beside sessions that hold the whole budget must still go on.
@@ -392,12 +393,12 @@ mod tests {
         for _ in 0..64 * 1024 / 64 {
             assert!(half.has_room());
             half.write(vec![0; 64].into());
-            half.take(65_400);
+            half.take(LARGEST_FRAME);
         }
         assert!(budget.is_spent() && half.has_room());
         while half.has_room() {
             half.write(vec![0; 1000].into());
-            half.take(65_400);
+            half.take(LARGEST_FRAME);
         }
         assert!(half.written() <= 129 * 1024);
     }
