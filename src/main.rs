@@ -8,7 +8,7 @@ use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
 use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
-use tunnel::config::Fault;
+use tunnel::config::{Environment, Fault};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::files;
@@ -26,8 +26,14 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Connect(asked)) => {
+            told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
+        }
         Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
         Some(Command::Init(asked)) => told(command::init(&asked)),
+        Some(Command::Invite(asked)) => told(in_runtime(command::invite(asked))),
+        Some(Command::Join(asked)) => told(in_runtime(command::join(&asked, &Environment::read(variable)))),
+        Some(Command::Revoke(asked)) => told(in_runtime(command::revoke(asked))),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
         Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),
@@ -185,7 +191,18 @@ fn in_runtime<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Fa
         text: format!("the system gives no threads: {cause}"),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    runtime.block_on(work)
+    let done = runtime.block_on(work);
+    // A read of stdin may be under way, which nothing ends.
+    runtime.shutdown_background();
+    done
+}
+
+/// Waits for the signals that end a command which goes on until then.
+async fn interrupted() {
+    match Signals::new() {
+        Ok(mut signals) => signals.next().await,
+        Err(_) => std::future::pending().await,
+    }
 }
 
 fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {

@@ -14,7 +14,14 @@ fn cloud(nodes: &[&str]) -> Admin {
         let sender = LinkSender::new(LinkId(number), peer, None, Dialect::Plain);
         registry.insert(Linked { sender, instance: None, from: ([10, 0, 0, 1], 5).into() }, false);
     }
-    admin(Program::Cloud(PodView { registry, table: table(), siblings: None, publishes: Some("hosts") }))
+    admin(Program::Cloud(PodView {
+        registry,
+        table: table(),
+        siblings: None,
+        publishes: Some("hosts"),
+        enrolment: None,
+        port: 9000,
+    }))
 }
 
 fn edge(linked: bool) -> Admin {
@@ -116,7 +123,10 @@ async fn metrics_are_on_both_ports_and_the_rest_on_one() {
     let admin = cloud(&[]);
     for port in [Port::Log, Port::Metrics] {
         let (status, body) = ask(&admin, port, "GET /metrics").await;
-        assert!(status == 200 && body.contains("tunnel_cloud_nodes{") && body.ends_with("# EOF\n"), "{body}");
+        assert!(
+            status == 200 && body.contains("# TYPE tunnel_cloud_nodes gauge\n") && !body.contains("EOF"),
+            "{body}"
+        );
     }
     for path in ["/cloud/healthz", "/debug/flags/v", "/status", "/"] {
         assert_eq!(ask(&admin, Port::Metrics, &format!("GET {path}")).await.0, 404, "{path}");
@@ -243,7 +253,7 @@ async fn the_status_of_an_edge_says_why_it_is_not_linked() {
     let told: Status = serde_json::from_str(&ask(&edge(true), Port::Log, "GET /status").await.1).unwrap();
     assert_eq!(
         (told.links[0].name.as_str(), told.links[0].dialect.as_deref()),
-        ("cloud", Some("extended/2"))
+        ("cloud", Some("extended/3"))
     );
 }
 

@@ -8,6 +8,7 @@ use tracing::{debug, field, info, info_span, warn};
 
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
+use crate::cloud::enrol;
 use crate::cloud::requests;
 use crate::cloud::unshaken::Unshaken;
 use crate::names::{Instance, NodeName};
@@ -18,7 +19,7 @@ use crate::net::listen::Listener;
 use crate::net::reload::Reload;
 use crate::net::tls::{Acceptor, HANDSHAKES};
 use crate::policy::Networks;
-use crate::protocol::grpc::{Call, Dismissal};
+use crate::protocol::grpc::{Arrival, Call, Dismissal};
 use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkEnded, LinkSender, Refusal};
 use crate::registry::Linked;
 use crate::route::Room;
@@ -36,8 +37,8 @@ pub(super) fn spawn(
     if let Some(made) = made {
         links.spawn(info_span!("siblings"), drive(made, shared.clone()));
     }
-    let (calls, called) = mpsc::channel(HANDSHAKES);
-    links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
+    let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
+    links.spawn(info_span!("calls"), admit_all(arrived, shared.clone()));
     let metrics = &shared.ground.metrics;
     let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 4)));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
@@ -45,20 +46,28 @@ pub(super) fn spawn(
     let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
     let unshaken = Unshaken::default();
     links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
-    let handler = Arc::new(Callers { calls, handshakes, unshaken, shared });
+    let handler = Arc::new(Callers { arrivals, handshakes, unshaken, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
 /// Accepts or refuses calls, each in a task of its own, as pinging an older link takes a while.
-async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: PodContext) {
+async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
-        let call = tokio::select! {
+        let arrival = tokio::select! {
             biased;
             () = links.draining() => return,
-            call = calls.recv() => call,
+            arrival = arrivals.recv() => arrival,
         };
-        let Some(call) = call else { return };
+        let call = match arrival {
+            None => return,
+            Some(Arrival::Call(call)) => *call,
+            Some(Arrival::Petition(petition)) => {
+                let span = info_span!("petition", from = %petition.from);
+                links.spawn(span, enrol::judge(petition, shared.clone()));
+                continue;
+            }
+        };
         let (span, shared) = match &call.caller {
             Caller::Edge(hello) => {
                 (info_span!("link", node = %hello.node, from = %call.from), shared.clone())
@@ -78,7 +87,7 @@ async fn admit(call: Call, shared: PodContext) {
 
 async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let refused = &shared.ground.metrics.calls_refused;
-    if let Err(why) = shared.proven.check(&hello) {
+    if let Err(why) = shared.proven.judge(&hello).await {
         refused.count("token");
         if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
             warn!("refused: {why}");
@@ -108,7 +117,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
         move_from(&silent, &shared);
     }
     shared.finder.gained(&hello.node);
-    make_way(sender.clone(), hello.node, None, &shared);
+    make_way(shared.ground.table.instance(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
@@ -168,8 +177,8 @@ async fn run(mut link: Link, shared: &PodContext) -> LinkEnded {
             Ok(Event::RelayRequest(request)) => requests::answer(request, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
-                if shared.finder.on_found(&link.sender, &node, found) {
-                    make_way(link.sender.clone(), node, Some(found), shared);
+                if let Some(at) = shared.finder.on_found(&link.sender, &node, found) {
+                    make_way(at, node, Some(found), shared);
                 }
             }
             Ok(Event::Conflict(node, conflict)) => shared.finder.gives_way(&node, conflict),
@@ -208,9 +217,9 @@ fn move_from(silent: &Arc<LinkSender>, shared: &PodContext) {
     }
 }
 
-/// After a node has linked anew, here or at another pod that has `found` it: pings its older links, and drops those
-/// that do not answer.
-fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &PodContext) {
+/// After a node has linked anew at the pod `at`, here or as was `found` elsewhere: pings its older links, and drops
+/// those that do not answer.
+fn make_way(at: Instance, node: NodeName, found: Option<Found>, shared: &PodContext) {
     if shared.siblings.is_none() {
         return;
     }
@@ -220,11 +229,11 @@ fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &
     shared.ground.drain.clone().spawn(span, async move {
         let contest = async {
             if let Some(found) = found {
-                shared.finder.contest(&to, &node, found).await;
+                shared.finder.contest(at, &node, found).await;
             }
         };
         let table = &shared.ground.table;
-        let (parked, ()) = tokio::join!(shared.finder.make_way(&to, &node, table), contest);
+        let (parked, ()) = tokio::join!(shared.finder.make_way(at, &node, table), contest);
         for parked in parked {
             shared.route.mend(parked, &shared.ground.drain);
         }

@@ -41,6 +41,7 @@ mod refusals;
 mod silent;
 mod ssh;
 mod sshd;
+mod stores;
 mod traces;
 mod tunnel;
 mod web;
