@@ -2,6 +2,7 @@
 
 mod args;
 mod demo;
+mod doctor;
 mod folder;
 mod init;
 mod manual;
@@ -11,6 +12,7 @@ mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use demo::{Module, run as demo};
+pub use doctor::{Doctor, Findings, run as doctor};
 pub use init::{Init, run as init};
 pub use manual::{completions, man};
 pub use settings::Settings;

@@ -21,6 +21,7 @@ use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 pub use fault::Fault;
+pub use leaf::{About, Oddity, Summary, summary};
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
 use shown::Shown;

@@ -16,6 +16,7 @@ mod balance;
 mod config;
 mod conflict;
 mod connect;
+mod doctor;
 mod doors;
 mod drain;
 mod edge_proxy;
