@@ -56,4 +56,4 @@ if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
 fi
 END
 chmod 755 "$tree/DEBIAN/postinst" "$tree/DEBIAN/prerm"
-dpkg-deb --root-owner-group --build "$tree" "$to/tunnel_${version}_$arch.deb"
+dpkg-deb -Zgzip --root-owner-group --build "$tree" "$to/tunnel_${version}_$arch.deb"
