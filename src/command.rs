@@ -1,6 +1,7 @@
 //! Commands for people.
 
 mod args;
+mod connect;
 mod demo;
 mod doctor;
 mod folder;
@@ -11,6 +12,7 @@ mod socket;
 mod status;
 
 pub use args::{Args, Command, Form, Mode, is_wrong};
+pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
 pub use doctor::{Doctor, Findings, run as doctor};
 pub use init::{Init, run as init};

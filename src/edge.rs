@@ -7,8 +7,8 @@ mod proxy;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -90,7 +90,9 @@ impl Edge {
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         let span = info_span!("link", node = %keeper.dialer.node);
-        edge.links.spawn(span, Arc::new(keeper).keep());
+        let keeper = Arc::new(keeper);
+        edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
+        edge.links.spawn(span, keeper.keep());
         let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
         edge.admin(level, level_from_anywhere).spawn(listeners, &edge.admin);
         if let Some(log) = edge.bound.log {
@@ -191,6 +193,7 @@ impl Edge {
             uplinks: self.uplinks.clone(),
             route: self.route.clone(),
             freed: Notify::new(),
+            started: Once::new(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Sockets and byte streams: the trait they share, and the parts that listen, dial, encrypt and copy.
 
 pub mod backoff;
+pub mod changes;
 pub mod counted;
 mod diag;
 pub mod dial;

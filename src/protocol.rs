@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use crate::protocol::link::grpc;
 pub use crate::protocol::link::sender::{Ends, LinkSender, Traffic};
 pub use crate::protocol::link::source::LinkId;
-pub use crate::protocol::link::{Link, LinkEnded};
+pub use crate::protocol::link::{Link, LinkEnded, SecondLink};
 pub use crate::protocol::session::recv::Windows;
 pub use crate::protocol::session::{Account, Answer, Offer, Opening, Parked, Session};
 pub use crate::protocol::table::overview::SessionView;

@@ -201,9 +201,10 @@ impl Registry {
     }
 
     /// Makes a link its node's current one. The one before is closed, unless the new one is to stand `beside` it and
-    /// belongs to the same process; at most two stand side by side, so a third one closes the oldest.
-    pub fn insert(&self, linked: Linked, beside: bool) {
-        let Some(node) = linked.sender.peer.node().cloned() else { return };
+    /// belongs to the same process: then the older one is returned, which has fallen silent for its edge, so that sessions
+    /// had better go on over the new one. At most two stand side by side, so a third one closes the oldest.
+    pub fn insert(&self, linked: Linked, beside: bool) -> Option<Arc<LinkSender>> {
+        let node = linked.sender.peer.node().cloned()?;
         let mut nodes = self.lock();
         nodes.gone.remove(&node);
         let instance = linked.instance;
@@ -212,6 +213,7 @@ impl Registry {
         let (kept, before): (Vec<_>, Vec<_>) = before.into_iter().partition(|before| {
             beside && before.instance.is_some() && before.instance == instance && !before.sender.is_closed()
         });
+        let silent = kept.first().map(|kept| kept.sender.clone());
         nodes.older.extend(kept.into_iter().map(|kept| (node.clone(), kept)));
         self.count(&nodes);
         // The lock goes first: closing a link takes the link's own lock, and two are never held at once. Until the old
@@ -223,6 +225,7 @@ impl Registry {
         }
         self.awaited.wake(&node);
         self.changed.send_replace(());
+        silent
     }
 
     /// Removes a link that has ended. An older link that stood beside it becomes the node's current one again. Nothing

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -12,7 +12,7 @@ use tracing::info;
 
 use super::{Admin, Asker, Port, Program};
 use crate::names::NodeName;
-use crate::telemetry::{Metrics, log_trouble};
+use crate::telemetry::{Form, log_trouble};
 
 impl Admin {
     /// Answers one request.
@@ -29,7 +29,11 @@ impl Admin {
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
             ("/metrics" | "/livez" | "/readyz" | "/status", _) if !read => only("GET, HEAD", READ_ONLY),
-            ("/metrics", _) => text(StatusCode::OK, self.metrics.encode(), Metrics::CONTENT_TYPE),
+            ("/metrics", _) => {
+                let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
+                let form = Form::wanted(accept.unwrap_or_default());
+                text(StatusCode::OK, self.metrics.encode(form), form.content_type())
+            }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
             ("/readyz", _) => match self.readiness.check() {
                 Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),

@@ -72,7 +72,7 @@ async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: PodContext) {
 async fn admit(call: Call, shared: PodContext) {
     match call.caller.clone() {
         Caller::Edge(hello) => admit_edge(call, hello, shared).await,
-        Caller::Pod { instance, .. } => admit_pod(call, instance, shared).await,
+        Caller::Pod { instance, beside, .. } => admit_pod(call, instance, beside, shared).await,
     }
 }
 
@@ -104,7 +104,9 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     info!(link = %sender.id, edge = hello.instance.map(field::debug), dialect = %hello.dialect, "node is linked");
     shared.proven.begin(&sender, &hello);
     let linked = Linked { sender: sender.clone(), instance: hello.instance, from };
-    shared.registry.insert(linked, hello.beside);
+    if let Some(silent) = shared.registry.insert(linked, hello.beside) {
+        move_from(&silent, &shared);
+    }
     shared.finder.gained(&hello.node);
     make_way(sender.clone(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
@@ -115,7 +117,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     shared.proven.end(&sender);
 }
 
-async fn admit_pod(call: Call, instance: Instance, shared: PodContext) {
+async fn admit_pod(call: Call, instance: Instance, beside: bool, shared: PodContext) {
     if instance == shared.ground.table.instance() {
         return call.refuse(Dismissal::Itself);
     }
@@ -123,7 +125,9 @@ async fn admit_pod(call: Call, instance: Instance, shared: PodContext) {
     let sender = link.sender.clone();
     info!(link = %sender.id, pod = ?instance, "another pod has linked");
     if let Some(siblings) = &shared.siblings {
-        siblings.joined(&sender);
+        for silent in siblings.joined(&sender, beside) {
+            move_from(&silent, &shared);
+        }
     }
     run(link, &shared).await;
     if let Some(siblings) = &shared.siblings {
@@ -190,6 +194,18 @@ async fn run(mut link: Link, shared: &PodContext) -> LinkEnded {
         shared.route.mend(parked, &shared.ground.drain);
     }
     why
+}
+
+/// Has the sessions of a link that has fallen silent for the process that dialled it go on over its new one. The link
+/// itself stays: if it answers that process first after all, the new one ends, and they come back.
+fn move_from(silent: &Arc<LinkSender>, shared: &PodContext) {
+    let table = &shared.ground.table;
+    table.release(silent, |_| true);
+    let parked = table.leave(silent, |_, _| true);
+    info!(link = %silent.id, sessions = parked.len(), "the far end has linked beside this link, which is silent for it");
+    for parked in parked {
+        shared.route.mend(parked, &shared.ground.drain);
+    }
 }
 
 /// After a node has linked anew, here or at another pod that has `found` it: pings its older links, and drops those

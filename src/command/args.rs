@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use super::{Doctor, Init, Module};
+use super::{Connect, Doctor, Init, Module};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
 #[derive(Debug, Parser)]
@@ -68,6 +68,8 @@ pub enum Command {
     /// Look at all that a pod or an edge of this machine needs, from its config to its cloud, and say what is wrong: for each
     /// check what was found, what was wanted, and what to do. Ends with 1 if a check failed.
     Doctor(Doctor),
+    /// Connect stdin and stdout with a port of a node, through a pod: as ssh's ProxyCommand, or for a local port.
+    Connect(Connect),
     /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.
     Status {
         /// The socket (its config's `listen` in [mode.cloud.admin] or [mode.edge.admin]). [default: /run/tunnel/cloud.sock, or
@@ -155,5 +157,5 @@ fn spelled_our_way(arg: OsString) -> OsString {
 /// As docs/operating.md has them.
 const EXIT_CODES: &str = "\
 Exit codes: 0 stopped, or all is well; 1 the demo, or a check of the doctor, has failed; 64 the command line is wrong; 69 a port cannot be had, or \
-nobody answers; 71 the system lacks something; 73 a file cannot be written; 77 this user may not have the \
-port, or may not ask; 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";
+nobody answers; 71 the system lacks something; 73 a file cannot be written; 74 a session broke off; 77 this user may not \
+have the port, or may not ask; 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";

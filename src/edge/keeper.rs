@@ -1,20 +1,23 @@
 //! Keeps the edge linked: dials the cloud, serves the link, and dials again.
 
-use std::sync::Arc;
+mod network;
+mod replaced;
+
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, field, info, info_span, warn};
 
-use super::link_dialer::{AddressHint, LinkDialer, NewLink, is_name_taken};
+use super::link_dialer::{AddressHint, LinkDialer, NewLink, Older, is_name_taken};
 use super::{LINK, NAME};
 use crate::admin::Readiness;
 use crate::backend::Backend;
 use crate::drain::Drain;
 use crate::net::backoff::{Backoff, MAX_PAUSE};
 use crate::protocol::grpc::LinkContext;
-use crate::protocol::{Code, Event, Link, LinkEnded, Refusal};
+use crate::protocol::{Code, Event, Link, LinkEnded, Refusal, SecondLink};
 use crate::registry::Uplinks;
 use crate::route::Route;
 
@@ -28,8 +31,10 @@ pub(super) struct Keeper {
     pub(super) readiness: Readiness,
     pub(super) uplinks: Arc<Uplinks>,
     pub(super) route: Route,
-    /// Notified when a link that was replaced has ended.
+    /// Notified when there is a reason to dial at once: a link that was replaced has ended, or the network has changed.
     pub(super) freed: Notify,
+    /// Done once the start is over.
+    pub(super) started: Once,
 }
 
 /// Why a link is not the edge's newest any more.
@@ -40,12 +45,14 @@ enum LinkOutcome {
     Drained(AddressHint),
     /// There is one to a server that is wanted more.
     FailedBack(Box<NewLink>),
+    /// It fell silent, and a second one beside it answered first.
+    Outrun(Box<NewLink>),
 }
 
 impl Keeper {
     /// Dials the cloud, serves the link, and dials again, until the edge stops.
     pub(super) async fn keep(self: Arc<Self>) {
-        let mut backoff = Backoff::new();
+        let (mut backoff, mut second) = (Backoff::new(), SecondLink::new(self.ground.metrics.clone()));
         let mut said = String::new();
         let links = self.ground.drain.clone();
         let mut changes = [self.dialer.tokens.changes(), self.dialer.tls.changes()];
@@ -71,11 +78,13 @@ impl Keeper {
                     said.clear();
                     server = next.server;
                     let begun = Instant::now();
-                    let (outcome, carried) = self.run(next).await;
+                    let (outcome, carried) = self.run(next, &mut second).await;
                     (hint, made) = match outcome {
                         LinkOutcome::Ended => (AddressHint::default(), None),
                         LinkOutcome::Drained(hint) => (hint, None),
-                        LinkOutcome::FailedBack(made) => (AddressHint::default(), Some(*made)),
+                        LinkOutcome::FailedBack(made) | LinkOutcome::Outrun(made) => {
+                            (AddressHint::default(), Some(*made))
+                        }
                     };
                     backoff.ended(begun.elapsed(), carried);
                 }
@@ -111,15 +120,21 @@ impl Keeper {
     }
 
     /// Serves a link until it ends or is to be replaced. With whether it carried a session.
-    async fn run(self: &Arc<Self>, made: NewLink) -> (LinkOutcome, bool) {
+    async fn run(self: &Arc<Self>, made: NewLink, second: &mut SecondLink) -> (LinkOutcome, bool) {
         let NewLink { mut link, server, at } = made;
         let pod = link.sender.instance.map(field::debug);
         info!(link = %link.sender.id, cloud = self.dialer.named(server), pod, dialect = %link.sender.dialect, "linked");
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
+        self.started.call_once(give_back);
         let mut carried = false;
         let mut fail_back = Box::pin(self.fail_back(server));
+        // The same pod, if it can be reached: there sessions go on at once.
+        let hint = AddressHint { to: at, not: None };
+        let sender = link.sender.clone();
+        let mut outrun =
+            Box::pin(second.beside(&sender, || self.dialer.connect_to(server, hint, Older::Stays)));
         let why = loop {
             let outcome = tokio::select! {
                 biased;
@@ -138,11 +153,15 @@ impl Keeper {
                     info!(cloud = self.dialer.named(made.server), "the cloud answers again where it is wanted more");
                     LinkOutcome::FailedBack(Box::new(made))
                 }
+                made = &mut outrun => LinkOutcome::Outrun(Box::new(made)),
             };
             let keeper = self.clone();
             let span = info_span!("old link", pod = link.sender.instance.map(field::debug));
             carried |= link.sender.sessions() > 0;
-            self.ground.drain.spawn(span, async move { keeper.hand_over(link).await });
+            let is_outrun = matches!(outcome, LinkOutcome::Outrun(_));
+            self.ground.drain.spawn(span, async move {
+                if is_outrun { keeper.give_up(link).await } else { keeper.hand_over(link).await }
+            });
             return (outcome, carried);
         };
         // A session that only went on here was carried as well.
@@ -163,7 +182,7 @@ impl Keeper {
         loop {
             sleep(FAIL_BACK_EVERY.mul_f64(0.5 + rand::random::<f64>())).await;
             for wanted in 0..server {
-                match self.dialer.connect_to(wanted, AddressHint::default()).await {
+                match self.dialer.connect_to(wanted, AddressHint::default(), Older::Closed).await {
                     Ok(made) => return made,
                     Err(why) => {
                         debug!(cloud = self.dialer.named(wanted), error = %format_args!("{why:#}"), "still away")
@@ -179,40 +198,6 @@ impl Keeper {
             () = self.ground.drain.draining() => {}
             () = sleep(NAME_TAKEN) => {}
         }
-    }
-
-    /// Serves a link that is to be replaced: what we opened to nodes moves to the next link as soon as there is one; the
-    /// rest may stay until it is over or the pod goes.
-    async fn hand_over(&self, mut link: Link) {
-        let sender = link.sender.clone();
-        let mut moved = false;
-        let mut look = tokio::time::interval(POLL_INTERVAL);
-        let why = loop {
-            tokio::select! {
-                event = link.next() => match event {
-                    Ok(event) => {
-                        self.take(event);
-                    }
-                    Err(why) => break why,
-                },
-                () = self.uplinks.newer(sender.id), if !moved => {
-                    moved = true;
-                    // What that pod dialled itself ends with it, and no other path leads there as well as this one.
-                    let moves = |_: &_, end: Option<_>| end.is_none() || end != sender.instance;
-                    for parked in self.ground.table.leave(&sender, moves) {
-                        self.route.mend(parked, &self.ground.drain);
-                    }
-                    sender.drain(None);
-                }
-                _ = look.tick(), if moved => {
-                    if sender.sessions() == 0 {
-                        sender.close();
-                    }
-                }
-            }
-        };
-        self.ended(&link, &why);
-        self.freed.notify_one();
     }
 
     /// Does what a link asks for. Whether that is a session.
@@ -253,8 +238,15 @@ impl Keeper {
     }
 }
 
-/// How often a link that is not wanted any more is looked at: it is closed when no session runs on it.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Lets go of what only the start needed. An edge is a small machine, and does nothing most of the time.
+fn give_back() {
+    let _ = tunnel_pages::trim_heap();
+    match tunnel_pages::forget_program() {
+        Ok(bytes) => debug!(bytes, "the program's pages are forgotten until they are used again"),
+        Err(cause) => debug!(%cause, "what is mapped cannot be read, and stays"),
+    }
+}
+
 /// Between two tries at servers that are wanted more than the one that is linked to; half of it is chance.
 const FAIL_BACK_EVERY: Duration = Duration::from_secs(60);
 /// How long to wait when another machine of our name is alive.

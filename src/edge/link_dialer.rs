@@ -27,8 +27,8 @@ use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::socket::Buffered;
 use crate::net::tls::{self, TlsError};
-use crate::protocol::Link;
 use crate::protocol::grpc::{self, DialError, LinkContext};
+use crate::protocol::{Hello, Link};
 
 /// What a link to the cloud takes.
 #[derive(Debug)]
@@ -73,6 +73,15 @@ pub(super) struct AddressHint {
     pub(super) not: Option<SocketAddr>,
 }
 
+/// What becomes of an older link of this process at the same pod.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Older {
+    /// The new one closes it.
+    Closed,
+    /// It stays until this process ends one of the two.
+    Stays,
+}
+
 impl CloudServer {
     /// # Errors
     ///
@@ -102,7 +111,7 @@ impl LinkDialer {
         let mut failed: Option<anyhow::Error> = None;
         for n in 0..self.servers.len() {
             let server = (first + n) % self.servers.len();
-            let why = match self.connect_to(server, hint).await {
+            let why = match self.connect_to(server, hint, Older::Closed).await {
                 Ok(made) => return Ok(made),
                 Err(why) if self.servers.len() == 1 => why,
                 Err(why) => why.context(format!("{}", self.servers[server].at)),
@@ -119,8 +128,13 @@ impl LinkDialer {
         Err(failed.context("no server of the cloud is known")?)
     }
 
-    /// A link to that server, whatever else there is.
-    pub(super) async fn connect_to(&self, server: usize, hint: AddressHint) -> anyhow::Result<NewLink> {
+    /// A link to that server, whatever else there is. Cancel safe: a dropped call leaves no link.
+    pub(super) async fn connect_to(
+        &self,
+        server: usize,
+        hint: AddressHint,
+        older: Older,
+    ) -> anyhow::Result<NewLink> {
         let to = self.servers.get(server).context("there is no such server")?;
         let patience = if self.servers.len() > 1 { FAIL_OVER } else { CONNECT };
         let (socket, at) =
@@ -133,7 +147,12 @@ impl LinkDialer {
         let io = io.map_err(|e| anyhow::anyhow!(words::no_tls(&e, &to.at, &to.name.to_str())))?;
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
-        let dialled = grpc::dial(io, &to.authority, &self.node, token, &self.ground).await;
+        let (node, own) = (&self.node, self.ground.table.instance());
+        let said = match older {
+            Older::Closed => Hello::edge_request(node, token, own),
+            Older::Stays => Hello::beside_request(node, token, own),
+        };
+        let dialled = grpc::dial(io, &to.authority, node, said, &self.ground).await;
         if dialled.as_ref().is_err_and(DialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);
         }

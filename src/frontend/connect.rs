@@ -12,7 +12,7 @@ use http::request::Parts;
 use tracing::{Span, field, info_span, warn};
 
 use super::serve::{FrontEnd, Granted, Handshake, Visit};
-use super::{Denial, NO_SSH, SSH};
+use super::{Denial, NO_SSH, SSH, trace};
 use crate::net::socket::Connection;
 use crate::protocol::Category;
 
@@ -77,7 +77,7 @@ pub(super) async fn serve<C: Connection>(socket: C, visit: &mut Visit<'_>) -> Ha
 }
 
 async fn open(head: Parts, visit: &mut Visit<'_>) -> Result<Granted, Response<Bytes>> {
-    let trace = request::trace(&head.headers);
+    let trace = trace::of(&head.headers);
     let opened = visit.open(request::parse(head), trace).await;
     opened.map_err(|denied| denied.denial.answer(denied.trusted, &denied.trace))
 }

@@ -4,8 +4,7 @@ use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
 use http::request::Parts;
 
-use super::serve::new_trace;
-use super::{Denial, Denied, Granted, OpenRequest, Permitted, Router, Visit};
+use super::{Denial, Denied, Granted, OpenRequest, Permitted, Router, Visit, trace};
 use crate::names::{NodeName, Target};
 
 /// Checks each request of one client, and finds its destination.
@@ -42,7 +41,7 @@ where
 
     async fn judge(&mut self, head: Result<&Parts, Denial>) -> Result<Self::Way, Denied> {
         self.let_go();
-        self.trace = new_trace();
+        self.trace = head.as_ref().map_or_else(|_| trace::new(), |head| trace::of(&head.headers));
         let request = head.and_then(&self.parse);
         let permitted = self.visit.judge(request, self.trace.clone()).await?;
         if let Some(slot) = self.visit.slot() {

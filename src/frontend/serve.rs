@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tracing::{Span, debug};
 
 use super::auth::Gate;
-use super::{ClientKey, Denial};
+use super::{ClientKey, Denial, trace};
 use crate::carry::{LocalPeer, Opened, carry};
 use crate::dialer::DirectDialer;
 use crate::drain::Drain;
@@ -207,7 +207,7 @@ where
         let metrics = &self.context.metrics;
         metrics.sessions.refused(F::NAME, denial.name());
         let mut access = Access::begin(F::NAME, from.to_string());
-        access.trace = new_trace();
+        access.trace = trace::new();
         access.status = Some(denial.status().as_u16());
         let told = self.front_end.rejection_bytes(&denial, &access.trace);
         access.refuse(denial.name(), &denial.to_string(), from.ip(), &metrics.refusals);
@@ -248,11 +248,6 @@ where
             linger(&mut Socket::new(socket, self.context.pool.clone())).await;
         }
     }
-}
-
-/// A random trace: 8 hex digits.
-pub(super) fn new_trace() -> String {
-    format!("{:08x}", rand::random::<u32>())
 }
 
 /// Completes [`HEAD_TIME`] after the start, unless `head_done` is dropped first.

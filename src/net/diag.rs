@@ -29,9 +29,24 @@ pub(super) fn unacknowledged(socket: &TcpStream) -> io::Result<u32> {
 ///
 /// The system has no such thing, or no file is left.
 pub(super) fn open() -> io::Result<Socket> {
-    let kernel = Socket::new(Domain::from(AF_NETLINK), Type::DGRAM, Some(Protocol::from(NETLINK_SOCK_DIAG)))?;
+    netlink(NETLINK_SOCK_DIAG)
+}
+
+/// A socket to the kernel for one of netlink's protocols, which never waits.
+///
+/// # Errors
+///
+/// The system has no such thing, or no file is left.
+pub(super) fn netlink(protocol: i32) -> io::Result<Socket> {
+    let kernel = Socket::new(Domain::from(AF_NETLINK), Type::DGRAM, Some(Protocol::from(protocol)))?;
     kernel.set_nonblocking(true)?;
     Ok(kernel)
+}
+
+/// `nlmsg_len` and `nlmsg_type` of the first of some messages; none behind the last, or if it is none.
+pub(super) fn head(messages: &[u8]) -> Option<(usize, u16)> {
+    let len = usize::try_from(number(messages, 0)?).ok()?;
+    (len >= HEAD).then_some((len, kind(messages)?))
 }
 
 /// Asks about the socket between two addresses, with an attribute unless that is 0. The answer stands in `room`.
@@ -123,6 +138,8 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
 const ENOENT: i32 = 2;
+/// The length of `struct nlmsghdr`.
+const HEAD: usize = 16;
 const QUESTION: usize = 16 + 56;
 /// Where `idiag_wqueue` stands: behind the header, family and state, the two addresses, the timer, and `idiag_rqueue`.
 const WQUEUE: usize = 16 + 4 + 48 + 4 + 4;

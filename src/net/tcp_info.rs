@@ -21,6 +21,8 @@ pub struct TcpInfoReader {
 pub struct TcpInfo {
     /// The round trip of late, smoothed.
     pub round_trip: Duration,
+    /// By how much single ones differ from it, on average.
+    pub variation: Duration,
     /// Bytes a second at which the kernel means to send just now.
     pub pacing: u64,
     /// Bytes that have arrived, in order or not. Counted in full segments, so a little too many; it goes round.
@@ -59,6 +61,7 @@ fn tcp_info(info: &[u8]) -> Option<TcpInfo> {
     let unsent = u64::from(short(144)?);
     Some(TcpInfo {
         round_trip: Duration::from_micros(short(68)?.into()),
+        variation: Duration::from_micros(short(72)?.into()),
         pacing: long(104)?,
         delivered: u64::from(short(192)?) * segment,
         in_flight: under_way.saturating_sub(u64::from(selected?) + u64::from(lost?)) * segment,

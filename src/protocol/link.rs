@@ -6,9 +6,11 @@ pub mod grpc;
 pub(super) mod pace;
 mod puller;
 pub(super) mod schedule;
+mod second;
 pub(super) mod sender;
 pub(super) mod source;
 mod stall;
+mod trips;
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -22,15 +24,16 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::protocol::link::alive::{
-    Alive, HEARTBEAT_EVERY, PING_AFTER, PING_CALLER_AFTER, SILENT, SILENT_PLAIN_EDGE,
+    Alive, HEARTBEAT_EVERY, Look, PING_AFTER, PING_CALLER_AFTER, SILENT, SILENT_PLAIN_EDGE,
 };
 pub use crate::protocol::link::ended::LinkEnded;
 use crate::protocol::link::grpc::ReadAhead;
 pub(super) use crate::protocol::link::puller::{Encoding, Puller};
+pub use crate::protocol::link::second::SecondLink;
 use crate::protocol::link::stall::Stall;
 
 use crate::names::SessionId;
-use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::sender::{Life, LinkSender};
 use crate::protocol::lock;
 use crate::protocol::session::Parked;
 use crate::protocol::table::{Event, SessionTable};
@@ -102,6 +105,7 @@ impl Link {
                 looked: now,
                 silence_limit: silence,
                 ask_after,
+                watched: None,
             },
             stall: Stall::new(now),
             fed: None,
@@ -157,6 +161,7 @@ impl Link {
                 }
                 () = self.sender.closed() => return Err(LinkEnded::ClosedHere),
                 () = sleep_until(next) => self.check_life()?,
+                () = self.sender.stirred(), if !self.answers => self.check_life()?,
                 () = self.more_ending.notified() => {}
             }
         }
@@ -171,9 +176,12 @@ impl Link {
         }
         self.check_read(now)?;
         let Encoding::Plain(plain) = &self.dialect else {
-            if silent >= self.alive.ask_after && unasked >= self.alive.ask_after {
-                self.alive.last_ping = now;
-                self.sender.ping();
+            // Who dialled looks after the link.
+            let life = if self.answers { Life::default() } else { self.sender.life(now) };
+            match self.alive.look(life, now) {
+                Look::Fine => {}
+                Look::Ask => self.sender.ping(),
+                Look::Silent => self.sender.fell_silent(),
             }
             return Ok(());
         };
@@ -236,6 +244,7 @@ impl Link {
             }
             FrameKind::Pong(None) => {}
             FrameKind::Session(id, category, frame) => {
+                self.sender.moves(now);
                 let key = SessionKey { id, category, node };
                 self.events.extend(self.table.on_frame(&self.sender, key, frame, now));
             }

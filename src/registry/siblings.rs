@@ -86,8 +86,10 @@ impl Siblings {
         siblings
     }
 
-    /// Takes in a link that another pod has made.
-    pub fn joined(&self, sender: &Arc<LinkSender>) {
+    /// Takes in a link that another pod has made. One that is to stand `beside` its older ones leaves them alone: they
+    /// are returned, as they have fallen silent for that pod, so that sessions had better go on over the new one. Otherwise
+    /// those that do not answer a ping are closed.
+    pub fn joined(&self, sender: &Arc<LinkSender>, beside: bool) -> Vec<Arc<LinkSender>> {
         let incoming = Incoming { sender: sender.clone(), news: Arc::default() };
         let before = {
             let mut pods = self.lock();
@@ -98,10 +100,10 @@ impl Siblings {
         };
         self.means.registry.told_of_a_pod();
         incoming.news.greet(&self.means.registry);
-        for (newer, old) in (1..).zip(before.into_iter().rev()) {
+        for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
             self.means.drain.spawn(info_span!("old"), async move {
-                if newer >= MOST_OF_ONE || !old.answers_within(PONG_TIMEOUT).await {
+                if newer >= MOST_OF_ONE || !beside && !old.answers_within(PONG_TIMEOUT).await {
                     old.close();
                 }
             });
@@ -115,6 +117,7 @@ impl Siblings {
                 }
             }
         });
+        if beside { before } else { Vec::new() }
     }
 
     /// A link to another pod has ended, on whichever side it was made.

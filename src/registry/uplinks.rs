@@ -85,6 +85,13 @@ impl Uplinks {
         }
     }
 
+    /// Asks every link's pod for a sign of life, as the way to it may have changed.
+    pub fn probe(&self) {
+        for link in self.links() {
+            link.probe();
+        }
+    }
+
     /// Closes every link.
     pub fn close_all(&self) {
         for link in self.links() {

@@ -1,5 +1,6 @@
 //! All metrics with their units and meanings.
 
+mod form;
 mod labels;
 mod names;
 
@@ -14,7 +15,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::Refusals;
-use labels::{BudgetLabels, CauseLabels, EndedLabels, FrontLabels, PodLabels};
+pub use form::Form;
+use labels::{BudgetLabels, BuildLabels, CauseLabels, EndedLabels, FrontLabels, PodLabels};
 
 use super::process::Process;
 
@@ -36,6 +38,8 @@ pub struct Metrics {
     pub name_conflicts: Counter,
     /// How often an edge began to dial its cloud again.
     pub reconnects: Counter,
+    /// Second links beside one that had fallen silent: `dialled`, and of these `won`, `lost` or `failed`.
+    pub second_links: Causes,
     /// Edges that were asked to link to a pod that has fewer.
     pub moved: Counter,
     /// Seconds from a ping to its answer, on every link.
@@ -104,15 +108,20 @@ pub struct Alive {
 pub struct Timing(Histogram);
 
 impl Metrics {
-    /// The content type of [`Self::encode`]'s text.
-    pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-    /// The metrics of a pod, whose namespace and name (empty when not known) become the labels of `tunnel_cloud_nodes`.
+    /// The metrics of a pod, whose namespace and name become the labels of `tunnel_cloud_nodes`, unless they are empty.
     pub fn cloud(namespace: &str, pod: &str) -> Self {
         let mut registry = Registry::default();
+        let labels = [("kubernetes_namespace", namespace), ("kubernetes_pod_name", pod)];
+        let known = labels.into_iter().filter(|(_, value)| !value.is_empty());
+        let labels: PodLabels = known.map(|(name, value)| (name, value.to_owned())).collect();
+        let (name, help) = ("tunnel_cloud_nodes", "Number of edge nodes");
+        if labels.is_empty() {
+            let nodes = Gauge::default();
+            registry.register(name, help, nodes.clone());
+            return Self::with(registry, nodes);
+        }
         let nodes = Family::<PodLabels, Gauge>::default();
-        registry.register("tunnel_cloud_nodes", "Number of edge nodes", nodes.clone());
-        let labels = PodLabels { kubernetes_namespace: namespace.into(), kubernetes_pod_name: pod.into() };
+        registry.register(name, help, nodes.clone());
         Self::with(registry, nodes.get_or_create_owned(&labels))
     }
 
@@ -121,14 +130,17 @@ impl Metrics {
         Self::with(Registry::default(), Gauge::default())
     }
 
-    /// All metrics as OpenMetrics text, to be served as [`Self::CONTENT_TYPE`].
-    pub fn encode(&self) -> String {
+    /// All metrics as text of that form.
+    pub fn encode(&self, form: Form) -> String {
         let mut text = String::with_capacity(TEXT_BYTES);
         // Writing to a String fails only if a metric's own encoding fails; the text before it is still served.
         if encode(&mut text, &self.registry).is_err() {
             tracing::error!("metrics could not be written in full");
         }
-        text
+        match form {
+            Form::Open => text,
+            Form::Plain => form::plain(&text),
+        }
     }
 
     fn with(mut all: Registry, nodes: Gauge) -> Self {
@@ -139,6 +151,7 @@ impl Metrics {
             calls_refused: Causes::default(),
             name_conflicts: Counter::default(),
             reconnects: Counter::default(),
+            second_links: Causes::default(),
             moved: Counter::default(),
             round_trip: Timing::new(&ROUND_TRIP_SECONDS),
             stalls: Counter::default(),
@@ -161,6 +174,9 @@ impl Metrics {
         metrics.register_links(&mut all);
         metrics.register_sessions(&mut all);
         metrics.register_refused(&mut all);
+        let build = Family::<BuildLabels, Gauge>::default();
+        build.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION") }).set(1);
+        all.register("tunnel_build_info", "The version of this program; always 1", build);
         all.register_collector(Box::new(Process));
         metrics.registry = Arc::new(all);
         metrics
@@ -240,10 +256,12 @@ impl Timing {
 const TEXT_BYTES: usize = 8 * 1024;
 
 /// Buckets in seconds, from a link on one machine to one that is given up.
-const ROUND_TRIP_SECONDS: [f64; 10] = [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0];
+const ROUND_TRIP_SECONDS: [f64; 15] =
+    [0.0005, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 2.0, 3.0, 5.0];
 
 /// Buckets in seconds, from a target on one machine to the longest time-out.
-const OPENING_SECONDS: [f64; 10] = [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 12.0];
+const OPENING_SECONDS: [f64; 15] =
+    [0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 12.0];
 
 #[cfg(test)]
 mod tests {
@@ -252,7 +270,7 @@ mod tests {
     #[test]
     fn the_text_has_superedges_gauge_and_ours_and_ends_well() {
         let metrics = Metrics::cloud("edge-system", "tunnel-cloud-0");
-        let quiet = metrics.encode();
+        let quiet = metrics.encode(Form::Open);
         let gauge = |n: i64| {
             format!(
                 "tunnel_cloud_nodes{{kubernetes_namespace=\"edge-system\",\
@@ -265,7 +283,7 @@ mod tests {
         metrics.bytes_up.inc_by(7);
         metrics.opening.observe(Duration::from_millis(3));
         metrics.memory.set("kept", 5, 6);
-        let text = metrics.encode();
+        let text = metrics.encode(Form::Open);
         for line in [
             gauge(1).trim_end(),
             "tunnel_links_ended_total{cause=\"silent\"} 1",
@@ -282,9 +300,97 @@ mod tests {
         assert!(text.ends_with("# EOF\n"));
     }
 
+    /// Each metric with a value, so that it is shown.
+    fn all_shown() -> Metrics {
+        let metrics = Metrics::cloud("ns", "pod");
+        // A new field does not compile here until it is given a value, if it needs one to be shown.
+        let Metrics {
+            links_ended,
+            calls_refused,
+            sessions,
+            resets,
+            undelivered,
+            memory,
+            frames_dropped,
+            connections_refused,
+            second_links,
+            nodes: _,
+            links: _,
+            name_conflicts: _,
+            reconnects: _,
+            moved: _,
+            round_trip: _,
+            stalls: _,
+            opening: _,
+            bytes_up: _,
+            bytes_down: _,
+            resumed: _,
+            passing: _,
+            published: _,
+            publish_failures: _,
+            refusals: _,
+            registry: _,
+        } = &metrics;
+        for causes in [
+            links_ended,
+            calls_refused,
+            resets,
+            undelivered,
+            frames_dropped,
+            connections_refused,
+            second_links,
+        ] {
+            causes.count("a");
+        }
+        memory.set("a", 1, 1);
+        sessions.begin("a").end("b");
+        metrics
+    }
+
+    #[tokio::test]
+    async fn the_operators_page_has_each_metric_and_no_other() {
+        let text = all_shown().encode(Form::Plain);
+        let shown = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let shown: std::collections::BTreeSet<_> = shown.collect();
+        let page = include_str!("../../docs/operating.md");
+        let table = page.split("### Metrics").nth(1).unwrap().split("\n## ").next().unwrap();
+        let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+        let told = cells.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))).collect();
+        assert_eq!(shown, told);
+    }
+
+    #[test]
+    fn a_pod_outside_of_kubernetes_has_no_empty_labels() {
+        for (namespace, pod, line) in [
+            ("", "", "tunnel_cloud_nodes 0"),
+            ("ns", "", "tunnel_cloud_nodes{kubernetes_namespace=\"ns\"} 0"),
+        ] {
+            let text = Metrics::cloud(namespace, pod).encode(Form::Plain);
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_process_tells_its_version_its_start_and_its_limit_of_files() {
+        let text = Metrics::edge().encode(Form::Plain);
+        let value = |name: &str| {
+            let line = text
+                .lines()
+                .find_map(|line| line.strip_prefix(name))
+                .unwrap_or_else(|| panic!("no {name} in {text}"));
+            line.trim().parse::<f64>().unwrap()
+        };
+        let build = format!("tunnel_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION"));
+        assert!((value(&build) - 1.0).abs() < f64::EPSILON);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+        let start = value("process_start_time_seconds");
+        assert!(start <= now + 2.0 && start > now - 86_400.0, "{start} and {now}");
+        assert!(value("process_max_fds") >= value("process_open_fds"));
+    }
+
     #[test]
     fn an_edge_shows_no_gauge_of_nodes() {
-        assert!(!Metrics::edge().encode().contains("tunnel_cloud_nodes"));
+        assert!(!Metrics::edge().encode(Form::Open).contains("tunnel_cloud_nodes"));
     }
 
     #[test]

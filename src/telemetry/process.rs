@@ -14,7 +14,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-/// Memory in bytes, processor seconds, open files and tasks of this process.
+/// Memory in bytes, processor seconds, start, open files and their limit, and tasks of this process.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -36,6 +36,21 @@ impl Collector for Process {
             let at =
                 encoder.encode_descriptor("process_cpu", help, Some(&Unit::Seconds), MetricType::Counter)?;
             ConstCounter::new(time.as_secs_f64()).encode(at)?;
+        }
+        if let Some(start) = stat.as_ref().and_then(start_time) {
+            let help = "When this process started, since 1970";
+            let at = encoder.encode_descriptor(
+                "process_start_time",
+                help,
+                Some(&Unit::Seconds),
+                MetricType::Gauge,
+            )?;
+            ConstGauge::new(start).encode(at)?;
+        }
+        if let Some(most) = max_files() {
+            let help = "Open file descriptors that this process may have";
+            let at = encoder.encode_descriptor("process_max_fds", help, None, MetricType::Gauge)?;
+            ConstGauge::new(most).encode(at)?;
         }
         let help = "Log lines that were lost: the disk did not take them, or too many waited for it";
         let at = encoder.encode_descriptor("tunnel_log_lines_lost", help, None, MetricType::Counter)?;
@@ -100,6 +115,21 @@ fn resident_bytes(stat: &Stat) -> Option<i64> {
 /// Processor seconds, user and system together.
 fn cpu_time(stat: &Stat) -> Duration {
     Duration::from_secs_f64((stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// Seconds since 1970. The kernel tells it in ticks since the machine's start.
+fn start_time(stat: &Stat) -> Option<f64> {
+    let boot = procfs::boot_time_secs().ok()?;
+    Some(boot as f64 + stat.starttime as f64 / procfs::ticks_per_second() as f64)
+}
+
+/// The limit of open files; `None` where there is none.
+fn max_files() -> Option<i64> {
+    let limits = Procfs::myself().and_then(|process| process.limits()).ok()?;
+    match limits.max_open_files.soft_limit {
+        procfs::process::LimitValue::Value(most) => i64::try_from(most).ok(),
+        procfs::process::LimitValue::Unlimited => None,
+    }
 }
 
 /// Counts open files. The procfs crate would count its own too, and `.` and `..` on kernels before 6.2.

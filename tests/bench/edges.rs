@@ -24,7 +24,7 @@ use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
 use tunnel::net::tls::{self, Trust};
 use tunnel::protocol::grpc::{self, LinkContext};
-use tunnel::protocol::{Event, Link, SessionLimits, SessionTable, Windows};
+use tunnel::protocol::{Event, Hello, Link, SessionLimits, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
 
 use crate::role::say;
@@ -172,7 +172,8 @@ impl Edge {
         let name = tls::server_name("localhost")?;
         let shaken = timeout(PATIENCE, tls.connect(name, Buffered::new(socket, self.pool.clone()))).await;
         let io = shaken.context("the TLS handshake took too long")?.context("TLS")?;
-        Ok((grpc::dial(io, "localhost", &self.node, TOKEN, &self.ground).await?, at))
+        let said = Hello::edge_request(&self.node, TOKEN, self.ground.table.instance());
+        Ok((grpc::dial(io, "localhost", &self.node, said, &self.ground).await?, at))
     }
 
     /// Until the link ends, or its pod wants another one in its place: then the link is given back.

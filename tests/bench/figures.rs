@@ -162,6 +162,11 @@ impl Stand {
     }
 }
 
+/// What another proxy reached in this run as a goal; without that proxy, `otherwise`.
+fn goal(reached: f64, otherwise: f64) -> f64 {
+    if reached.is_nan() { otherwise } else { (reached * 100.0).round() / 100.0 }
+}
+
 /// For rows about the program: absent, they only inform.
 fn only_with<T>(tunnel: Option<&Proxy>, bound: T) -> Option<T> {
     tunnel.map(|_| bound)

@@ -80,7 +80,7 @@ struct Flags {
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Figure {
-    /// One session as fast as it goes, each direction: rate and CPU.
+    /// One session, and eight at once, as fast as they go, each direction: rate and CPU.
     Bulk,
     /// 64 bytes there and back, nothing else going on.
     Echo,

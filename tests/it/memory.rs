@@ -91,7 +91,7 @@ async fn many_plain_sessions_together_have_no_more_than_the_process_has_for_them
     assert!((limit / 4..=limit + 64 * 1024).contains(&most), "{most} bytes of {limit} waited");
     let table = &pod.pod.table;
     table.tick(tokio::time::Instant::now());
-    let text = pod.pod.metrics.encode();
+    let text = pod.pod.metrics.encode(tunnel::telemetry::Form::Open);
     for (budget, bound) in
         [("promised", 4 << 20), ("kept", 4 << 20), ("passing", 4 << 20), ("unpromised", 2 << 20)]
     {

@@ -40,6 +40,7 @@ mod process;
 mod prometheus;
 mod publish;
 mod refusals;
+mod silent;
 mod ssh;
 mod sshd;
 mod traces;

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::network::{Network, POD};
 use crate::parts::have;
-use crate::process::{PATIENCE, Running};
+use crate::process::{PATIENCE, Running, ask, run};
+use crate::tunnel::Pair;
 use crate::wait::wait_until;
 
 #[test]
@@ -71,4 +72,21 @@ fn prometheus(network: &Network, jobs: &[(&str, Value)]) -> Running {
         .arg("--storage.tsdb.path")
         .arg(dir.join("tsdb"));
     Running::start("prometheus", dir, command.arg("--web.listen-address=127.0.0.1:9090"))
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_what_a_pod_and_an_edge_show() {
+    if !have(&["promtool"]) {
+        return;
+    }
+    let pair = Pair::start();
+    for port in [pair.cloud.metrics, pair.cloud.log_port] {
+        let page = ask(port, "GET", "/metrics", "").unwrap();
+        let (head, text) = page.split_once("\r\n\r\n").unwrap();
+        assert!(head.to_lowercase().contains("content-type: text/plain; version=0.0.4"), "{head}");
+        let file = pair.place.path().join("metrics.txt");
+        std::fs::write(&file, text).unwrap();
+        let said = run("promtool", &["check", "metrics"], Some(&file), PATIENCE);
+        assert!(said.status.success() && said.stderr.is_empty(), "{said:?}");
+    }
 }

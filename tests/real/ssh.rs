@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::parts::have;
 use crate::process::{PATIENCE, run};
 use crate::sshd::Sshd;
-use crate::tunnel::Pair;
+use crate::tunnel::{PROGRAM, Pair};
 
 #[test]
 fn ssh_works_through_nc() {
@@ -33,6 +33,11 @@ fn ssh_works_through_socat() {
 #[test]
 fn ssh_works_through_connect_proxy() {
     works_through("connect-proxy");
+}
+
+#[test]
+fn ssh_works_through_our_own_command() {
+    works_through(PROGRAM);
 }
 
 #[test]
@@ -71,6 +76,7 @@ pub(crate) fn helper(program: &str, proxy: u16) -> String {
         "corkscrew" => format!("corkscrew 127.0.0.1 {proxy} %h %p"),
         "socat" => format!("socat - PROXY:127.0.0.1:%h:%p,proxyport={proxy}"),
         "connect-proxy" => format!("connect-proxy -H 127.0.0.1:{proxy} %h %p"),
+        PROGRAM => format!("{PROGRAM} connect --through=http://127.0.0.1:{proxy} %h %p"),
         other => panic!("{other} is no helper"),
     }
 }
@@ -82,7 +88,7 @@ pub(crate) fn sha256(file: &Path) -> String {
 }
 
 fn works_through(program: &str) {
-    if !have(&["sshd", "ssh", "ssh-keygen", program]) {
+    if !have(&["sshd", "ssh", "ssh-keygen"]) || program != PROGRAM && !have(&[program]) {
         return;
     }
     let (sshd, pair) = (Sshd::start(), Pair::start());

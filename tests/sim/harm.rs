@@ -1,5 +1,6 @@
 //! What happens to links and processes: they come, break, lose sessions, die, and heal.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,6 +16,12 @@ use super::world::World;
 impl World {
     /// A new link between two processes.
     pub(crate) fn link(&mut self, at: [usize; 2]) {
+        self.link_as(at, false);
+    }
+
+    /// As [`Self::link`]; one that stands `beside` an older one leaves that alone. Returns the older one's end at the pod,
+    /// if the pod knows it as the node's.
+    pub(crate) fn link_as(&mut self, at: [usize; 2], beside: bool) -> Option<Arc<LinkSender>> {
         self.links += 1;
         let outboxes = [0, 1].map(|side| {
             let (me, other) = (&self.processes[at[side]], &self.processes[at[1 - side]]);
@@ -27,8 +34,10 @@ impl World {
         }
         let (pod, sender) = (&self.processes[at[0]], outboxes[0].clone());
         let instance = sender.instance;
+        let mut older = None;
         if pod.place.route.is_some() {
-            pod.registry.insert(Linked { sender, instance, from: ([127, 0, 0, 1], 1).into() }, false);
+            let linked = Linked { sender, instance, from: ([127, 0, 0, 1], 1).into() };
+            older = pod.registry.insert(linked, beside);
         }
         let mut plan = self.plan.clone();
         if !plan.healed && plan.about == About::Pods {
@@ -37,6 +46,7 @@ impl World {
                 [20_000, 300_000, 2_500_000, 100_000_000][self.dice.below(if plan.slow { 2 } else { 4 })];
         }
         self.lines.push(Line::new(self.links, at, outboxes, &plan));
+        older
     }
 
     /// A link as one may come: between two pods, or from an edge to any pod, which it may be linked to already.
@@ -59,6 +69,10 @@ impl World {
             self.ledger.note(|| format!("link {} is cut", line.number));
             line.cut(now, Duration::from_secs(4), &self.dice);
         }
+        if self.plan.about != About::Grace && self.dice.one_in(self.plan.cuts * 2) && !alive.is_empty() {
+            self.double(alive[self.dice.below(alive.len())]);
+        }
+        self.choose(now);
         let outage = if self.plan.about == About::Grace { 4_000 } else { 60 };
         let scarce = alive.len() < self.processes.len() - 1;
         if self.plan.cuts > 0 && (scarce && self.dice.one_in(outage) || self.dice.one_in(self.plan.cuts * 4))
@@ -154,6 +168,7 @@ impl World {
         plan.healed = plan.about == About::Pods;
         self.plan.healed = plan.healed;
         drop(plan);
+        self.chosen_at_last();
         if self.plan.cuts > 0 || self.plan.losses > 0 {
             let now = Instant::now();
             for line in &mut self.lines {

@@ -35,6 +35,7 @@ struct Inner {
     timed: usize,
     resumed: u32,
     relayed: usize,
+    doubled: usize,
     died: Vec<usize>,
     numbers: HashMap<SessionId, usize>,
     /// Who answered which attempt first.
@@ -54,6 +55,7 @@ impl Ledger {
             timed: 0,
             resumed: 0,
             relayed: 0,
+            doubled: 0,
             died: Vec::new(),
             numbers: HashMap::new(),
             answers: HashMap::new(),
@@ -218,6 +220,10 @@ impl Ledger {
         self.0.borrow_mut().relayed += 1;
     }
 
+    pub(crate) fn doubled(&self) {
+        self.0.borrow_mut().doubled += 1;
+    }
+
     pub(crate) fn resumed(&self, times: u32) {
         self.0.borrow_mut().resumed += times;
     }
@@ -229,6 +235,7 @@ impl Ledger {
         seen.timed += inner.timed;
         seen.relayed += inner.relayed;
         seen.died += inner.died.len();
+        seen.doubled += inner.doubled;
         seen.killed += inner.pairs.iter().filter(|pair| pair.killed).count();
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Line {
     /// From the first end first.
     wires: [Wire; 2],
     pub(crate) cut: bool,
+    /// What each end says vanishes.
+    silent: [bool; 2],
     /// A pod half way that can lose sessions, in worlds that have no other.
     pub(crate) half_way: Option<HalfWay>,
     codec: bool,
@@ -74,6 +76,7 @@ impl Line {
             ends: [End::new(at[0], a), End::new(at[1], b)],
             wires: [wire(), wire()],
             cut: false,
+            silent: [false; 2],
             half_way: (plan.about != About::Pods).then(HalfWay::default),
             codec,
         }
@@ -82,7 +85,8 @@ impl Line {
     /// Whether the link takes another frame from this end: it was woken, or has more, and there is room below.
     pub(crate) fn can_pull(&self, side: usize, now: Instant) -> bool {
         let (end, wire) = (&self.ends[side], &self.wires[side]);
-        let room = if self.cut { wire.lost < BUFFER } else { wire.waiting(now) < BUFFER };
+        let room =
+            if self.cut || self.silent[side] { wire.lost < BUFFER } else { wire.waiting(now) < BUFFER };
         !end.over && room && (!end.idle || end.woken.is())
     }
 
@@ -109,7 +113,7 @@ impl Line {
         ledger.note(|| format!("link {} {} {session:?} {}", self.number, [">", "<"][side], show(&frame)));
         let passes = self.half_way.as_mut().is_none_or(|half_way| half_way.passes(side, &frame));
         let wire = &mut self.wires[side];
-        if self.cut {
+        if self.cut || self.silent[side] {
             wire.lost += weight(&frame);
         } else if passes {
             wire.push(frame.clone(), now, self.codec);
@@ -175,6 +179,18 @@ impl Line {
             }
             end.notices.get_or_insert(now + dice.time(slowest));
         }
+    }
+
+    /// From now on what these ends say vanishes, and nobody is told.
+    pub(crate) fn fall_silent(&mut self, silent: [bool; 2]) {
+        for (side, falls) in silent.into_iter().enumerate() {
+            self.silent[side] |= falls;
+        }
+    }
+
+    /// Whether it carries nothing in one direction at least, and nobody was told.
+    pub(crate) fn is_silent(&self) -> bool {
+        !self.cut && self.silent != [false; 2]
     }
 
     /// The line gets fast.

@@ -19,6 +19,7 @@ mod owner;
 mod paths;
 mod plan;
 mod process;
+mod silent;
 mod turns;
 mod world;
 
@@ -89,6 +90,7 @@ fn many(about: About) {
     println!("{about:?}: seeds {from} to {}: {seen:?}", seed - 1);
     assert!(seen.bytes > 0 && (about == About::Turns || seen.resumed > 0), "{seen:?}");
     assert!(about != About::Pods || seen.relayed > 0 && seen.died > 0, "{seen:?}");
+    assert!(matches!(about, About::Turns | About::Grace) || seen.doubled > 0, "{seen:?}");
     assert!(about != About::Drops || seen.broke > 0, "{seen:?}");
     assert!(about != About::Turns || seen.timed > 0, "no keystroke was timed");
 }

@@ -40,7 +40,7 @@ impl Turns {
             *others.entry(*who).or_default() += bytes;
         }
         // Silent for so long that its account is behind the clock by all that it may be.
-        if others.values().max().is_some_and(|most| *most >= 2 * 65_400) {
+        if others.values().max().is_some_and(|most| *most >= 2 * 65_200) {
             self.waits.insert(session, self.said.len());
         }
     }

@@ -15,6 +15,7 @@ use super::middle::CLOUD;
 use super::paths::Paths;
 use super::plan::{About, Plan};
 use super::process::{Process, Shared};
+use super::silent::Doubled;
 
 pub(crate) struct World {
     pub(crate) seed: u64,
@@ -27,6 +28,7 @@ pub(crate) struct World {
     pub(crate) paths: Paths,
     pub(crate) hops: Hops,
     pub(crate) lines: Vec<Line>,
+    pub(crate) doubled: Vec<Doubled>,
     pub(crate) links: u64,
     pub(crate) steps: usize,
     pub(crate) ticked: Instant,
@@ -60,6 +62,7 @@ impl World {
             paths: Paths::default(),
             hops: Hops::default(),
             lines: Vec::new(),
+            doubled: Vec::new(),
             links: 0,
             steps: 0,
             ticked: now,

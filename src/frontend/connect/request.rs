@@ -4,8 +4,8 @@ use http::header::{CONTENT_LENGTH, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{HeaderMap, Method};
 
-use crate::frontend::serve::{OpenRequest, new_trace};
-use crate::frontend::{Denial, TRACE};
+use crate::frontend::Denial;
+use crate::frontend::serve::OpenRequest;
 use crate::names::{NameError, Target};
 
 /// The open request that a head holds.
@@ -39,18 +39,6 @@ fn has_body(head: &HeaderMap) -> bool {
     let long = |length: &HeaderValue| length.as_bytes() != b"0";
     head.contains_key(TRANSFER_ENCODING) || head.get_all(CONTENT_LENGTH).iter().any(long)
 }
-
-/// The client's own trace if that is short and printable, else a new one. It appears in logs and answers only.
-pub(super) fn trace(head: &HeaderMap) -> String {
-    let given = head.get(TRACE).and_then(|t| t.to_str().ok()).filter(|t| t.len() <= TRACE_BYTES);
-    match given {
-        Some(given) if !given.is_empty() && given.bytes().all(|b| b.is_ascii_graphic()) => given.to_owned(),
-        _ => new_trace(),
-    }
-}
-
-/// Longest trace in bytes that is taken from a client.
-const TRACE_BYTES: usize = 64;
 
 /// Characters of a bad target that the error shows.
 const EXCERPT: usize = 64;

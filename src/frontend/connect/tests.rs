@@ -1,9 +1,8 @@
 use http::request::Parts;
 
-use http::{HeaderMap, Request};
+use http::Request;
 
-use super::request::{parse, trace};
-use crate::frontend::TRACE;
+use super::request::parse;
 
 fn head(method: &str, uri: &str) -> Parts {
     Request::builder().method(method).uri(uri).body(()).unwrap().into_parts().0
@@ -43,18 +42,4 @@ fn a_connect_with_a_body_is_denied() {
         head.headers.append(name, value.parse().unwrap());
         assert_eq!(parse(head).err().map(|denial| denial.status().as_u16()), status, "{name}: {value}");
     }
-}
-
-#[test]
-fn a_clients_trace_is_kept_only_if_it_is_short_and_printable() {
-    let with = |value: &[u8]| {
-        let value = http::HeaderValue::from_bytes(value).unwrap();
-        trace(&HeaderMap::from_iter([(TRACE, value)]))
-    };
-    assert_eq!(with(b"3f2a-x"), "3f2a-x");
-    for bad in [&b""[..], b"a b", b"\xff", &[b'a'; 65]] {
-        let made = with(bad);
-        assert!(made.len() == 8 && made.bytes().all(|b| b.is_ascii_hexdigit()), "{made}");
-    }
-    assert_ne!(trace(&HeaderMap::new()), trace(&HeaderMap::new()));
 }

@@ -170,8 +170,8 @@ async fn only_who_asks_once_gives_its_slot_at_the_door_back() {
         let mut visit = Visit::new::<_, Line>(&context, STRANGER, slot, oneshot::channel().0);
         let open = async {
             match keeps {
-                true => visit.judge(asks("node1:22"), new_trace()).await.unwrap().open().await,
-                false => visit.open(asks("node1:22"), new_trace()).await,
+                true => visit.judge(asks("node1:22"), trace::new()).await.unwrap().open().await,
+                false => visit.open(asks("node1:22"), trace::new()).await,
             }
         };
         let (granted, _far) = tokio::join!(open, async { offered.recv().await.unwrap().accept() });

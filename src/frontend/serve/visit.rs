@@ -10,9 +10,9 @@ use tokio::time::Instant;
 use tracing::{Span, field};
 
 use super::destination::Destination;
-use super::{FrontContext, FrontEnd, Granted, new_trace};
+use super::{FrontContext, FrontEnd, Granted};
 use crate::carry::Opened;
-use crate::frontend::{ClientKey, Denial};
+use crate::frontend::{ClientKey, Denial, trace};
 use crate::names::{NodeName, Target};
 use crate::net::door::Slot;
 use crate::net::socket::Connection;
@@ -152,7 +152,7 @@ impl<'a> Visit<'a> {
         let request = node.map(|node| OpenRequest { node: Some(node), target, credentials });
         tokio::select! {
             biased;
-            opened = self.open(request, new_trace()) => Some(opened),
+            opened = self.open(request, trace::new()) => Some(opened),
             () = client.gone() => None,
         }
     }

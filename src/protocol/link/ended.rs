@@ -22,6 +22,9 @@ pub enum LinkEnded {
     /// We closed it: replaced by a newer one, or stopping.
     #[error("closed here")]
     ClosedHere,
+    /// It had fallen silent, and a second one beside it answered first.
+    #[error("a second link answered first")]
+    Outrun,
     /// What came is not the protocol.
     #[error("protocol violated: {0}")]
     BadStream(#[from] BadStream),
@@ -36,6 +39,7 @@ impl LinkEnded {
             Self::Silent => "silent",
             Self::Unread => "unread",
             Self::ClosedHere => "closed_here",
+            Self::Outrun => "outrun",
             Self::BadStream(_) => "bad_stream",
         }
     }

@@ -5,6 +5,7 @@
 
 mod accept;
 mod body;
+mod crew;
 mod dial;
 mod read_ahead;
 
@@ -12,9 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use http::HeaderValue;
-use tracing::Span;
 
 pub use crate::protocol::link::grpc::accept::{Call, Dismissal, Unaccepted, serve};
 pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
@@ -68,20 +67,6 @@ fn ends(io: &impl Connection) -> Ends {
     }
 }
 
-/// hyper's tasks, spawned where they are waited for.
-#[derive(Debug, Clone)]
-struct Spawn(Drain);
-
-impl<F> hyper::rt::Executor<F> for Spawn
-where
-    F: Future + Send + 'static,
-    F::Output: Send,
-{
-    fn execute(&self, task: F) {
-        self.0.spawn(Span::current(), task.map(drop));
-    }
-}
-
 /// Links are numbered through the life of the process.
 static NEXT_LINK: AtomicU64 = AtomicU64::new(1);
 
@@ -97,3 +82,24 @@ const POD_WINDOW: u32 = 32 << 20;
 const METADATA: u32 = 16 * 1024;
 /// Long enough for a bad line, short enough to notice a dead one.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
+
+#[cfg(test)]
+mod tests {
+    use bytes::{Buf as _, Bytes};
+
+    use super::*;
+    use crate::names::SessionId;
+    use crate::protocol::link::pace::LARGEST_FRAME;
+    use crate::protocol::wire::codec::encode;
+    use crate::protocol::wire::extension::to_message;
+    use crate::protocol::wire::frame::{Category, Frame, FrameKind, SessionFrame};
+
+    #[test]
+    fn the_longest_data_of_the_longest_name_is_one_frame_of_http_2() {
+        let data = SessionFrame::Data(Bytes::from(vec![7; LARGEST_FRAME]));
+        let body = FrameKind::Session(SessionId::random(), Category::HttpProxy, data);
+        let node = "n".repeat(253).parse().unwrap();
+        let len = encode(to_message(Frame { node, body })).remaining();
+        assert!(len <= FRAME as usize, "{len}");
+    }
+}

@@ -8,12 +8,14 @@
 
 mod cap;
 mod kernel;
+mod noise;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::net::socket::CHUNK;
 use crate::net::tcp_info::TcpInfo;
 use crate::protocol::link::pace::cap::Cap;
 use crate::protocol::link::pace::kernel::Kernel;
@@ -122,6 +124,11 @@ impl Pace {
         number
     }
 
+    /// When the oldest ping that has no answer was sent.
+    pub(crate) fn unanswered(&self) -> Option<Instant> {
+        self.pings.front().map(|ping| ping.at)
+    }
+
     /// The answer to ping `number`: all that was pulled before it has arrived. Numbers never sent are ignored.
     pub(crate) fn pong(&mut self, number: u64, now: Instant) {
         let mut answered = None;
@@ -208,8 +215,8 @@ const ANSWERS_TO_BELIEVE: u32 = 8;
 const FIRST_FRAME: usize = 16 * 1024;
 /// Below this headers weigh too much.
 const SMALLEST_FRAME: usize = 4 * 1024;
-/// So that header and data fit one HTTP/2 frame of 64 KiB.
-pub(crate) const LARGEST_FRAME: usize = 65_400;
+/// What a socket hands over at once, so that it is not cut. Header and data fit one HTTP/2 frame of 64 KiB.
+pub(crate) const LARGEST_FRAME: usize = CHUNK;
 
 #[cfg(test)]
 mod tests {
@@ -314,7 +321,7 @@ mod tests {
     async fn a_peer_that_never_answers_does_not_make_us_grow() {
         let mut pace = Pace::new();
         for _ in 0..10_000 {
-            pace.pulled(65_400);
+            pace.pulled(LARGEST_FRAME);
             if pace.ping_due() {
                 pace.ping(Instant::now());
             }

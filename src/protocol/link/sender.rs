@@ -11,6 +11,7 @@
 //! of the same kind. The members have a third lock, which is not held with either.
 
 mod members;
+mod pings;
 mod seen;
 mod signals;
 mod tcp_info;
@@ -19,7 +20,6 @@ mod waiting;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -27,6 +27,8 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use crate::protocol::link::sender::members::Disbanded;
 use crate::protocol::link::sender::members::Members;
+pub(super) use crate::protocol::link::sender::pings::Life;
+use crate::protocol::link::sender::pings::Watch;
 use crate::protocol::link::sender::seen::Seen;
 pub use crate::protocol::link::sender::seen::{Ends, Traffic};
 pub(crate) use crate::protocol::link::sender::signals::{UNKNOWN, unknown};
@@ -74,6 +76,7 @@ pub struct LinkSender {
     made: Instant,
     /// When the peer last sent anything, in milliseconds since the link was made.
     last_received_millis: AtomicU64,
+    watch: Watch,
     seen: Seen,
 }
 
@@ -99,6 +102,7 @@ impl LinkSender {
             round_trip_micros: AtomicU64::new(FIRST_ROUND_TRIP_MICROS),
             made: Instant::now(),
             last_received_millis: AtomicU64::new(0),
+            watch: Watch::default(),
             seen: Seen::default(),
         })
     }
@@ -159,51 +163,6 @@ impl LinkSender {
         self.lock().unpulled
     }
 
-    /// Asks the peer for a sign of life.
-    pub fn ping(&self) {
-        let mut waiting = self.lock();
-        waiting.ping = true;
-        waiting.wake();
-    }
-
-    /// Whether the peer answers a ping within so long. Cancel safe.
-    pub async fn answers_within(&self, patience: Duration) -> bool {
-        let mut answered = std::pin::pin!(self.answered.notified());
-        answered.as_mut().enable();
-        self.ping();
-        tokio::time::timeout(patience, answered).await.is_ok()
-    }
-
-    /// Answers a ping; a newer one takes a waiting one's place.
-    pub fn pong(&self, number: Option<u64>) {
-        let mut waiting = self.lock();
-        waiting.pong = Some(number);
-        waiting.wake();
-    }
-
-    /// The peer answered ping `number`. Returns the round trip.
-    pub fn ponged(&self, number: u64, now: Instant) -> Duration {
-        self.answered.notify_waiters();
-        let mut waiting = self.lock();
-        let Some(pace) = &mut waiting.pace else { return Duration::ZERO };
-        let before = pace.cap();
-        pace.pong(number, now);
-        let (trip, cap) = (pace.round_trip(), pace.cap());
-        waiting.wake();
-        drop(waiting);
-        if cap != before {
-            let (link, node) = (self.id, self.peer.node().map(tracing::field::display));
-            tracing::trace!(%link, node, cap_bytes = cap, before_bytes = before, round_trip = ?trip, "the cap changes");
-        }
-        self.round_trip_micros.store(u64::try_from(trip.as_micros()).unwrap_or(u64::MAX), Relaxed);
-        trip
-    }
-
-    /// The latest round trip.
-    pub fn round_trip(&self) -> Duration {
-        Duration::from_micros(self.round_trip_micros.load(Relaxed))
-    }
-
     /// Sends nothing more on this link.
     pub fn close(&self) {
         let mut waiting = self.lock();
@@ -240,7 +199,7 @@ impl LinkSender {
     /// Lets the source send what overtakes data, and wait again if it has more of that.
     fn take_control(&self, source: Arc<dyn FrameSource>, now: Instant) -> Option<Frame> {
         let (frame, again) = source.clone().next_control(self.id, now);
-        let frame = self.sent(&*source, frame);
+        let frame = self.sent(&*source, frame, now);
         if again {
             self.lock().credits.push_back(source);
         }
@@ -257,7 +216,7 @@ impl LinkSender {
     ) -> Option<Frame> {
         let most = if small_only { SMALL } else { usize::MAX };
         let sent = turn.key.clone().next_turn(self.id, &turn, longest, most, now);
-        let frame = self.sent(&*turn.key, sent.frame);
+        let frame = self.sent(&*turn.key, sent.frame, now);
         let mut waiting = self.lock();
         if sent.bytes > 0 {
             waiting.turns.sent(sent.account);
@@ -272,11 +231,14 @@ impl LinkSender {
     }
 
     /// What a source has sent, as a frame of this link; one that was its last leaves the link.
-    fn sent(&self, source: &dyn FrameSource, frame: Option<SessionFrame>) -> Option<Frame> {
+    fn sent(&self, source: &dyn FrameSource, frame: Option<SessionFrame>, now: Instant) -> Option<Frame> {
         if source.is_over() {
             self.leave_relay(source);
         }
-        frame.map(|frame| self.frame(source.key(), frame))
+        frame.map(|frame| {
+            self.moves(now);
+            self.frame(source.key(), frame)
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -286,5 +248,5 @@ impl LinkSender {
 
 /// Replies that may wait at most; beyond it further ones are dropped.
 const MOST_REPLIES: usize = 1000;
-/// Assumed before the first answer to a ping.
+/// Assumed before the first answer to a ping where the kernel does not tell.
 const FIRST_ROUND_TRIP_MICROS: u64 = 100_000;

@@ -42,6 +42,8 @@ pub enum Caller {
         instance: Instance,
         /// The dialect of both ends.
         dialect: Dialect,
+        /// Whether an older link of the same process stays beside this one, until that pod ends one of them.
+        beside: bool,
     },
 }
 
@@ -109,7 +111,9 @@ impl Caller {
             return Err(HelloError::NoCertificate);
         }
         match agreed(headers) {
-            (dialect, Some(instance)) => Ok(Self::Pod { instance, dialect }),
+            (dialect, Some(instance)) => {
+                Ok(Self::Pod { instance, dialect, beside: is_beside(headers, dialect) })
+            }
             (_, None) => Err(HelloError::PlainPod),
         }
     }
@@ -118,6 +122,13 @@ impl Caller {
     pub fn pod_request(instance: Instance) -> HeaderMap {
         let mut headers = ours(instance);
         headers.insert(ROLE, HeaderValue::from_static("pod"));
+        headers
+    }
+
+    /// As [`Self::pod_request`], for a link that leaves an older one of this process in place.
+    pub fn pod_beside_request(instance: Instance) -> HeaderMap {
+        let mut headers = Self::pod_request(instance);
+        headers.insert(BESIDE, HeaderValue::from_static("1"));
         headers
     }
 
@@ -152,8 +163,7 @@ impl Hello {
             ));
         }
         let (dialect, instance) = agreed(headers);
-        let marked = headers.get(&BESIDE).is_some_and(|mark| mark.as_bytes() == b"1");
-        let beside = marked && dialect.has(Dialect::BESIDE);
+        let beside = is_beside(headers, dialect);
         Ok(Self { node, token: claim.token, instance, dialect, beside })
     }
 
@@ -187,6 +197,10 @@ impl Hello {
     pub fn from_response(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
         agreed(headers)
     }
+}
+
+fn is_beside(headers: &HeaderMap, dialect: Dialect) -> bool {
+    dialect.has(Dialect::BESIDE) && headers.get(&BESIDE).is_some_and(|mark| mark.as_bytes() == b"1")
 }
 
 impl fmt::Debug for Hello {
@@ -350,7 +364,7 @@ mod tests {
     #[test]
     fn a_pod_needs_its_certificate_its_instance_and_no_token() {
         let ours = Caller::pod_request(Instance::from_bits(5));
-        let pod = Caller::Pod { instance: Instance::from_bits(5), dialect: Dialect::NEWEST };
+        let pod = Caller::Pod { instance: Instance::from_bits(5), dialect: Dialect::NEWEST, beside: false };
         assert_eq!(Caller::from_request(&ours, true), Ok(pod));
         assert_eq!(Caller::from_request(&ours, false), Err(HelloError::NoCertificate));
         let mut plain = ours.clone();

@@ -166,6 +166,7 @@ async fn every_frame_and_header_is_byte_for_byte_as_it_was_recorded() {
     now.push(("header of an edge", headers(&Hello::edge_request(&node(), "a<b>", instance()))));
     now.push(("header of an edge, beside", headers(&Hello::beside_request(&node(), "t", instance()))));
     now.push(("header of a pod", headers(&Caller::pod_request(instance()))));
+    now.push(("header of a pod, beside", headers(&Caller::pod_beside_request(instance()))));
     now.push(("header of an answer", headers(&Hello::response(instance()))));
     let now: String = now.iter().map(|(name, said)| format!("{name} = {}\n", said.trim_end())).collect();
     let recorded = include_str!("recorded.txt");

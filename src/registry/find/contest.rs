@@ -1,15 +1,29 @@
 //! A node is linked here and, as another pod announces, there too: which of the two links stays.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Finder, PONG_TIMEOUT};
 use crate::names::NodeName;
 use crate::protocol::{Conflict, Found, LinkSender};
 use crate::registry;
 
+/// How long the link here may take to answer when its own process has linked elsewhere.
+fn patience_with(link: &LinkSender) -> Duration {
+    let line = link.line_round_trip().filter(|_| link.silence() >= QUIET);
+    line.map_or(PONG_TIMEOUT, |line| PONG_TIMEOUT.min(PROMPT + 2 * line))
+}
+
+/// A link that is alive, and on which sessions have run lately, is hardly ever silent for so long: its edge asks every
+/// second.
+const QUIET: Duration = Duration::from_millis(1400);
+/// How long its answer may take beside the line's round trips.
+const PROMPT: Duration = Duration::from_millis(250);
+
 impl Finder {
     /// Another pod has announced that the node is there. If it is linked here too, the link here is pinged, and closed
-    /// if no answer comes within 1 s, or 2 s if the two links belong to different processes. If the process here
+    /// if no answer comes within 1 s, or 2 s if the two links belong to different processes; of the same process sooner,
+    /// if nothing has come from it for so long that it may have linked there because it hears nothing from here. If the process here
     /// answers and its link is the older one, it keeps the name, and the other pod gets a Conflict.
     pub async fn contest(&self, other: &Arc<LinkSender>, node: &NodeName, found: Found) {
         let Some(linked) = self.registry.here(node) else { return };
@@ -20,7 +34,7 @@ impl Finder {
         let same = found.instance == linked.instance;
         // A pod of version 1 sends no age and does not understand a conflict: then both links stay.
         let older = found.age.is_none_or(|age| age < linked.sender.age());
-        let patience = if same { PONG_TIMEOUT } else { registry::PONG_TIMEOUT };
+        let patience = if same { patience_with(&linked.sender) } else { registry::PONG_TIMEOUT };
         if !linked.sender.answers_within(patience).await {
             tracing::info!(%node, "the node is linked to another pod, and its link here does not answer: it is closed");
             return linked.sender.close();

@@ -252,7 +252,7 @@ mod tests {
         let links = [link(1, 7), link(2, 7), link(3, 8)];
         known.learn(&node, siblings.behind(&links[0]), None);
         for link in &links {
-            siblings.joined(link);
+            siblings.joined(link, false);
         }
         let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
         let dns =

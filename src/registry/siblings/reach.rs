@@ -73,8 +73,9 @@ impl Unreachable {
 
 /// Makes links to other pods.
 pub trait PodDialer: fmt::Debug + Send + Sync {
-    /// Makes a link to the pod at an address, and has it driven until it ends. Returns its sending side.
-    fn dial(&self, at: SocketAddr) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>>;
+    /// Makes a link to the pod at an address, `beside` an older one, and has it driven until it ends. Returns its sending
+    /// side. Cancel safe: a dropped call leaves no link.
+    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>>;
 }
 
 /// Makes links over TLS. The links come out of a channel, for their driver.
@@ -107,7 +108,7 @@ impl TlsPodDialer {
     }
 
     /// A link to the pod at an address. Nothing is sent there before TLS has proved that it is one of ours.
-    async fn connect(&self, at: SocketAddr) -> Result<Link, Unreachable> {
+    async fn connect(&self, at: SocketAddr, beside: bool) -> Result<Link, Unreachable> {
         let no = |cause: String| Unreachable::NoLink { at, cause };
         let socket = dial(&[at], CONNECT).await.map_err(|e| no(e.to_string()))?;
         tune_link(&socket, self.ground.congestion.as_deref()).map_err(|e| no(e.to_string()))?;
@@ -123,7 +124,7 @@ impl TlsPodDialer {
             ServerName::DnsName(name) => name.as_ref().to_owned(),
             _ => at.to_string(),
         };
-        dial_pod(io, &authority, &self.ground).await.map_err(|e| match e {
+        dial_pod(io, &authority, beside, &self.ground).await.map_err(|e| match e {
             DialError::Itself => Unreachable::Itself(at),
             e => no(e.to_string()),
         })
@@ -131,10 +132,10 @@ impl TlsPodDialer {
 }
 
 impl PodDialer for TlsPodDialer {
-    fn dial(&self, at: SocketAddr) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
         async move {
             let no = |cause: String| Unreachable::NoLink { at, cause };
-            let made = timeout(CONNECT, self.connect(at)).await;
+            let made = timeout(CONNECT, self.connect(at, beside)).await;
             let link = made.unwrap_or_else(|_| Err(no(format!("no link within {CONNECT:?}"))))?;
             let sender = link.sender.clone();
             self.links.send(link).await.map_err(|_| no("this pod is stopping".into()))?;

@@ -1,5 +1,7 @@
 //! One other pod, by its address: a link to it that is made when it is needed, and dropped when it is not.
 
+mod up;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::news::Announcements;
 use super::reach::{DialContext, Unreachable};
 use crate::names::NodeName;
-use crate::protocol::LinkSender;
+use crate::protocol::{LinkSender, SecondLink};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
@@ -167,6 +169,7 @@ impl Sibling {
     async fn keep_linked(&self, means: &DialContext) {
         let drain = means.drain.clone();
         let mut failures = 0;
+        let mut second = SecondLink::new(means.registry.metrics.clone());
         loop {
             tokio::select! {
                 biased;
@@ -179,10 +182,10 @@ impl Sibling {
                 () = sleep(UNASKED_AGAIN), if failures > 0 => {}
             }
             self.state.send_replace(State::Dialling(Instant::now()));
-            let pause = match means.dialer.dial(self.at).await {
+            let pause = match means.dialer.dial(self.at, false).await {
                 Ok(link) => {
                     failures = 0;
-                    self.serve(link, means).await;
+                    self.serve(link, &mut second, means).await;
                     Duration::ZERO
                 }
                 Err(why @ Unreachable::Itself(_)) => {
@@ -206,38 +209,6 @@ impl Sibling {
                 break;
             }
         }
-    }
-
-    /// A link is up: kept until it ends, or has had nothing to do for a minute.
-    async fn serve(&self, sender: Arc<LinkSender>, means: &DialContext) {
-        let pod = sender.instance.map(tracing::field::debug);
-        tracing::info!(link = %sender.id, at = %self.at, pod, "linked to another pod");
-        self.state.send_replace(State::Up(sender.clone()));
-        self.note(None, means);
-        means.registry.told_of_a_pod();
-        self.news.greet(&means.registry);
-        self.news.send(&sender, &means.registry, means.own).await;
-        // Requests that came during the dial have their link now.
-        let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
-        self.touch();
-        while !sender.is_closed() {
-            tokio::select! {
-                () = sender.closed() => {}
-                () = self.news.come() => {
-                    self.touch();
-                    self.news.send(&sender, &means.registry, means.own).await;
-                }
-                () = sleep(IDLE / 4) => {
-                    if sender.sessions() > 0 {
-                        self.touch();
-                    } else if self.unused() >= IDLE {
-                        tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
-                        sender.close();
-                    }
-                }
-            }
-        }
-        self.state.send_replace(State::Away);
     }
 
     /// Logs the failure, and returns the time until the next try.

@@ -158,7 +158,7 @@ async fn addresses_that_dns_makes_up_are_bounded_and_forgotten() {
 async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     let (siblings, _tell, _made) = siblings(&[]);
     let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    siblings.joined(&link);
+    siblings.joined(&link, false);
     let pod = siblings.all().pop().unwrap();
     let node = "node1".parse().unwrap();
     let found = |question| Found { question, here: true, silence: Duration::ZERO, instance: None, age: None };
@@ -183,8 +183,8 @@ async fn a_pod_that_has_linked_again_is_asked_over_the_newer_link_and_a_dead_one
     let (siblings, _tell, _made) = siblings(&[]);
     let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
     let (old, new) = (link(1), link(2));
-    siblings.joined(&old);
-    siblings.joined(&new);
+    siblings.joined(&old, false);
+    siblings.joined(&new, false);
     let asked: Vec<_> = siblings.all().iter().filter_map(|pod| pod.up()).map(|up| up.id).collect();
     assert_eq!(asked, [new.id]);
     assert_eq!(siblings.links().len(), 2, "sessions may run on either");
@@ -199,7 +199,7 @@ async fn a_pod_that_is_linked_both_ways_is_asked_once() {
     // It is tried at once, in vain.
     siblings.changes().changed().await.unwrap();
     let link = |id| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    siblings.joined(&link(1));
+    siblings.joined(&link(1), false);
     assert_eq!(siblings.all().len(), 2, "nobody knows yet that they are one");
     known.is_linked(&link(2));
     assert_eq!(names(&siblings.all()), ["127.0.0.1:1"]);
@@ -234,7 +234,7 @@ async fn whoever_waits_for_a_node_looks_again_once_another_pod_is_linked() {
     let registry = siblings.means.registry.clone();
     let arrival = registry.arrival(&"node1".parse().unwrap());
     let link = LinkSender::new(LinkId(7), Peer::Pod, Some(Instance::from_bits(7)), Dialect::NEWEST);
-    siblings.joined(&link);
+    siblings.joined(&link, false);
     assert!(arrival.come().now_or_never().is_some());
 }
 
@@ -248,7 +248,7 @@ async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
     };
     let load = |nodes| Load { nodes, stopping: false };
     let (dialled, incoming) = (link(7), link(8));
-    siblings.joined(&incoming);
+    siblings.joined(&incoming, false);
     siblings.on_load(&incoming, load(80));
     assert_eq!(siblings.loads(), None, "the one that is listed has no link");
     listed.is_linked(&dialled);
@@ -262,7 +262,7 @@ async fn loads_count_while_they_are_fresh_and_all_pods_are_known() {
     assert_eq!(siblings.loads(), Some(vec![known]));
     // The pod itself dials, too: it is the same one.
     let same = LinkSender::new(LinkId(9), Peer::Pod, dialled.instance, Dialect::NEWEST);
-    siblings.joined(&same);
+    siblings.joined(&same, false);
     assert_eq!(siblings.loads(), Some(vec![known]));
     tokio::time::advance(Duration::from_secs(20)).await;
     assert_eq!(siblings.loads(), None, "it has said nothing for a while");

@@ -2,10 +2,12 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 
+/// Labels of which each stands only where it is known.
+pub(super) type PodLabels = Vec<(&'static str, String)>;
+
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct PodLabels {
-    pub(super) kubernetes_namespace: String,
-    pub(super) kubernetes_pod_name: String,
+pub(super) struct BuildLabels {
+    pub(super) version: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

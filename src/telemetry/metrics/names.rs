@@ -16,6 +16,8 @@ impl Metrics {
         let help = "Times that two live processes had one node's name";
         to.register("tunnel_name_conflicts", help, self.name_conflicts.clone());
         to.register("tunnel_reconnects", "Times an edge dialled its cloud again", self.reconnects.clone());
+        let help = "Second links beside one that had fallen silent: dialled; won (it answered first), lost (the old one did), failed";
+        to.register("tunnel_second_links", help, self.second_links.0.clone());
         let help = "Edges that were asked to link to a pod that has fewer";
         to.register("tunnel_edges_moved", help, self.moved.clone());
         let help = "Time from a ping to its answer";

@@ -6,7 +6,7 @@ use super::Bench;
 use crate::echo::Echo;
 use crate::load::Kind;
 use crate::place::Place;
-use crate::table::{Row, Table, median, short};
+use crate::table::{Bound, Row, Table, median, short};
 use crate::targets::Targets;
 use crate::tunnel::Tunnel;
 
@@ -46,7 +46,7 @@ impl Bench {
                     let took = stand.until_reachable(COME_UP)?;
                     eprintln!("{name}: reachable after {took:.2?}");
                 }
-                let (rate, cost) = self.one(&stand, Kind::Download)?;
+                let (rate, cost) = self.one(&stand, Kind::Download, 1)?;
                 let echo = Echo::tight(&way.echo, self.time(2.0)).measure(None)?;
                 shown.rate.push(rate);
                 shown.cost.push(cost);
@@ -59,23 +59,41 @@ impl Bench {
             table,
             "relayed session: CPU per GiB of pods and edge, download",
             "s",
-            relayed.cost,
-            local.cost,
+            (relayed.cost, local.cost),
+            Some(Bound::Most(1.4, 1.3)),
         );
-        Self::compare(table, "relayed session: rate of one download", "MiB/s", relayed.rate, local.rate);
-        Self::compare(table, "relayed session: echo of 64 bytes, idle, p50", "us", relayed.echo, local.echo);
+        Self::compare(
+            table,
+            "relayed session: rate of one download",
+            "MiB/s",
+            (relayed.rate, local.rate),
+            Some(Bound::Least(0.8, 0.9)),
+        );
+        Self::compare(
+            table,
+            "relayed session: echo of 64 bytes, idle, p50",
+            "us",
+            (relayed.echo, local.echo),
+            None,
+        );
         Ok(())
     }
 
-    fn compare(table: &mut Table, figure: &str, unit: &str, relayed: Vec<f64>, local: Vec<f64>) {
-        let (relayed, local) = (median(relayed), median(local));
+    fn compare(
+        table: &mut Table,
+        figure: &str,
+        unit: &str,
+        rounds: (Vec<f64>, Vec<f64>),
+        bound: Option<Bound>,
+    ) {
+        let (relayed, local) = (median(rounds.0), median(rounds.1));
         table.add(Row {
             figure: format!("{figure}, against a local one's"),
             tunnel: format!("{} {unit}", short(relayed)),
             reference: format!("local {} {unit}", short(local)),
             others: String::new(),
             value: relayed / local,
-            bound: None,
+            bound,
         });
     }
 }

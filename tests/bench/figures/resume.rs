@@ -29,7 +29,7 @@ impl Bench {
             for pair in 0..PAIRS {
                 let one = |which: usize| -> Result<(f64, f64)> {
                     let (proxy, _): &(Proxy, Targets) = stands.get(which).context("two programs")?;
-                    self.one(proxy, kind)
+                    self.one(proxy, kind, 1)
                 };
                 let ((rate, cost), (rate_without, cost_without)) = if pair % 2 == 0 {
                     let first = one(0)?;

@@ -133,7 +133,7 @@ impl Wires {
 }
 
 impl PodDialer for Wires {
-    fn dial(&self, at: SocketAddr) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
+    fn dial(&self, at: SocketAddr, beside: bool) -> BoxFuture<'_, Result<Arc<LinkSender>, Unreachable>> {
         async move {
             // A connection, TLS and the call.
             sleep(3 * LATENCY).await;
@@ -148,7 +148,7 @@ impl PodDialer for Wires {
                 LinkSender::new(LinkId(self.net.number()), Peer::Pod, Some(instance), Dialect::NEWEST)
             };
             let (there, back) = (end(far.own), end(self.own));
-            far.siblings.joined(&back);
+            far.siblings.joined(&back, beside);
             near.drain.spawn(Span::none(), carry([near.clone(), far.clone()], [there.clone(), back.clone()]));
             far.drain.clone().spawn(Span::none(), carry([far, near], [back, there.clone()]));
             Ok(there)

@@ -29,6 +29,8 @@ pub(crate) struct Seen {
     pub(crate) broke: usize,
     /// Processes that vanished.
     pub(crate) died: usize,
+    /// Links that got another one beside them.
+    pub(crate) doubled: usize,
 }
 
 /// One session.

@@ -29,7 +29,7 @@ impl FrontEnd<UnixStream> for Line {
         if let Ok(user) = socket.peer_cred() {
             visit.proof = Proof::User(format!("uid {}", user.uid()));
         }
-        let (answer, session) = match visit.open(asks(line.trim()), new_trace()).await {
+        let (answer, session) = match visit.open(asks(line.trim()), trace::new()).await {
             Ok(session) => ("ok\n".to_owned(), Some(session)),
             Err(denied) => (format!("no: {}\n", denied.denial.sentence(denied.trusted)), None),
         };
@@ -57,7 +57,7 @@ impl FrontEnd<UnixStream> for Lines {
         let mut lines = BufReader::new(socket);
         let mut line = String::new();
         while lines.read_line(&mut line).await.unwrap() > 0 {
-            let opened = match visit.judge(asks(line.trim()), new_trace()).await {
+            let opened = match visit.judge(asks(line.trim()), trace::new()).await {
                 Ok(permitted) => permitted.open().await,
                 Err(denied) => Err(denied),
             };
@@ -88,7 +88,7 @@ impl FrontEnd<UnixStream> for Switch {
     async fn handshake(&self, mut socket: UnixStream, visit: &mut Visit<'_>) -> Handshake<UnixStream> {
         let mut line = String::new();
         BufReader::new(&mut socket).read_line(&mut line).await.unwrap();
-        let permitted = visit.judge(asks(line.trim()), new_trace()).await.unwrap();
+        let permitted = visit.judge(asks(line.trim()), trace::new()).await.unwrap();
         let session = permitted.open().await.unwrap();
         Handshake::Opened { session, socket, early: Bytes::new() }
     }

@@ -14,14 +14,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use crate::drain::Drain;
 use crate::net::door::Slot;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
+use crate::protocol::link::grpc::crew::Crew;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, ends, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, ends, puller,
 };
 use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link};
@@ -87,7 +87,7 @@ where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let ahead = ReadAhead::default();
+    let (ahead, crew) = (ReadAhead::default(), Crew::default());
     let service = {
         let handler = CallHandler {
             from,
@@ -108,8 +108,8 @@ where
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
     let io = TokioIo::new(Bounded { io, hook: ahead });
-    let mut serving = Box::pin(http(ground.drain.clone()).serve_connection(io, service));
-    async move {
+    let mut serving = Box::pin(http(crew.clone()).serve_connection(io, service));
+    crew.run(Box::pin(async move {
         let lost = waiting.slots.1.lost();
         let let_in = async {
             let why = tokio::select! {
@@ -134,12 +134,12 @@ where
         if let Some(Err(e)) = ended {
             tracing::debug!(%from, error = %e, "link connection ended");
         }
-    }
+    }))
 }
 
-/// HTTP/2 as a pod serves it; its tasks run in `drain`.
-fn http(drain: Drain) -> http2::Builder<Spawn> {
-    let mut http = http2::Builder::new(Spawn(drain));
+/// HTTP/2 as a pod serves it; its futures run on `crew`.
+fn http(crew: Crew) -> http2::Builder<Crew> {
+    let mut http = http2::Builder::new(crew);
     http.timer(TokioTimer::new())
         .initial_stream_window_size(POD_WINDOW)
         .initial_connection_window_size(POD_WINDOW)

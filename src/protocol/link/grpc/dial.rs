@@ -14,9 +14,10 @@ use crate::names::{Instance, NodeName};
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
+use crate::protocol::link::grpc::crew::Crew;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
-    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, Spawn, ends, puller,
+    FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, ends, puller,
 };
 use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link, Puller};
@@ -67,31 +68,35 @@ impl DialError {
     }
 }
 
-/// Makes an encrypted connection a link: the edge's side of the call.
+/// Makes an encrypted connection a link: the edge's side of the call, with the metadata that [`Hello`] makes.
 pub async fn dial<IO>(
     io: IO,
     authority: &str,
     node: &NodeName,
-    token: &str,
+    said: HeaderMap,
     ground: &LinkContext,
 ) -> Result<Link, DialError>
 where
     IO: Connection + 'static,
 {
-    let said = Hello::edge_request(node, token, ground.table.instance());
     let answered = call(io, authority, said, node, EDGE_WINDOW, ground).await?;
     answered.refusal()?;
     Ok(answered.link(Peer::Cloud(node.clone()), ground))
 }
 
-/// Makes an encrypted connection to another pod a link. The connection has shown our certificate.
-pub async fn dial_pod<IO>(io: IO, authority: &str, ground: &LinkContext) -> Result<Link, DialError>
+/// Makes an encrypted connection to another pod a link, `beside` an older one. The connection has shown our certificate.
+pub async fn dial_pod<IO>(
+    io: IO,
+    authority: &str,
+    beside: bool,
+    ground: &LinkContext,
+) -> Result<Link, DialError>
 where
     IO: Connection + 'static,
 {
     let own = ground.table.instance();
-    let answered =
-        call(io, authority, Caller::pod_request(own), &NodeName::none(), POD_WINDOW, ground).await?;
+    let said = if beside { Caller::pod_beside_request(own) } else { Caller::pod_request(own) };
+    let answered = call(io, authority, said, &NodeName::none(), POD_WINDOW, ground).await?;
     match (answered.instance, answered.refusal()) {
         (Some(instance), _) if instance == own => Err(DialError::Itself),
         (Some(_), refusal) => refusal.map(|()| answered.link(Peer::Pod, ground)),
@@ -152,7 +157,8 @@ where
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
-    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(Spawn(ground.drain.clone()))
+    let crew = Crew::default();
+    let (mut sender, driver) = hyper::client::conn::http2::Builder::new(crew.clone())
         .timer(TokioTimer::new())
         .initial_stream_window_size(window)
         .initial_connection_window_size(window)
@@ -166,12 +172,13 @@ where
         .map_err(broken)?;
     let connection = CancellationToken::new();
     let over = connection.clone();
-    ground.drain.spawn(Span::current(), async move {
+    let lead = Box::pin(async move {
         tokio::select! {
             ended = driver => if let Err(e) = ended { tracing::debug!(error = %e, "link connection ended") },
             () = over.cancelled() => {}
         }
     });
+    ground.drain.spawn(Span::current(), crew.run(lead));
     let connection = connection.drop_guard();
     let (agree, agreed) = oneshot::channel();
     let body = CallBody::Greeting { first: Some(encode(heartbeat(node))), agreed };

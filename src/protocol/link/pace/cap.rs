@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::protocol::link::pace::noise::Noise;
+
 /// The cap, and what it is derived from.
 #[derive(Debug)]
 pub(super) struct Cap {
@@ -27,10 +29,17 @@ pub(super) struct Cap {
     capped_for: Duration,
     renewal: Option<Renewal>,
     trial: Option<Trial>,
-    /// The cap has just changed: what comes of it shows in the round after this one.
-    settling: bool,
+    /// The doubling has just ended.
+    overshot: bool,
+    /// Whether much was under way in the round before. If not, what stands on the line is older, or not ours.
+    was_near: bool,
+    /// The cap has just changed: what comes of it shows after so many rounds.
+    settling: u32,
     /// How often in a row it has grown without a queue.
     grown: u32,
+    /// Rounds since it was cut.
+    uncut: u32,
+    pub(super) noise: Noise,
 }
 
 /// One round trip, or [`SHORTEST_ROUND`] if that is longer.
@@ -40,6 +49,8 @@ struct Round {
     delivered: u64,
     least: Option<Duration>,
     hit: bool,
+    /// Much is under way, whether the cap is what holds it or the kernel.
+    near: bool,
 }
 
 /// Some rounds below the cap, which empty the queue that we may keep standing ourselves.
@@ -73,8 +84,12 @@ impl Cap {
             capped_for: Duration::ZERO,
             renewal: None,
             trial: None,
-            settling: false,
+            overshot: false,
+            was_near: false,
+            settling: 0,
             grown: 0,
+            uncut: ROUNDS_TO_DRAIN,
+            noise: Noise::default(),
         }
     }
 
@@ -86,6 +101,7 @@ impl Cap {
 
     /// Whether so many bytes under way are as many as may be. Those who ask have more to send.
     pub(super) fn is_reached(&mut self, under_way: u64) -> bool {
+        self.round.near |= under_way >= self.bytes() / 8;
         // While it doubles, the line must not wait for that.
         self.round.hit |= under_way >= if self.doubling { self.bytes() / 2 } else { self.bytes() };
         under_way >= self.bytes()
@@ -105,28 +121,39 @@ impl Cap {
     pub(super) fn sample(&mut self, trip: Duration, delivered: u64, now: Instant) {
         self.least = Some(self.least.map_or(trip, |least| least.min(trip)));
         self.round.least = Some(self.round.least.map_or(trip, |least| least.min(trip)));
-        let next = Round { since: Some(now), delivered, least: None, hit: false };
+        self.noise.sample(trip);
+        let next = Round { since: Some(now), delivered, ..Round::default() };
         let Some(since) = self.round.since else {
-            self.round = Round { hit: self.round.hit, ..next };
+            self.round = Round { hit: self.round.hit, near: self.round.near, ..next };
             return;
         };
         // Half a round more of doubling would fill the queue of any line.
-        let overfull = self.doubling && self.least.is_some_and(|least| trip > least + standing(least));
+        let overfull = self.doubling
+            && self.was_near
+            && self.least.is_some_and(|least| trip > least + self.standing(least));
         if now - since >= if overfull { SHORTEST_ROUND } else { trip.max(SHORTEST_ROUND) } {
             if overfull {
                 self.round.least = Some(trip);
             }
-            self.end_round(delivered, now - since);
+            self.end_round(trip, delivered, now - since);
             self.round = next;
         }
     }
 
-    fn end_round(&mut self, delivered: u64, took: Duration) {
+    fn end_round(&mut self, trip: Duration, delivered: u64, took: Duration) {
         let (Some(here), Some(least)) = (self.round.least, self.least) else { return };
-        let (hit, rate) = (self.round.hit, per_second(delivered.wrapping_sub(self.round.delivered), took));
-        self.rates.truncate(ROUNDS_KEPT - 1);
-        self.rates.push_front(rate);
+        // A round in which there was a pause shows nothing.
+        let paused = took > PAUSE.max(here * 3);
+        let (hit, near) = (self.round.hit && !paused, self.round.near && !paused);
+        let rate = per_second(delivered.wrapping_sub(self.round.delivered), took);
+        if hit || rate > self.best() {
+            self.rates.truncate(ROUNDS_KEPT - 1);
+            self.rates.push_front(rate);
+        }
+        let ours = std::mem::replace(&mut self.was_near, near) && near;
         self.rate = Some(if hit { rate } else { self.rate.map_or(rate, |known| known.max(rate)) });
+        self.noise.end_round(trip, ours && self.uncut >= ROUNDS_TO_DRAIN && self.renewal.is_none());
+        self.uncut = self.uncut.saturating_add(1);
         if let Some(mut renewal) = self.renewal.take() {
             renewal.least = Some(renewal.least.map_or(here, |l| l.min(here)));
             renewal.step += 1;
@@ -138,9 +165,16 @@ impl Cap {
             return;
         }
         let queue = here.saturating_sub(least);
-        if std::mem::take(&mut self.settling) {
-        } else if queue > standing(least) {
-            self.stands(here, least);
+        if self.settling > 0 {
+            self.settling -= 1;
+            // While the queue of the doubling was sent, the line's rate showed.
+            if std::mem::take(&mut self.overshot) {
+                self.bytes = self.bytes.max(carried(self.best(), least + self.target(least)));
+            }
+        } else if queue > self.standing(least) {
+            if ours {
+                self.stands(here, least);
+            }
         } else {
             self.trial = None;
             self.flows(queue, least, hit);
@@ -164,12 +198,23 @@ impl Cap {
             return;
         }
         let best = self.best();
-        let lowered = carried(best, least + target(least)).clamp(LEAST_CAP, bytes);
+        let lowered = carried(best, least + self.target(least)).clamp(LEAST_CAP, bytes);
         let less = time_of(bytes - lowered, best).min(here.saturating_sub(least));
         // Of what was sent while it doubled, most has yet to come to the queue: that proves nothing.
         let tried = Trial { shorter: trial.shorter + less, ..trial };
-        self.trial = (!std::mem::take(&mut self.doubling)).then_some(tried);
-        (self.bytes, self.settling, self.grown) = (lowered, true, 0);
+        self.overshot = std::mem::take(&mut self.doubling);
+        self.trial = (!self.overshot).then_some(tried);
+        (self.bytes, self.settling, self.grown, self.uncut) = (lowered, 1, 0, 0);
+    }
+
+    /// The round trip above the least by which a queue stands.
+    fn standing(&self, least: Duration) -> Duration {
+        STANDING_QUEUE.max(least / 8).max(self.noise.now())
+    }
+
+    /// The queue that is allowed: a shorter one would not be seen.
+    fn target(&self, least: Duration) -> Duration {
+        target(least).max(self.noise.now() / 2)
     }
 
     /// What the line carries, as far as is known.
@@ -182,7 +227,7 @@ impl Cap {
         if !hit {
             return;
         }
-        if queue > target(least) / 2 {
+        if queue > self.target(least) / 2 {
             self.grown = 0;
             return;
         }
@@ -190,20 +235,20 @@ impl Cap {
         let step = match self.grown {
             _ if self.doubling => self.bytes,
             // A cap that is much too low need not grow by little for long.
-            GROWN_BY_LITTLE.. => self.bytes / 8,
+            grown @ GROWN_BY_LITTLE.. => (self.bytes / 8) << (grown - GROWN_BY_LITTLE).min(3),
             _ => carried(self.best(), target(least) / 2),
         };
         self.bytes = (self.bytes + step.min(self.bytes)).min(MOST_CAP);
-        self.settling = !self.doubling;
+        self.settling = match self.grown {
+            _ if self.doubling => 0,
+            // Its least round trip began before.
+            GROWN_BY_LITTLE.. => 2,
+            _ => 1,
+        };
     }
 }
 
-/// The round trip above the least by which a queue stands.
-fn standing(least: Duration) -> Duration {
-    STANDING_QUEUE.max(least / 8)
-}
-
-/// The queue that is allowed on a line with that least round trip.
+/// The queue that is allowed on a line with that least round trip, when it never changes by itself.
 fn target(least: Duration) -> Duration {
     TARGET_QUEUE.max(least / 12)
 }
@@ -233,10 +278,14 @@ const MOST_CAP: u64 = 64 << 20;
 const STANDING_QUEUE: Duration = Duration::from_millis(12);
 /// The queue that is allowed, so that the line never runs dry; on a long line a twelfth of its round trip.
 const TARGET_QUEUE: Duration = Duration::from_millis(8);
+/// A round that takes longer, and three round trips, had a pause in it.
+const PAUSE: Duration = Duration::from_millis(100);
 /// A shorter round would measure the scheduler, not the line.
 const SHORTEST_ROUND: Duration = Duration::from_millis(10);
 /// Of how many rounds the rates are remembered: as many as show the line's rate at least once.
 const ROUNDS_KEPT: usize = 8;
+/// After so many rounds the queue of before a cut is gone.
+const ROUNDS_TO_DRAIN: u32 = 3;
 /// Less often it grows by little without meeting a queue, then by an eighth.
 const GROWN_BY_LITTLE: u32 = 3;
 /// After this long at the cap the least round trip is measured anew, as the route may have changed.

@@ -41,6 +41,9 @@ impl Kernel {
         self.least_ahead = self.least_ahead.min(ahead);
         self.above = ahead.wrapping_sub(self.least_ahead).cast_unsigned();
         (self.latest, self.sent, self.at) = (reading, sent, now);
+        if reading.in_flight <= FEW {
+            self.cap.noise.alone(reading.variation * 3);
+        }
         self.cap.sample(reading.round_trip, reading.delivered, now);
     }
 
@@ -79,6 +82,8 @@ impl Kernel {
     }
 }
 
+/// With so few bytes under way the round trip varies by itself.
+const FEW: u64 = 6000;
 /// A reading this old is renewed.
 const FRESH: Duration = Duration::from_millis(1);
 /// How long a byte may wait in our socket, or a sixteenth of the least round trip if that is more: the kernel never runs

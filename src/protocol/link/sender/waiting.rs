@@ -11,6 +11,7 @@ use crate::net::tcp_info::{TcpInfo, TcpInfoReader};
 use crate::protocol::link::pace::Pace;
 use crate::protocol::link::schedule::{Schedule, Turn};
 use crate::protocol::link::source::FrameSource;
+use crate::protocol::link::trips::Trips;
 use crate::protocol::wire::frame::{Frame, FrameKind};
 
 /// Everything that waits for one link, under the link sender's lock.
@@ -18,7 +19,9 @@ use crate::protocol::wire::frame::{Frame, FrameKind};
 pub(super) struct Waiting {
     pub(super) closed: bool,
     pub(super) pong: Option<Option<u64>>,
-    pub(super) ping: bool,
+    /// Since when a ping is to be sent.
+    pub(super) ping: Option<Instant>,
+    pub(super) trips: Trips,
     /// Signals, last frames, and answers about sessions that are not ours; bounded by [`MOST_REPLIES`] but for the
     /// frames of own sessions.
     pub(super) replies: VecDeque<Frame>,
@@ -53,7 +56,8 @@ impl Waiting {
         Self {
             closed: false,
             pong: None,
-            ping: false,
+            ping: None,
+            trips: Trips::default(),
             replies: VecDeque::new(),
             answers: VecDeque::new(),
             credits: VecDeque::new(),
@@ -76,7 +80,7 @@ impl Waiting {
         if let Some(number) = self.pong.take() {
             return Poll::Ready(Some(Next::Frame(FrameKind::Pong(number))));
         }
-        if self.ping || self.pace.as_ref().is_some_and(Pace::ping_due) {
+        if self.ping.is_some() || self.pace.as_ref().is_some_and(Pace::ping_due) {
             return Poll::Ready(Some(self.ping(now)));
         }
         if let Some(frame) = self.replies.pop_front() {
@@ -150,7 +154,7 @@ impl Waiting {
     }
 
     fn ping(&mut self, now: Instant) -> Next {
-        self.ping = false;
+        self.ping = None;
         Next::Frame(FrameKind::Ping(self.pace.as_mut().map(|pace| pace.ping(now))))
     }
 

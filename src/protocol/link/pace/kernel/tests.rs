@@ -13,6 +13,10 @@ struct Wire {
     trip: Duration,
     /// More of the round trip that has nothing to do with what is sent.
     noise: Duration,
+    /// By up to so much more, each way, by chance; another chance every so long.
+    jitter: Duration,
+    chance: u64,
+    chosen: Instant,
     free_at: Instant,
     /// When what was sent is acknowledged, how much it is, and when it was sent.
     under_way: VecDeque<(Instant, u64, Instant)>,
@@ -23,6 +27,7 @@ struct Wire {
     written: u64,
     delivered: u64,
     smoothed: Duration,
+    variation: Duration,
     /// The longest that a byte would have waited, in the socket and for the line.
     worst: Duration,
 }
@@ -35,6 +40,9 @@ impl Wire {
             rate: mbit * 125_000,
             trip,
             noise: Duration::ZERO,
+            jitter: Duration::ZERO,
+            chance: 1,
+            chosen: now,
             free_at: now,
             under_way: VecDeque::new(),
             window: WINDOW,
@@ -43,6 +51,7 @@ impl Wire {
             written: 0,
             delivered: 0,
             smoothed: trip,
+            variation: Duration::ZERO,
             worst: Duration::ZERO,
         }
     }
@@ -51,6 +60,7 @@ impl Wire {
         let in_flight = self.under_way.iter().map(|(_, len, _)| len).sum::<u64>();
         TcpInfo {
             round_trip: self.smoothed,
+            variation: self.variation,
             pacing: self.window * 2_000_000 / self.smoothed.as_micros() as u64,
             delivered: self.delivered,
             in_flight,
@@ -94,9 +104,14 @@ impl Wire {
     }
 
     fn step(&mut self) {
+        if self.now - self.chosen >= self.jitter && !self.jitter.is_zero() {
+            self.chosen = self.now;
+            self.noise = self.jitter.mul_f64(self.chance() + self.chance());
+        }
         while let Some((at, len, sent)) = self.under_way.front().copied().filter(|(at, ..)| *at <= self.now) {
             self.under_way.pop_front();
             self.delivered += len;
+            self.variation = (self.variation * 3 + (at - sent).abs_diff(self.smoothed)) / 4;
             self.smoothed = (self.smoothed * 7 + (at - sent)) / 8;
             self.window = (self.window + len).min(self.most);
         }
@@ -107,7 +122,27 @@ impl Wire {
             in_flight += len;
             let on_line = Duration::from_secs_f64(len as f64 / self.rate as f64);
             self.free_at = self.free_at.max(self.now) + on_line;
-            self.under_way.push_back((self.free_at + self.trip + self.noise, len, self.now));
+            let last = self.under_way.back().map_or(self.now, |(at, ..)| *at);
+            self.under_way.push_back((last.max(self.free_at + self.trip + self.noise), len, self.now));
+        }
+    }
+
+    /// From 0 to 1.
+    fn chance(&mut self) -> f64 {
+        self.chance =
+            self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.chance >> 33) as f64 / f64::from(1u32 << 31)
+    }
+
+    /// Small frames there and back, one after the other.
+    fn ping(&mut self, times: u32) {
+        for _ in 0..times {
+            (self.unsent, self.written) = (self.unsent + 100, self.written + 100);
+            self.step();
+            while !self.under_way.is_empty() {
+                self.now += STEP;
+                self.step();
+            }
         }
     }
 
@@ -210,5 +245,52 @@ async fn behind_a_proxy_pings_are_believed_and_else_the_kernel() {
             pace.pong(number, wire.now + wire.smoothed + Duration::from_millis(behind));
         }
         assert_eq!(pace.look_after().is_some(), kernel, "{behind} ms");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_jitters_is_kept_full() {
+    for (mbit, trip, jitter) in [(50, 40, 30), (10, 80, 20), (20, 20, 10)] {
+        let (mut early, mut late) = (0.0, 0.0);
+        for chance in 1..=10 {
+            let (mut wire, mut pace) = (Wire::new(mbit, trip), Pace::new());
+            (wire.jitter, wire.chance) = (Duration::from_millis(jitter), chance);
+            wire.ping(10);
+            early += wire.run(Some(&mut pace), SECOND * 6) / 10.0;
+            late += wire.run(Some(&mut pace), SECOND * 10) / 10.0;
+        }
+        assert!(early > 0.7 && late > 0.9, "{early}, {late} of {mbit} Mbit/s at {trip} ms, jitter {jitter}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_that_stands_while_little_is_sent_is_not_ours() {
+    let (mut wire, mut pace) = (Wire::new(10, 600), Pace::new());
+    wire.run(Some(&mut pace), SECOND);
+    // Answers wait behind what comes the other way, while only keystrokes go this way.
+    wire.noise = Duration::from_millis(200);
+    for _ in 0..300 {
+        wire.ping(1);
+        pace.read(wire.reading(), wire.now);
+        pace.is_capped();
+    }
+    wire.noise = Duration::ZERO;
+    let share = wire.run(Some(&mut pace), SECOND * 8);
+    let alone = Wire::new(10, 600).run(None, SECOND * 8);
+    assert!(share > alone * 0.85, "{share}, plain TCP {alone}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
+    for (mbit, trip, most) in [(10, 600, 400), (7, 600, 400), (130, 200, 120), (70, 200, 120), (20, 40, 70)] {
+        let (mut wire, mut plain, mut pace) = (Wire::new(mbit, trip), Wire::new(mbit, trip), Pace::new());
+        let share = wire.run(Some(&mut pace), SECOND * 6) / plain.run(None, SECOND * 6);
+        let first = wire.worst.as_millis();
+        wire.run(Some(&mut pace), SECOND * 2);
+        wire.run(Some(&mut pace), SECOND * 4);
+        let then = wire.worst.as_millis();
+        let what =
+            format!("{share} of plain TCP, {first} ms, then {then} ms wait at {mbit} Mbit/s, {trip} ms");
+        assert!(share > 0.98 && first <= most && then <= (trip / 6).max(20).into(), "{what}");
     }
 }

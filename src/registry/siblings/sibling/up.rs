@@ -1,0 +1,68 @@
+//! The link to another pod while it is up.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+
+use super::{IDLE, Sibling, State};
+use crate::protocol::{LinkSender, SecondLink};
+use crate::registry::siblings::reach::DialContext;
+
+impl Sibling {
+    /// A link is up: kept until it ends, or has had nothing to do for a minute. Where it falls silent, another one takes
+    /// its place.
+    pub(super) async fn serve(
+        &self,
+        mut link: Arc<LinkSender>,
+        second: &mut SecondLink,
+        means: &DialContext,
+    ) {
+        while let Some(next) = self.serve_one(&link, second, means).await {
+            self.state.send_replace(State::Up(next.clone()));
+            link.close();
+            link = next;
+        }
+        self.state.send_replace(State::Away);
+    }
+
+    /// Until the link ends: `None`; or until it is silent and a second one beside it answers first.
+    async fn serve_one(
+        &self,
+        link: &Arc<LinkSender>,
+        second: &mut SecondLink,
+        means: &DialContext,
+    ) -> Option<Arc<LinkSender>> {
+        let pod = link.instance.map(tracing::field::debug);
+        tracing::info!(link = %link.id, at = %self.at, pod, "linked to another pod");
+        self.state.send_replace(State::Up(link.clone()));
+        self.note(None, means);
+        means.registry.told_of_a_pod();
+        self.news.greet(&means.registry);
+        self.news.send(link, &means.registry, means.own).await;
+        // Requests that came during the dial have their link now.
+        let _ = timeout(Duration::ZERO, self.wanted.notified()).await;
+        self.touch();
+        let mut outrun = pin!(second.beside(link, || means.dialer.dial(self.at, true)));
+        while !link.is_closed() {
+            tokio::select! {
+                () = link.closed() => {}
+                () = self.news.come() => {
+                    self.touch();
+                    self.news.send(link, &means.registry, means.own).await;
+                }
+                () = sleep(IDLE / 4) => {
+                    if link.sessions() > 0 {
+                        self.touch();
+                    } else if self.unused() >= IDLE {
+                        tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
+                        link.close();
+                    }
+                }
+                next = &mut outrun => return Some(next),
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,229 @@
+//! Lines that fall silent: a second link beside the first, and whichever answers first carries the sessions on.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::{Instant, sleep};
+use tunnel::edge::Edge;
+use tunnel::names::{Instance, SessionId};
+use tunnel::protocol::wire::frame::SessionFrame;
+use tunnel::protocol::wire::hello::Hello;
+
+use crate::support::clients::echoed;
+use crate::support::line::{Line, Silent};
+use crate::support::peer::{ScriptedPod, old};
+use crate::support::pods;
+use crate::support::programs::{TestDir, TestPod, at, edge, start_edge};
+use crate::support::sibling::open_word;
+use crate::support::{hurry, soon, targets, wait_within};
+
+/// Less than the 15 s after which a silent link is given up in any case.
+const SOON: Duration = Duration::from_secs(8);
+
+/// How many second links had that outcome.
+fn second(edge: &Edge, outcome: &'static str) -> u64 {
+    edge.metrics.second_links.counted(outcome)
+}
+
+/// A session over a line that falls silent goes on over the next connection of that line, without losing a byte.
+async fn goes_on_after(directions: Silent) {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    hurry();
+    for cut in 1..=3 {
+        echoed(&mut client, "before").await;
+        // So long that a ping shows the round trip.
+        sleep(Duration::from_secs(2)).await;
+        let old = pod.has("node1").await;
+        line.fall_silent_in(directions);
+        let begun = Instant::now();
+        client.write_all(b"lost on the way").await.unwrap();
+        let mut back = [0; 15];
+        soon("the echo", client.read_exact(&mut back)).await.unwrap();
+        assert_eq!(&back, b"lost on the way");
+        assert!(begun.elapsed() < SOON, "{cut}: {:?}", begun.elapsed());
+        assert!(pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id));
+        assert_eq!((second(&edge, "dialled"), second(&edge, "won")), (cut, cut));
+    }
+    echoed(&mut client, "after").await;
+}
+
+#[tokio::test]
+async fn a_session_goes_on_over_a_second_link_when_its_line_falls_silent() {
+    goes_on_after(Silent::Both).await;
+}
+
+#[tokio::test]
+async fn the_same_where_only_what_the_edge_says_is_lost() {
+    goes_on_after(Silent::Up).await;
+}
+
+#[tokio::test]
+async fn the_same_where_only_what_the_pod_says_is_lost() {
+    goes_on_after(Silent::Down).await;
+}
+
+#[tokio::test]
+async fn a_cloud_that_speaks_first_after_a_pause_finds_the_second_link_there() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    sleep(Duration::from_secs(60)).await;
+    line.fall_silent();
+    wait_within(SOON, "a second link, although nobody speaks", || second(&edge, "won") == 1).await;
+    echoed(&mut client, "after").await;
+}
+
+#[tokio::test]
+async fn an_edge_that_carried_nothing_for_ten_minutes_dials_no_second_link() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pod.has("node1").await;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    sleep(Duration::from_secs(610)).await;
+    let old = pod.has("node1").await;
+    line.fall_silent();
+    wait_within(Duration::from_secs(45), "another link", || {
+        pod.link("node1").is_some_and(|link| link.sender.id != old.sender.id)
+    })
+    .await;
+    assert_eq!(second(&edge, "dialled"), 0);
+    echoed(&mut client, "after").await;
+}
+
+#[tokio::test]
+async fn a_line_that_was_only_slow_keeps_its_link_and_is_not_doubled_at_once_again() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let line = Line::to(pod.pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    let link = pod.has("node1").await.sender.id;
+    let mut client = pod.open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    sleep(Duration::from_secs(3)).await;
+    for slow in 1..=2 {
+        line.freeze(true);
+        client.write_all(b"late").await.unwrap();
+        if slow == 1 {
+            wait_within(SOON, "a second link is dialled", || second(&edge, "dialled") == 1).await;
+        } else {
+            sleep(Duration::from_secs(3)).await;
+        }
+        line.freeze(false);
+        let mut back = [0; 4];
+        soon("the echo", client.read_exact(&mut back)).await.unwrap();
+        wait_within(SOON, "the second link has lost", || second(&edge, "lost") == 1).await;
+        assert_eq!((second(&edge, "dialled"), second(&edge, "won")), (1, 0), "{slow}");
+        assert_eq!(pod.link("node1").unwrap().sender.id, link, "{slow}");
+    }
+}
+
+/// A pod that says nothing more once a session is open; whether it is called a second time, and with which mark.
+async fn calls_again(headers: impl Fn(Instance) -> http::HeaderMap) -> Option<bool> {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let mut pod = ScriptedPod::start(&place).await;
+    let edge = start_edge(&place.edge("node1", pod.at, ""));
+    let instance = Instance::random();
+    let mut first = pod.call().await;
+    first.answer_as(headers(instance));
+    let id = SessionId::random();
+    hurry();
+    let SessionFrame::Open { target: _, limit, epoch, client, opener } = open_word(1) else {
+        unreachable!("an Open")
+    };
+    let target = SocketAddr::from(([127, 0, 0, 1], echo.port())).to_string().parse().unwrap();
+    first.say(id, SessionFrame::Open { target, limit, epoch, client, opener }).await;
+    let (_, word) = first.word().await;
+    assert!(matches!(word, SessionFrame::Opened { .. }), "{word:?}");
+    // Its pings are answered for a while, so that it knows the round trip; then nothing is heard of the pod.
+    let _ = tokio::time::timeout(Duration::from_secs(3), first.ends()).await;
+    sleep(Duration::from_secs(8)).await;
+    assert_eq!(second(&edge, "dialled"), u64::from(pod.connections() == 2));
+    if pod.connections() == 1 {
+        return None;
+    }
+    let call = pod.call().await;
+    Some(call.headers.get("tunnel-beside").is_some_and(|mark| mark == "1"))
+}
+
+#[tokio::test]
+async fn the_second_link_is_marked_in_its_hello() {
+    assert_eq!(calls_again(Hello::response).await, Some(true));
+}
+
+#[tokio::test]
+async fn a_pod_that_does_not_know_the_mark_is_not_called_a_second_time() {
+    assert_eq!(calls_again(|instance| old(Hello::response(instance))).await, None);
+}
+
+#[tokio::test]
+async fn a_second_link_that_comes_to_another_pod_takes_the_sessions_along() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pods = pods::start(&place, 2);
+    let line = Line::to(pods[0].pod.bound.grpc).await;
+    let edge = start_edge(&place.edge("node1", line.at, ""));
+    pods[0].has("node1").await;
+    let mut client = pods[0].open(&at("node1", echo)).await;
+    echoed(&mut client, "before").await;
+    hurry();
+    sleep(Duration::from_secs(2)).await;
+    line.lead_to(pods[1].pod.bound.grpc);
+    line.fall_silent();
+    let begun = Instant::now();
+    echoed(&mut client, "lost on the way").await;
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert_eq!(second(&edge, "won"), 1);
+    pods[1].has("node1").await;
+}
+
+/// Two pods and an edge at the second; the first reaches the second over a line that falls silent.
+async fn pods_go_on_after(directions: Silent) {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let all = pods::addresses(2);
+    let between = Line::to(all[1]).await;
+    let text = |n: usize, list: &[SocketAddr]| pods::config(&place, all[n], &pods::siblings(list));
+    let first = TestPod::from_text(&text(0, &[between.at]));
+    let second = TestPod::from_text(&text(1, &[all[1]]));
+    let _edge = edge(&place, &second, "node1").await;
+    let mut client = first.open(&at("node1", echo)).await;
+    hurry();
+    for cut in 1..=3 {
+        echoed(&mut client, "before").await;
+        sleep(Duration::from_secs(2)).await;
+        between.fall_silent_in(directions);
+        let begun = Instant::now();
+        echoed(&mut client, "lost on the way").await;
+        assert!(begun.elapsed() < SOON, "{cut}: {:?}", begun.elapsed());
+        assert_eq!(first.pod.metrics.second_links.counted("won"), cut);
+    }
+}
+
+#[tokio::test]
+async fn a_link_between_pods_that_falls_silent_gets_a_second_one_beside_it() {
+    pods_go_on_after(Silent::Both).await;
+}
+
+#[tokio::test]
+async fn the_same_between_pods_where_only_what_the_dialling_one_says_is_lost() {
+    pods_go_on_after(Silent::Up).await;
+}
+
+#[tokio::test]
+async fn the_same_between_pods_where_only_what_the_other_one_says_is_lost() {
+    pods_go_on_after(Silent::Down).await;
+}

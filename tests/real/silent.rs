@@ -1,0 +1,187 @@
+//! A NAT forgets one connection: what is sent on it vanishes, and new ones work. Each end is a machine of its own, and
+//! nftables drops the one flow, by the port that it comes from. `SILENT_TIMES=20` repeats each cut so often.
+#![expect(clippy::print_stdout, reason = "the times are worth reading")]
+
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::network::Machine;
+use crate::parts::{asked, have, root};
+use crate::process::{PATIENCE, Running, run_command};
+use crate::tunnel::{PROGRAM, TestDir};
+use crate::wait::wait_until;
+
+#[test]
+fn a_session_goes_on_when_a_nat_forgets_the_edges_connection() {
+    let Some(world) = World::start() else { return };
+    let (_pod, _echo) = (world.pod(&world.cloud, CLOUD, &[]), world.echo());
+    let _edge = world.edge(CLOUD);
+    world.cut_often(&world.node, &[DOWN, UP, &[UP[0], DOWN[0]]]);
+}
+
+#[test]
+fn a_session_goes_on_when_a_nat_forgets_the_connection_between_two_pods() {
+    let Some(world) = World::start() else { return };
+    let (_second, _echo) = (world.pod(&world.node, NODE, &[NODE]), world.echo());
+    let _first = world.pod(&world.cloud, CLOUD, &[NODE]);
+    let _edge = world.edge(NODE);
+    world.cut_often(&world.cloud, &[DOWN, UP, &[UP[0], DOWN[0]]]);
+}
+
+/// Two machines with a cable between them.
+struct World {
+    place: TestDir,
+    cloud: Machine,
+    node: Machine,
+}
+
+/// A client's session: what it hears comes through the channel.
+struct Session {
+    client: Child,
+    heard: Receiver<u8>,
+}
+
+impl World {
+    fn start() -> Option<Self> {
+        if !have(&["nft", "ip", "ss", "nsenter", "unshare", "curl", "socat", "bash"]) || !root() {
+            return None;
+        }
+        let place = TestDir::serving(&[CLOUD, NODE]);
+        let (cloud, node) = (Machine::new(), Machine::new());
+        cloud.cable(("wan", &format!("{CLOUD}/24")), &node, ("wan", &format!("{NODE}/24")));
+        Some(Self { place, cloud, node })
+    }
+
+    /// A pod on a machine, which knows of these others, or is alone.
+    fn pod(&self, machine: &Machine, ip: &str, others: &[&str]) -> Running {
+        let mut config = self.place.cloud_config(format!("{ip}:9000").parse().unwrap(), ADMIN);
+        config += &format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:{CONNECT}\"\nauth = \"none\"\n");
+        if !others.is_empty() {
+            let all: Vec<_> = others.iter().map(|other| format!("{other}:9000")).collect();
+            config += &format!("[mode.cloud.registry]\nsiblings = {all:?}\n");
+        }
+        self.tunnel(machine, "cloud", &format!("pod-{ip}"), &config, ADMIN)
+    }
+
+    /// The edge of `node1`, on the node, linked to that pod.
+    fn edge(&self, pod: &str) -> Running {
+        let config = self.place.edge_config("node1", &format!("{pod}:9000"), EDGE_ADMIN);
+        self.tunnel(&self.node, "edge", "edge", &config, EDGE_ADMIN)
+    }
+
+    fn tunnel(&self, machine: &Machine, mode: &str, name: &str, config: &str, admin: u16) -> Running {
+        let mut running =
+            self.place.tunnel_as(machine.command(PROGRAM), (mode, name), config, &[], &["--v=2"]);
+        wait_until(&format!("{name} is ready"), PATIENCE, || {
+            running.lives();
+            let mut curl = machine.command("curl");
+            curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
+            run_command("curl", &mut curl, None, PATIENCE).status.success()
+        });
+        running
+    }
+
+    /// What repeats all that it hears, on the node.
+    fn echo(&self) -> Running {
+        let mut command = self.node.command("socat");
+        command.args(["TCP-LISTEN:7,bind=127.0.0.1,fork,reuseaddr,nodelay", "EXEC:cat"]);
+        Running::start("echo", self.place.path(), &mut command)
+    }
+
+    fn session(&self) -> Session {
+        let mut bash = self.cloud.command("bash");
+        bash.args(["-c", &format!("exec 3<>/dev/tcp/127.0.0.1/{CONNECT}; cat <&3 & exec cat >&3")]);
+        let mut client = bash.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (said, heard) = channel();
+        let mut out = client.stdout.take().unwrap();
+        thread::spawn(move || {
+            let mut byte = [0];
+            while out.read_exact(&mut byte).is_ok() && said.send(byte[0]).is_ok() {}
+        });
+        let mut session = Session { client, heard };
+        session.asks("CONNECT node1:7 HTTP/1.1\r\n\r\n", "HTTP/1.1 200 Connection established\r\n\r\n");
+        session
+    }
+
+    /// Drops the connection from a machine to a pod, in one direction after the other and in both, and measures how
+    /// long it takes until bytes flow: where they did until then, and where nobody said anything for a while.
+    fn cut_often(&self, dials: &Machine, directions: &[&[&str]]) {
+        let times = asked("SILENT_TIMES").map_or(2, |times| times.parse().unwrap());
+        let mut session = self.session();
+        dials.sh("nft add table inet silent
+            nft add chain inet silent output '{ type filter hook output priority 0; }'
+            nft add chain inet silent input '{ type filter hook input priority 0; }'");
+        for drops in directions {
+            for pause in [Duration::from_millis(20), PAUSE] {
+                let took: Vec<_> = (0..times).map(|_| Self::cut(dials, drops, pause, &mut session)).collect();
+                let worst = took.iter().max().unwrap();
+                println!("{drops:?}, speaks again after {pause:?}: worst {worst:.2?} of {took:.2?}");
+                assert!(*worst < SOON, "{drops:?}: {took:?}");
+            }
+        }
+    }
+
+    fn cut(dials: &Machine, drops: &[&str], pause: Duration, session: &mut Session) -> Duration {
+        let calm = Instant::now();
+        while calm.elapsed() < CALM {
+            session.asks("x", "x");
+            thread::sleep(Duration::from_millis(50));
+        }
+        let port = dials.sh("ss -tnH state established dport = :9000 | awk '{ print $3 }' | sed 's/.*://'");
+        let ports: Vec<_> = port.split_whitespace().collect();
+        for port in &ports {
+            for rule in drops {
+                dials.sh(&format!("nft add rule inet silent {}", rule.replace("PORT", port)));
+            }
+        }
+        let begun = Instant::now();
+        if pause < CALM {
+            session.asks("after", "after");
+            return begun.elapsed();
+        }
+        thread::sleep(pause);
+        let begun = Instant::now();
+        session.asks("after", "after");
+        begun.elapsed()
+    }
+}
+
+impl Session {
+    fn asks(&mut self, text: &str, answer: &str) {
+        self.client.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+        let heard: Vec<u8> = answer
+            .bytes()
+            .map(|_| self.heard.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no answer to {text:?}")))
+            .collect();
+        assert_eq!(String::from_utf8_lossy(&heard), answer);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.client.kill();
+        let _ = self.client.wait();
+    }
+}
+
+/// What a machine that has dialled drops, of a connection from one of its ports: what it says, and what it hears.
+const UP: &[&str] = &["output tcp sport PORT drop"];
+const DOWN: &[&str] = &["input tcp dport PORT drop"];
+/// The addresses of the two machines.
+const CLOUD: &str = "10.78.0.1";
+const NODE: &str = "10.78.0.2";
+/// Ports of each machine's own.
+const ADMIN: u16 = 51010;
+const EDGE_ADMIN: u16 = 51011;
+const CONNECT: u16 = 2222;
+/// A session that works for so long before each cut.
+const CALM: Duration = Duration::from_secs(3);
+/// For so long nobody says anything behind a cut.
+const PAUSE: Duration = Duration::from_secs(4);
+/// Less than the 15 s after which a silent link is given up in any case.
+const SOON: Duration = Duration::from_secs(12);
