@@ -2,7 +2,10 @@
 
 mod answers;
 mod asker;
+mod enrol;
+mod expiry;
 mod readiness;
+mod response;
 mod status;
 mod view;
 
@@ -28,6 +31,7 @@ use crate::policy::Networks;
 use crate::telemetry::{LogLevel, Metrics};
 
 pub use asker::Asker;
+pub use enrol::Invited;
 pub use readiness::Readiness;
 pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};
 pub use view::{Clock, EdgeView, PodView};

@@ -21,7 +21,7 @@ const ROWS: [&[&str]; 11] = [
     &["config", "net"],
     &["protocol"],
     &["registry"],
-    &["route", "carry", "dialer"],
+    &["route", "carry", "dialer", "enrol"],
     &["frontend", "backend", "admin"],
     &["startup"],
     &["cloud", "edge"],
@@ -150,7 +150,7 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let tokens = tokens(text);
     let below = |i: usize| home.get(i).map_or("", String::as_str);
     // etcd is asked over gRPC too, with messages of its own.
-    let etcd = room == "registry" && (below(1), below(2)) == ("publish", "etcd");
+    let etcd = room == "registry" && below(1) == "etcd";
     let wire = etcd || matches!((below(1), below(2)), ("wire", "codec" | "extension") | ("link", "grpc"));
     let wiring = matches!(room.as_str(), "config" | "startup" | "cloud" | "edge" | "command");
     // gRPC is spoken over HTTP, so its ends look at statuses too.
