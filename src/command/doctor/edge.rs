@@ -23,7 +23,7 @@ use crate::net::socket::Buffered;
 use crate::net::tls::{self, ClientSettings, Fault, Trust};
 use crate::policy::Listening;
 use crate::protocol::grpc::{self, DialError, LinkContext};
-use crate::protocol::{Dialect, SessionLimits, SessionTable, Windows};
+use crate::protocol::{Dialect, Hello, SessionLimits, SessionTable, Windows};
 use crate::telemetry::Metrics;
 
 type Secured = tokio_rustls::client::TlsStream<Buffered<TcpStream>>;
@@ -209,7 +209,8 @@ async fn call(settings: &EdgeSettings, server: &Server, io: Secured, found: &mut
     let table = SessionTable::new(Instance::random(), limits, metrics.clone());
     let ground = LinkContext { table, metrics, drain: Drain::new(), congestion: None };
     let authority = Target { host: server.dns.clone(), port: server.at.port }.to_string();
-    match grpc::dial(io, &authority, &client.node, token, &ground).await {
+    let said = Hello::edge_request(&client.node, token, ground.table.instance());
+    match grpc::dial(io, &authority, &client.node, said, &ground).await {
         Ok(link) => {
             found.good("token", format!("{} takes it for {}", server.at, client.node));
             if link.sender.dialect == Dialect::Plain {
