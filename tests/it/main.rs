@@ -25,6 +25,7 @@ mod egress;
 mod enrol;
 mod finding;
 mod herd;
+mod homes;
 mod hostile;
 mod http_proxy;
 mod https;

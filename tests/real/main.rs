@@ -43,6 +43,7 @@ mod refusals;
 mod silent;
 mod ssh;
 mod sshd;
+mod stores;
 mod traces;
 mod tunnel;
 mod web;
