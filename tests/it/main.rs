@@ -17,6 +17,7 @@ mod config;
 mod conflict;
 mod connect;
 mod connecting;
+mod doctor;
 mod doors;
 mod drain;
 mod edge_proxy;

@@ -17,6 +17,8 @@ mod command;
 #[cfg(feature = "kubernetes")]
 mod configmap;
 mod cut;
+#[cfg(feature = "kubernetes")]
+mod deploy;
 mod direct;
 mod drain;
 mod edge_proxy;
