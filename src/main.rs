@@ -127,9 +127,8 @@ async fn serve(
     let ((settings, config), mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
-            match settings {
-                Some((settings, _)) => settings.check(&mut startup),
-                None => {}
+            if let Some((settings, _)) = settings {
+                settings.check(&mut startup);
             }
             return Err(startup.into_faults());
         }

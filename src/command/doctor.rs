@@ -87,8 +87,8 @@ pub async fn run(asked: &Doctor, variable: fn(&str) -> Option<String>) -> Findin
         found.good("config", format!("{} and the files that it names can be read", path.display()));
     }
     match read {
-        Some((Settings::Cloud(settings), ..)) => cloud::look(&settings, asked, &mut found).await,
-        Some((Settings::Edge(settings), ..)) => edge::look(&settings, asked, &mut found).await,
+        Some((Settings::Cloud(settings), ..)) => Box::pin(cloud::look(&settings, asked, &mut found)).await,
+        Some((Settings::Edge(settings), ..)) => Box::pin(edge::look(&settings, asked, &mut found)).await,
         None => {}
     }
     found

@@ -53,7 +53,7 @@ impl Settings {
         variable: fn(&str) -> Option<String>,
         startup: &mut Startup,
     ) -> Option<(Self, ConfigFile, Vec<Warning>)> {
-        let text = std::fs::read_to_string(&path).map_err(|cause| {
+        let text = std::fs::read_to_string(path).map_err(|cause| {
             format!("cannot read the config {}: {cause}; name it with --c=FILE", path.display())
         });
         let text = startup.keep(FaultKind::Config, &["--c"], text)?;
