@@ -27,7 +27,7 @@ pub struct Connect {
     /// The port, where it stands by itself, as in ssh's `%h %p`.
     #[arg(value_name = "PORT")]
     pub port: Option<u16>,
-    /// The pod's port for CONNECT: http://[USER@]HOST:PORT, https://… for TLS (then with --ca), or unix:/PATH.
+    /// The pod's port for CONNECT: http://HOST:PORT or http://USER@HOST:PORT, https://… for TLS (then with --ca), or unix:/PATH.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:2222")]
     pub through: String,
     /// File (PEM) of the authorities that may have signed the pod's certificate.

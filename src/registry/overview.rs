@@ -14,7 +14,7 @@ use crate::protocol::LinkSender;
 pub struct LastError {
     /// When.
     pub at: Instant,
-    /// Why, in at most [`MOST_CHARS`] characters.
+    /// Why, in at most 160 characters.
     pub why: Arc<str>,
 }
 
