@@ -2,6 +2,8 @@
 
 mod answers;
 mod asker;
+mod events;
+mod page;
 mod readiness;
 mod status;
 mod view;
@@ -12,6 +14,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::{Either, Full};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -27,7 +31,10 @@ use crate::net::listen::{Accept, Listener, LocalListener};
 use crate::policy::Networks;
 use crate::telemetry::{LogLevel, Metrics};
 
+use events::Events;
+
 pub use asker::Asker;
+pub use page::{Streams, Viewers};
 pub use readiness::Readiness;
 pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};
 pub use view::{Clock, EdgeView, PodView};
@@ -47,7 +54,14 @@ pub struct Admin {
     pub level_from_anywhere: bool,
     /// The time, set at the start.
     pub clock: Clock,
+    /// Who may look from other machines.
+    pub viewers: Viewers,
+    /// The live pages that are open.
+    pub streams: Streams,
 }
+
+/// The body of an answer: a text, or events.
+type Reply = Either<Full<Bytes>, Events>;
 
 /// Which program this is, and what it is looked at by.
 #[derive(Debug, Clone)]
@@ -154,7 +168,7 @@ where
 {
     let answer = |request| async move {
         slot.busy();
-        let answer = served.admin.answer(request, served.port, asker).await;
+        let answer = served.admin.answer(request, served.port, asker, &served.drain).await;
         slot.waits();
         Ok::<_, Infallible>(answer)
     };

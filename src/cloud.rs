@@ -34,7 +34,7 @@ use policies::Policies;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
-use crate::admin::{Admin, Clock, Listeners, PodView, Program, Readiness};
+use crate::admin::{Admin, Clock, Listeners, PodView, Program, Readiness, Streams, Viewers};
 use crate::config::cloud::Cloud;
 use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
@@ -80,6 +80,7 @@ struct Prepared {
     ports: Ports,
     gates: Gates,
     client_ports: Vec<ClientPort>,
+    viewers: Viewers,
 }
 
 /// From the settings of a module to its ports; `None`: something is wrong, and noted.
@@ -101,7 +102,7 @@ impl Pod {
     pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
-        let Prepared { files, ports, gates, client_ports } = startup.finish(prepared)?;
+        let Prepared { files, ports, gates, client_ports, viewers } = startup.finish(prepared)?;
         let port = ports.grpc.at().port();
         let core = Core::new(&settings, &files, port, ports.own(&client_ports));
         let bound = PodBound {
@@ -132,7 +133,7 @@ impl Pod {
             siblings: core.context.siblings.clone(),
             publishes: settings.registry.publish.name(),
         };
-        let admin = pod.admin(view, level, !settings.server.log_listen.is_local());
+        let admin = pod.admin(view, viewers, level, !settings.server.log_listen.is_local());
         let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
         admin.spawn(listeners, &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
@@ -155,10 +156,18 @@ impl Pod {
         Prepared::new(settings, startup);
     }
 
-    fn admin(&self, view: PodView, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
+    fn admin(
+        &self,
+        view: PodView,
+        viewers: Viewers,
+        level: Option<LogLevel>,
+        level_from_anywhere: bool,
+    ) -> Admin {
         Admin {
             side: Program::Cloud(view),
             clock: Clock::now(),
+            viewers,
+            streams: Streams::default(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -180,9 +189,10 @@ impl Prepared {
         let files = PodFiles::read(settings, startup);
         let ports = Ports::bind(settings, startup);
         let mut gates = Gates::default();
+        let viewers = gates.viewers(&settings.admin, startup);
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
         let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
         let client_ports = client_ports?.into_iter().flatten().collect();
-        Some(Self { files: files?, ports: ports?, gates, client_ports })
+        Some(Self { files: files?, ports: ports?, gates, client_ports, viewers: viewers? })
     }
 }

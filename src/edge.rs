@@ -22,7 +22,7 @@ use keeper::Keeper;
 use link_dialer::LinkDialer;
 use proxy::ProxyPort;
 
-use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness};
+use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness, Streams, Viewers};
 use crate::backend::Backend;
 use crate::config::edge::{EdgeSettings as Settings, MEMORY};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
@@ -79,8 +79,9 @@ impl Edge {
     pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
-        let (files, ports, proxy) = startup.finish(prepared)?;
+        let (files, ports, proxy, (viewers, gates)) = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyPort::at));
+        gates.watch(&edge.links);
         let level_from_anywhere = !settings.client.log_listen.is_local();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
@@ -93,7 +94,7 @@ impl Edge {
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(span, keeper.keep());
         let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
-        edge.admin(level, level_from_anywhere).spawn(listeners, &edge.admin);
+        edge.admin(viewers, level, level_from_anywhere).spawn(listeners, &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(%log, "edge is up");
         }
@@ -207,11 +208,13 @@ impl Edge {
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
     }
 
-    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, viewers: Viewers, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
         Admin {
             side: Program::Edge(view),
             clock: Clock::now(),
+            viewers,
+            streams: Streams::default(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -251,8 +254,11 @@ impl Edge {
     }
 }
 
+/// What the settings name; who may look from other machines, with the files that say so.
+type Prepared = (EdgeFiles, Ports, Option<ProxyPort>, (Viewers, Gates));
+
 /// What the settings name, had before anything runs; `None`: something is wrong, and noted.
-fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(EdgeFiles, Ports, Option<ProxyPort>)> {
+fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
     let files = EdgeFiles::read(settings, startup);
     let ports = Ports::bind(settings, startup);
     // Outer: whether it can be served; inner: whether it is asked for.
@@ -260,7 +266,9 @@ fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(EdgeFiles, Por
         None => Some(None),
         Some(proxy) => ProxyPort::prepare(proxy, startup).map(Some),
     };
-    Some((files?, ports?, proxy?))
+    let mut gates = Gates::default();
+    let viewers = gates.viewers(&settings.admin, startup);
+    Some((files?, ports?, proxy?, (viewers?, gates)))
 }
 
 /// How long opening a session from here may take.

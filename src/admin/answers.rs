@@ -10,7 +10,8 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use tracing::info;
 
-use super::{Admin, Asker, Port, Program};
+use super::{Admin, Asker, Port, Program, Reply};
+use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::telemetry::{Form, log_trouble};
 
@@ -21,14 +22,35 @@ impl Admin {
         request: Request<Incoming>,
         port: Port,
         asker: Asker,
+        drain: &Drain,
+    ) -> Response<Reply> {
+        let path = request.uri().path();
+        if port != Port::Metrics && PRIVATE.contains(&path) && READS.contains(request.method()) {
+            if let Err(refused) = self.may_look(asker, request.headers()).await {
+                return refused.map(Reply::Left);
+            }
+            return match path {
+                "/events" => self.events(asker, drain),
+                "/status" => json(&self.status()).map(Reply::Left),
+                _ => self.page().map(Reply::Left),
+            };
+        }
+        self.answer_at_once(request, port, asker).await.map(Reply::Left)
+    }
+
+    async fn answer_at_once(
+        &self,
+        request: Request<Incoming>,
+        port: Port,
+        asker: Asker,
     ) -> Response<Full<Bytes>> {
         if port == Port::Metrics && !PUBLIC.contains(&request.uri().path()) {
             return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
         }
-        let read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let read = READS.contains(request.method());
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
-            ("/metrics" | "/livez" | "/readyz" | "/status", _) if !read => only("GET, HEAD", READ_ONLY),
+            ("/metrics" | "/livez" | "/readyz" | "/status" | "/events" | "/", _) if !read => only("GET, HEAD", READ_ONLY),
             ("/metrics", _) => {
                 let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
                 let form = Form::wanted(accept.unwrap_or_default());
@@ -40,10 +62,6 @@ impl Admin {
                 Err(reasons) => {
                     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble()))
                 }
-            },
-            ("/status", _) => match asker.may_look(request.headers()) {
-                Ok(()) => json(&self.status()),
-                Err(why) => plain_text(StatusCode::FORBIDDEN, format!("{why}\n")),
             },
             ("/cloud/healthz", Program::Cloud(_)) | ("/edge/healthz", Program::Edge(_)) if !get => {
                 only("GET", READ_ONLY)
@@ -113,7 +131,7 @@ fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
     answer
 }
 
-fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+pub(super) fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     text(status, body, "text/plain; charset=utf-8")
 }
 
@@ -130,6 +148,11 @@ fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
         Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
 }
+
+/// What is not for everybody.
+const PRIVATE: [&str; 3] = ["/", "/events", "/status"];
+
+const READS: [Method; 2] = [Method::GET, Method::HEAD];
 
 /// What the port for metrics has.
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];

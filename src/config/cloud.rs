@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{
-    Access, AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value,
+    Access, AdminSettings, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value,
 };
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
@@ -55,7 +55,7 @@ pub struct Cloud {
     /// HTTP ports, each for one port of every node.
     pub http: Http,
     /// Where commands of this machine come in.
-    pub admin: AdminSocket,
+    pub admin: AdminSettings,
     /// Limits of sessions.
     pub session: PodSessions,
     /// Where others learn which node is at this pod.
@@ -148,7 +148,7 @@ impl Cloud {
         ];
         let egress = self.egress.as_ref().map(Egress::access);
         let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress).chain(proxy) {
+        for access in [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy) {
             // What several tables take from one is one file.
             if let Auth::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{
-    AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved,
+    AdminSettings, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved,
     value,
 };
 use crate::names::{Host, NodeName, Target};
@@ -25,7 +25,7 @@ pub struct EdgeSettings {
     /// Whom to dial, and as whom.
     pub client: Client,
     /// Where commands of this machine come in.
-    pub admin: AdminSocket,
+    pub admin: AdminSettings,
     /// Limits of sessions.
     pub session: EdgeSessions,
     /// What it may dial for others.
@@ -116,9 +116,11 @@ impl EdgeSettings {
             Token::File(file) => ("mode.edge.stream.client.token_file", file.as_path()),
         };
         let key = self.https.identity.iter().map(|(_, key)| ("mode.edge.https.key", key.as_path()));
-        let users = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
+        let proxy = self.http_proxy.iter().map(|proxy| ("mode.edge.http_proxy.users", &proxy.access));
+        let all = proxy.chain([("mode.edge.admin.users", &self.admin.access)]);
+        let users = all.filter_map(|(key, access)| match &access.auth {
             Auth::None => None,
-            Auth::Basic { users, .. } => Some(("mode.edge.http_proxy.users", users.as_path())),
+            Auth::Basic { users, .. } => Some((key, users.as_path())),
         });
         std::iter::once(token).chain(key).chain(users).collect()
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::de::DeValue;
 
 use super::fold::{Report, Table};
-use super::{AdminSocket, Concern, Listen, value};
+use super::{Access, AdminSettings, Auth, Concern, Listen, value};
 use crate::policy::Networks;
 
 impl Listen {
@@ -44,16 +44,20 @@ pub(super) fn read(
     }
 }
 
-/// Reads `listen = "unix:/path"` of a table `admin`. Absent: `name` in the directory that systemd makes for programs.
-pub(super) fn admin(parent: &mut Table<'_>, name: &str, report: &mut Report) -> AdminSocket {
+/// Reads a table `admin`. Without `listen = "unix:/path"`: `name` in the directory that systemd makes for programs.
+pub(super) fn admin(parent: &mut Table<'_>, name: &str, report: &mut Report) -> AdminSettings {
     let mut table = parent.table("admin", report);
     let wanted = "want unix:/path, for example unix:/run/tunnel/cloud.sock";
     let reader =
         |value: &DeValue<'_>| unix_path(&value::text(value)?).ok_or_else(|| value::wrong(value, wanted));
     let path = table.read(LISTEN, reader, report);
     let implicit = !table.has(LISTEN);
+    let key = table.key("users");
+    let users = table.read("users", value::path, report);
+    let auth = users.map_or(Auth::None, |users| Auth::Basic { users, key });
     table.finish(report);
-    AdminSocket { path: path.unwrap_or_else(|| Path::new(RUN_DIR).join(name)), implicit }
+    let path = path.unwrap_or_else(|| Path::new(RUN_DIR).join(name));
+    AdminSettings { path, implicit, access: Access { auth, ..Access::default() } }
 }
 
 /// The path in `unix:/path`.

@@ -30,6 +30,7 @@ mod measure;
 mod monitoring;
 mod names;
 mod network;
+mod page;
 mod parts;
 mod plain;
 mod play;

@@ -1,0 +1,128 @@
+//! The live page: one file that loads nothing but its own events.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::Full;
+
+use super::answers::plain_text;
+use super::asker::{Asker, Unasked};
+use super::events::Events;
+use super::{Admin, Reply};
+use crate::drain::Drain;
+use crate::net::door::{Door, Limits, Source};
+
+/// Checks the name and password in a request's headers, of a client at that address.
+type Check = dyn Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync;
+
+/// Who may look from other machines, by name and password; by default nobody.
+#[derive(Clone, Default)]
+pub struct Viewers(Option<Arc<Check>>);
+
+/// The streams of the live page that are open. Clones count together.
+#[derive(Debug, Clone)]
+pub struct Streams(Door);
+
+impl Viewers {
+    /// Those that `check` lets in.
+    pub fn new(
+        check: impl Fn(HeaderMap, std::net::IpAddr) -> BoxFuture<'static, bool> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Some(Arc::new(check)))
+    }
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        Self(Door::new(Limits { for_one: STREAMS_OF_ONE, ..Limits::slots(STREAMS) }))
+    }
+}
+
+impl Admin {
+    /// Whether the asker may see nodes, sessions and clients.
+    ///
+    /// # Errors
+    ///
+    /// The answer for one who may not.
+    pub(super) async fn may_look(&self, asker: Asker, head: &HeaderMap) -> Result<(), Response<Full<Bytes>>> {
+        let why = match (asker.may_look(head), &self.viewers.0, asker) {
+            (Ok(()), ..) => return Ok(()),
+            (Err(_), Some(check), Asker::Address(ip)) => {
+                if check(head.clone(), ip).await {
+                    return Ok(());
+                }
+                let mut answer = plain_text(StatusCode::UNAUTHORIZED, "this is for users: give name and password\n");
+                answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tunnel\""));
+                return Err(answer);
+            }
+            (Err(why), ..) => why,
+        };
+        let remedy = if why == Unasked::Elsewhere { "; or set users in the table admin of its config" } else { "" };
+        Err(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
+    }
+
+    /// The page itself. Its one script and its one style are named by a number that no stranger's text can know.
+    pub(super) fn page(&self) -> Response<Full<Bytes>> {
+        let nonce = format!("{:032x}", rand::random::<u128>());
+        let mut answer = Response::new(Full::new(PAGE.replace("{{nonce}}", &nonce).into()));
+        let policy = format!(
+            "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+             base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+        );
+        if let Ok(policy) = HeaderValue::from_str(&policy) {
+            answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
+        }
+        guard(answer.headers_mut(), "text/html; charset=utf-8");
+        answer
+    }
+
+    /// What happens from now on, for the page.
+    pub(super) fn events(&self, asker: Asker, drain: &Drain) -> Response<Reply> {
+        let source = match asker {
+            Asker::Address(ip) => Source::of(ip),
+            Asker::User(_) => Source::of(std::net::Ipv4Addr::LOCALHOST.into()),
+        };
+        match self.streams.0.try_enter(&source) {
+            Ok(slot) => {
+                let mut answer = Response::new(Reply::Right(Events::begin(self.clone(), slot, drain)));
+                guard(answer.headers_mut(), "text/event-stream");
+                answer
+            }
+            Err(_) => {
+                let why = "too many of these pages are open: close one\n";
+                plain_text(StatusCode::SERVICE_UNAVAILABLE, why).map(Reply::Left)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Viewers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Viewers(users)" } else { "Viewers(nobody)" })
+    }
+}
+
+fn guard(headers: &mut HeaderMap, kind: &'static str) {
+    for (name, value) in [
+        (CONTENT_TYPE, kind),
+        (CACHE_CONTROL, "no-store"),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+}
+
+const PAGE: &str = include_str!("page.html");
+/// Streams at once.
+const STREAMS: usize = 16;
+/// Streams of one source.
+const STREAMS_OF_ONE: usize = 8;
