@@ -2,6 +2,7 @@
 
 mod answers;
 mod asker;
+mod channelz;
 mod events;
 mod page;
 mod readiness;
@@ -92,6 +93,10 @@ pub struct Listeners {
     pub metrics: Option<Listener>,
     /// Commands of this machine.
     pub local: Option<LocalListener>,
+    /// gRPC's debugging clients.
+    pub channelz: Option<Listener>,
+    /// Where edges link, of a pod; not served here.
+    pub grpc: Option<SocketAddr>,
 }
 
 /// Answers on an admin port until `drain` begins.
@@ -146,6 +151,10 @@ impl Admin {
             if let Some(listener) = listener {
                 drain.spawn(info_span!("admin"), serve(listener, self.clone(), port, drain.clone()));
             }
+        }
+        if let Some(listener) = listeners.channelz {
+            let serving = channelz::serve(listener, self.clone(), listeners.grpc, drain.clone());
+            drain.spawn(info_span!("channelz"), serving);
         }
         if let Some(listener) = listeners.local {
             drain.spawn(info_span!("admin"), serve(listener, self.clone(), Port::Local, drain.clone()));

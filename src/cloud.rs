@@ -54,6 +54,8 @@ pub struct PodBound {
     pub log: SocketAddr,
     /// Address of the port for metrics alone.
     pub metrics: Option<SocketAddr>,
+    /// Address of gRPC's debugging port.
+    pub channelz: Option<SocketAddr>,
 }
 
 /// A running pod: its addresses, and how to stop it.
@@ -110,6 +112,7 @@ impl Pod {
             clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
             log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
             metrics: ports.metrics.as_ref().map(Listener::at),
+            channelz: ports.channelz.as_ref().map(Listener::at),
         };
         let doors = gates.watch(&core.stopping.links);
         for port in client_ports {
@@ -134,7 +137,13 @@ impl Pod {
             publishes: settings.registry.publish.name(),
         };
         let admin = pod.admin(view, viewers, level, !settings.server.log_listen.is_local());
-        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
+        let listeners = Listeners {
+            log: ports.log,
+            metrics: ports.metrics,
+            local: ports.admin,
+            channelz: ports.channelz,
+            grpc: Some(pod.bound.grpc),
+        };
         admin.spawn(listeners, &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
         balance::spawn(&core.context, settings.registry.rebalance);

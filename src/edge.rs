@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
-use files::{EdgeFiles, Ports};
+use files::{EdgeFiles, Ports, prepare};
 use keeper::Keeper;
 use link_dialer::LinkDialer;
 use proxy::ProxyPort;
@@ -45,6 +45,8 @@ pub struct EdgeBound {
     pub log: Option<SocketAddr>,
     /// Metrics alone.
     pub metrics: Option<SocketAddr>,
+    /// gRPC's debugging port.
+    pub channelz: Option<SocketAddr>,
     /// The HTTP proxy.
     pub proxy: Option<SocketAddr>,
 }
@@ -93,7 +95,13 @@ impl Edge {
         let keeper = Arc::new(keeper);
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(span, keeper.keep());
-        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
+        let listeners = Listeners {
+            log: ports.log,
+            metrics: ports.metrics,
+            local: ports.admin,
+            channelz: ports.channelz,
+            grpc: None,
+        };
         edge.admin(viewers, level, level_from_anywhere).spawn(listeners, &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(%log, "edge is up");
@@ -137,6 +145,7 @@ impl Edge {
             bound: EdgeBound {
                 log: ports.log.as_ref().map(Listener::at),
                 metrics: ports.metrics.as_ref().map(Listener::at),
+                channelz: ports.channelz.as_ref().map(Listener::at),
                 proxy,
             },
             route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
@@ -163,7 +172,10 @@ impl Edge {
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
             // Not the one for metrics: it is read-only, and so that others reach it.
-            listening: self.bound.log.into_iter().chain(self.bound.proxy).collect(),
+            listening: [self.bound.log, self.bound.channelz, self.bound.proxy]
+                .into_iter()
+                .flatten()
+                .collect(),
             resolver: resolver.clone(),
         };
         let ground = LinkContext {
@@ -252,23 +264,6 @@ impl Edge {
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained
     }
-}
-
-/// What the settings name; who may look from other machines, with the files that say so.
-type Prepared = (EdgeFiles, Ports, Option<ProxyPort>, (Viewers, Gates));
-
-/// What the settings name, had before anything runs; `None`: something is wrong, and noted.
-fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
-    let files = EdgeFiles::read(settings, startup);
-    let ports = Ports::bind(settings, startup);
-    // Outer: whether it can be served; inner: whether it is asked for.
-    let proxy = match &settings.http_proxy {
-        None => Some(None),
-        Some(proxy) => ProxyPort::prepare(proxy, startup).map(Some),
-    };
-    let mut gates = Gates::default();
-    let viewers = gates.viewers(&settings.admin, startup);
-    Some((files?, ports?, proxy?, (viewers?, gates)))
 }
 
 /// How long opening a session from here may take.

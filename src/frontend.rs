@@ -29,7 +29,7 @@ pub use tcp::Tcp;
 pub use web::{Http, Https, NodePort};
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, PROXY_AUTHENTICATE};
 use http::{Response, StatusCode, Version};
 use hyper::ext::ReasonPhrase;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
@@ -40,6 +40,7 @@ use crate::protocol::Refusal;
 use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
 use statuses::in_general;
+use trace::TRACE;
 
 /// Why a client gets no session.
 #[derive(Debug, thiserror::Error)]
@@ -292,9 +293,6 @@ const SSH_BY_APPLICATION: u32 = 11;
 /// Short enough for any socket's empty buffer.
 const NO_HTTP_2: &str =
     "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-
-/// The header in which SuperEdge passes its trace, both ways.
-const TRACE: HeaderName = HeaderName::from_static("traceid");
 
 /// The value of `Proxy-Authenticate` in a 407.
 const CHALLENGE: &str = "Basic realm=\"tunnel\"";

@@ -50,7 +50,9 @@ impl Admin {
         let read = READS.contains(request.method());
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
-            ("/metrics" | "/livez" | "/readyz" | "/status" | "/events" | "/", _) if !read => only("GET, HEAD", READ_ONLY),
+            ("/metrics" | "/livez" | "/readyz" | "/status" | "/events" | "/", _) if !read => {
+                only("GET, HEAD", READ_ONLY)
+            }
             ("/metrics", _) => {
                 let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
                 let form = Form::wanted(accept.unwrap_or_default());

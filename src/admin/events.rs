@@ -96,7 +96,10 @@ impl Body for Events {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         self.0.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
     }
 }
@@ -106,7 +109,8 @@ impl Told {
     fn event(&mut self, status: Status) -> Option<Bytes> {
         let Status { mode, version, process, node, started, now, ready, notes, totals, links, .. } = status;
         let links_in_all = links.len();
-        let by_link = |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
+        let by_link =
+            |link: &LinkStatus| link.link.map_or_else(|| link.name.clone(), |number| number.to_string());
         let update = Update {
             mode,
             version,
@@ -163,7 +167,8 @@ mod tests {
         let mut told = HashMap::new();
         let change = |told: &mut HashMap<String, u64>, now: &[(&str, u32)]| {
             let change = changes(told, now.iter().copied(), |(key, _)| (*key).to_owned());
-            let set: Vec<_> = change.set.into_iter().map(|(key, value)| format!("{key}={}", value[1])).collect();
+            let set: Vec<_> =
+                change.set.into_iter().map(|(key, value)| format!("{key}={}", value[1])).collect();
             (set.join(" "), change.gone.join(" "))
         };
         assert_eq!(change(&mut told, &[("a", 1), ("b", 2)]), ("a=1 b=2".into(), String::new()));

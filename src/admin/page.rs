@@ -58,13 +58,17 @@ impl Admin {
                 if check(head.clone(), ip).await {
                     return Ok(());
                 }
-                let mut answer = plain_text(StatusCode::UNAUTHORIZED, "this is for users: give name and password\n");
-                answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tunnel\""));
+                let mut answer =
+                    plain_text(StatusCode::UNAUTHORIZED, "this is for users: give name and password\n");
+                answer
+                    .headers_mut()
+                    .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tunnel\""));
                 return Err(answer);
             }
             (Err(why), ..) => why,
         };
-        let remedy = if why == Unasked::Elsewhere { "; or set users in the table admin of its config" } else { "" };
+        let remedy =
+            if why == Unasked::Elsewhere { "; or set users in the table admin of its config" } else { "" };
         Err(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
     }
 

@@ -1,8 +1,8 @@
 use super::*;
-use http_body_util::BodyExt;
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Dialect, LinkId, LinkSender, Peer, SessionLimits, SessionTable, Windows};
 use crate::registry::{Linked, Registry, Uplinks};
+use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -285,7 +285,10 @@ async fn the_page_loads_nothing_and_runs_only_its_own_script() {
         let mut answers = Vec::new();
         for _ in 0..2 {
             let mut socket = TcpStream::connect(at).await.unwrap();
-            socket.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
+            socket
+                .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                .await
+                .unwrap();
             let mut answer = String::new();
             socket.read_to_string(&mut answer).await.unwrap();
             answers.push(answer);
@@ -307,7 +310,8 @@ async fn the_page_loads_nothing_and_runs_only_its_own_script() {
     assert_ne!(nonces[0], nonces[1]);
     let body = pages[0].split_once("\r\n\r\n").unwrap().1;
     for foreign in ["http://", "https://", "src=", "href=", "@import", "url(", "innerHTML"] {
-        let found = body.matches(foreign).count() - body.matches("http://www.w3.org/2000/svg").count() * usize::from(foreign == "http://");
+        let found = body.matches(foreign).count()
+            - body.matches("http://www.w3.org/2000/svg").count() * usize::from(foreign == "http://");
         assert_eq!(found, 0, "{foreign}");
     }
 }
@@ -356,5 +360,8 @@ async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_s
     while let Some(more) = first.frame().await {
         more.unwrap();
     }
-    assert_eq!(drain.finish(Duration::from_secs(20), std::future::pending()).await, crate::drain::Drained::Finished);
+    assert_eq!(
+        drain.finish(Duration::from_secs(20), std::future::pending()).await,
+        crate::drain::Drained::Finished
+    );
 }

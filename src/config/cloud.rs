@@ -83,6 +83,8 @@ pub struct Server {
     pub log_listen: Listen,
     /// Metrics alone; `None`: only on the log port.
     pub metrics_listen: Option<Listen>,
+    /// gRPC's debugging port; `None`: there is none.
+    pub channelz: Option<std::net::SocketAddr>,
     /// The kernel's congestion control for links; `None`: the system's default.
     pub congestion: Option<Arc<str>>,
     /// PEM file of the server's private key.
@@ -148,7 +150,9 @@ impl Cloud {
         ];
         let egress = self.egress.as_ref().map(Egress::access);
         let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy) {
+        for access in
+            [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
+        {
             // What several tables take from one is one file.
             if let Auth::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))
@@ -229,13 +233,13 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
         proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
+        channelz: listen::channelz(&mut table, report),
         congestion: table.read("congestion", value::nonempty, report).map(Arc::from),
         key: table.read("key", value::path, report).unwrap_or_else(|| KEY_FILE.into()),
         cert: table.read("cert", value::path, report).unwrap_or_else(|| CERT.into()),
         tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),
         ca: table.read("ca", value::path, report).unwrap_or_else(|| super::CA.into()),
     };
-    super::unserved::channelz(&mut table, report);
     table.finish(report);
     server
 }

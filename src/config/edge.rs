@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{
-    AdminSettings, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved,
-    value,
+    AdminSettings, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, value,
 };
 use crate::names::{Host, NodeName, Target};
 use crate::policy::{TargetEntry, Targets};
@@ -53,6 +52,8 @@ pub struct Client {
     pub log_listen: Listen,
     /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
     pub metrics_listen: Option<SocketAddr>,
+    /// gRPC's debugging port; `None`: there is none.
+    pub channelz: Option<SocketAddr>,
     /// The kernel's congestion control for the link; `None`: the system's default.
     pub congestion: Option<Arc<str>>,
     /// `HTTPS_PROXY`: through which proxy to dial, a URL.
@@ -158,7 +159,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Cli
     let log_listen = listen::log(&mut table, report);
     let metrics_listen = table.read("metrics_listen", value::socket, report);
     let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
-    unserved::channelz(&mut table, report);
+    let channelz = listen::channelz(&mut table, report);
     table.finish(report);
     Client {
         node: node.unwrap_or_else(NodeName::none),
@@ -167,6 +168,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Cli
         servers,
         log_listen,
         metrics_listen,
+        channelz,
         congestion,
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),

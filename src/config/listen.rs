@@ -148,6 +148,23 @@ pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
     log
 }
 
+/// Reads where gRPC's debugging clients come in. `None`: nowhere, as with an empty text.
+pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<SocketAddr> {
+    let read = |value: &DeValue<'_>| match value::text(value)?.is_empty() {
+        true => Ok(None),
+        false => value::socket(value).map(Some),
+    };
+    let at = table.read(CHANNELZ, read, report)??;
+    if !at.ip().is_loopback() {
+        let text = format!(
+            "whoever reaches {at} sees the addresses and names of all links; 127.0.0.1:{} closes it",
+            at.port()
+        );
+        report.warn(table.key(CHANNELZ), Concern::OpenDoor, text);
+    }
+    Some(at)
+}
+
 /// Reads the networks of balancers whose PROXY headers are believed. `None`: the key is absent.
 pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Networks> {
     let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
@@ -166,6 +183,9 @@ const PROXIES: &str = "proxy_protocol";
 
 /// Where programs have their sockets.
 const RUN_DIR: &str = "/run/tunnel";
+
+/// SuperEdge's key for gRPC's debugging port.
+const CHANNELZ: &str = "channelz_addr";
 
 /// The port SuperEdge's manifests probe.
 const LOG_PORT: u16 = 51010;

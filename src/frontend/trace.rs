@@ -1,8 +1,6 @@
 //! The trace of a request: by it the operator finds the request's lines, and a client's own tracing finds them, too.
 
-use http::HeaderMap;
-
-use super::TRACE;
+use http::{HeaderMap, HeaderName};
 
 /// The client's own trace, or else a new one: its `Traceid` if that is short and printable, else the trace id of its
 /// `traceparent` (W3C Trace Context) if that is well formed. It appears in logs and answers only.
@@ -37,6 +35,9 @@ fn trace_id(parent: &str) -> Option<&str> {
     let named = [id, parent].iter().all(|part| part.bytes().any(|b| b != b'0'));
     (whole && named).then_some(id)
 }
+
+/// The header in which SuperEdge passes its trace, both ways.
+pub(super) const TRACE: HeaderName = HeaderName::from_static("traceid");
 
 const PARENT: &str = "traceparent";
 

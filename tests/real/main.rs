@@ -12,6 +12,7 @@ mod wait;
 #[cfg(feature = "kubernetes")]
 mod addresses;
 mod apiserver;
+mod channelz;
 mod cluster;
 mod command;
 #[cfg(feature = "kubernetes")]

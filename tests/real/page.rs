@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::process::Command;
-use std::sync::mpsc;
 use std::sync::Arc;
+use std::sync::mpsc;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -79,7 +79,8 @@ impl Browser {
         }
         self.input.write_all(format!("{message}\0").as_bytes()).unwrap();
         loop {
-            let answer = self.answers.recv_timeout(3 * PATIENCE).unwrap_or_else(|_| panic!("no answer to {method}"));
+            let answer =
+                self.answers.recv_timeout(3 * PATIENCE).unwrap_or_else(|_| panic!("no answer to {method}"));
             if answer["id"] == id {
                 assert!(answer["error"].is_null(), "{method}: {answer}");
                 return answer["result"].clone();
@@ -133,11 +134,15 @@ fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
 
     let begun = Instant::now();
     let joined = link(&pod, 777);
-    browser.shows("the node that joins", "document.querySelector('#links tr:last-child td').textContent === 'node0777'");
+    browser.shows(
+        "the node that joins",
+        "document.querySelector('#links tr:last-child td').textContent === 'node0777'",
+    );
     println!("a node that joins is shown after {:?}", begun.elapsed());
     pod.registry.ended(&joined, "nothing was received for 15s");
     browser.shows("that it has gone", "document.querySelectorAll('#links tr').length === 500");
-    browser.shows("why", "document.querySelector('#gone').textContent.includes('nothing was received for 15s')");
+    browser
+        .shows("why", "document.querySelector('#gone').textContent.includes('nothing was received for 15s')");
 
     let session = pod
         .table
@@ -151,7 +156,10 @@ fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
 
     let filter = "document.getElementById('filter')";
     browser.says(&format!("{filter}.value = 'node0042'; {filter}.dispatchEvent(new Event('input'))"));
-    browser.shows("one of them", "[...document.querySelectorAll('#links tr')].filter(row => row.offsetParent).length === 1");
+    browser.shows(
+        "one of them",
+        "[...document.querySelectorAll('#links tr')].filter(row => row.offsetParent).length === 1",
+    );
     browser.call(
         "Emulation.setDeviceMetricsOverride",
         json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
