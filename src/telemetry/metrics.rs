@@ -319,6 +319,7 @@ mod tests {
             memory,
             frames_dropped,
             connections_refused,
+            second_links,
             nodes: _,
             links: _,
             name_conflicts: _,
@@ -336,7 +337,15 @@ mod tests {
             refusals: _,
             registry: _,
         } = &metrics;
-        for causes in [links_ended, calls_refused, resets, undelivered, frames_dropped, connections_refused] {
+        for causes in [
+            links_ended,
+            calls_refused,
+            resets,
+            undelivered,
+            frames_dropped,
+            connections_refused,
+            second_links,
+        ] {
             causes.count("a");
         }
         memory.set("a", 1, 1);
