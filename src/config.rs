@@ -22,7 +22,6 @@ pub mod edge;
 mod fold;
 mod listen;
 mod report;
-mod unserved;
 mod value;
 
 /// Values of the environment and the command line, as plain text; empty means absent. `main` alone reads it.

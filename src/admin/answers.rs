@@ -26,7 +26,7 @@ impl Admin {
     ) -> Response<Reply> {
         let path = request.uri().path();
         if port != Port::Metrics && PRIVATE.contains(&path) && READS.contains(request.method()) {
-            if let Err(refused) = self.may_look(asker, request.headers()).await {
+            if let Some(refused) = self.turned_away(asker, request.headers()).await {
                 return refused.map(Reply::Left);
             }
             return match path {

@@ -46,30 +46,22 @@ impl Default for Streams {
 }
 
 impl Admin {
-    /// Whether the asker may see nodes, sessions and clients.
-    ///
-    /// # Errors
-    ///
-    /// The answer for one who may not.
-    pub(super) async fn may_look(&self, asker: Asker, head: &HeaderMap) -> Result<(), Response<Full<Bytes>>> {
-        let why = match (asker.may_look(head), &self.viewers.0, asker) {
-            (Ok(()), ..) => return Ok(()),
-            (Err(_), Some(check), Asker::Address(ip)) => {
-                if check(head.clone(), ip).await {
-                    return Ok(());
-                }
-                let mut answer =
-                    plain_text(StatusCode::UNAUTHORIZED, "this is for users: give name and password\n");
-                answer
-                    .headers_mut()
-                    .insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"tunnel\""));
-                return Err(answer);
+    /// The answer for an asker who may not see nodes, sessions and clients; `None`: it may.
+    pub(super) async fn turned_away(&self, asker: Asker, head: &HeaderMap) -> Option<Response<Full<Bytes>>> {
+        let why = asker.may_look(head).err()?;
+        if let (Some(check), Asker::Address(ip)) = (&self.viewers.0, asker) {
+            if check(head.clone(), ip).await {
+                return None;
             }
-            (Err(why), ..) => why,
-        };
+            let mut answer =
+                plain_text(StatusCode::UNAUTHORIZED, "this is for users: give name and password\n");
+            let asks = HeaderValue::from_static("Basic realm=\"tunnel\"");
+            answer.headers_mut().insert(WWW_AUTHENTICATE, asks);
+            return Some(answer);
+        }
         let remedy =
             if why == Unasked::Elsewhere { "; or set users in the table admin of its config" } else { "" };
-        Err(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
+        Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
     }
 
     /// The page itself. Its one script and its one style are named by a number that no stranger's text can know.

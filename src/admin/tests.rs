@@ -325,12 +325,12 @@ async fn pages_are_for_this_machine_or_for_users_with_their_password() {
         head.insert("authorization", password.parse().unwrap());
         head
     };
-    let refused = pod.may_look(elsewhere, &head("right")).await.unwrap_err();
+    let refused = pod.turned_away(elsewhere, &head("right")).await.unwrap();
     assert_eq!(refused.status(), 403, "there are no users");
     let viewers = Viewers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
     let pod = Admin { viewers, ..pod };
-    assert!(pod.may_look(elsewhere, &head("right")).await.is_ok());
-    let refused = pod.may_look(elsewhere, &head("wrong")).await.unwrap_err();
+    assert!(pod.turned_away(elsewhere, &head("right")).await.is_none());
+    let refused = pod.turned_away(elsewhere, &head("wrong")).await.unwrap();
     assert_eq!((refused.status().as_u16(), refused.headers().contains_key("www-authenticate")), (401, true));
 }
 

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use tracing::{info, info_span};
 
 use super::{FaultKind, Startup};
@@ -62,9 +64,9 @@ impl Gates {
         if admin.access.auth == Auth::None {
             return Some(Viewers::default());
         }
-        let gate = Arc::new(self.prepare(&admin.access, startup)?.gate(None));
+        let gate = self.prepare("admin", &admin.access, startup)?.gate(None);
         Some(Viewers::new(move |head, from| {
-            let gate = gate.clone();
+            let gate = gate.load_full();
             // The gate reads what clients say to a proxy; a browser says the same to a server.
             let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
             let said = HeaderMap::from_iter(said);
