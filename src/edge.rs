@@ -7,8 +7,8 @@ mod proxy;
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -205,6 +205,7 @@ impl Edge {
             uplinks: self.uplinks.clone(),
             route: self.route.clone(),
             freed: Notify::new(),
+            started: Once::new(),
         }
     }
 

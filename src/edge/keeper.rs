@@ -3,7 +3,7 @@
 mod network;
 mod replaced;
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
@@ -33,6 +33,8 @@ pub(super) struct Keeper {
     pub(super) route: Route,
     /// Notified when there is a reason to dial at once: a link that was replaced has ended, or the network has changed.
     pub(super) freed: Notify,
+    /// Done once the start is over.
+    pub(super) started: Once,
 }
 
 /// Why a link is not the edge's newest any more.
@@ -125,6 +127,7 @@ impl Keeper {
         self.readiness.set(LINK, Ok(()));
         self.ground.metrics.links.inc();
         self.uplinks.add(link.sender.clone());
+        self.started.call_once(give_back);
         let mut carried = false;
         let mut fail_back = Box::pin(self.fail_back(server));
         // The same pod, if it can be reached: there sessions go on at once.
@@ -232,6 +235,15 @@ impl Keeper {
             self.route.mend(parked, &self.ground.drain);
         }
         info!(link = %link.sender.id, %why, "link has ended");
+    }
+}
+
+/// Lets go of what only the start needed. An edge is a small machine, and does nothing most of the time.
+fn give_back() {
+    let _ = tunnel_pages::trim_heap();
+    match tunnel_pages::forget_program() {
+        Ok(bytes) => debug!(bytes, "the program's pages are forgotten until they are used again"),
+        Err(cause) => debug!(%cause, "what is mapped cannot be read, and stays"),
     }
 }
 

@@ -127,17 +127,19 @@ impl Accept for Listener {
     }
 }
 
-/// Sets the options of the sockets of clients and targets: no delay for small writes, and keep-alive probes.
+/// Sets the options of the sockets of clients and targets: no delay for small writes, keep-alive probes, and a short
+/// queue in the kernel, which would else take 4 MiB for a peer that never reads, and look like a fast reader.
 pub fn tune(socket: &SockRef<'_>) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_notsent_lowat(UNSENT)?;
     let probes =
         TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_EVERY).with_retries(PROBE_TIMES);
     socket.set_tcp_keepalive(&probes)
 }
 
 /// Sets the further options of a link's socket: it dies when sent bytes stay unacknowledged, its queue in the kernel is
-/// short, and the kernel sends by `congestion`, if one is named. Not for clients and targets: the timeout also ends a
-/// connection whose reader has only paused.
+/// that of a line, and the kernel sends by `congestion`, if one is named. Not for clients and targets: the timeout also
+/// ends a connection whose reader has only paused.
 pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()> {
     let socket = SockRef::from(socket);
     tune(&socket)?;
@@ -145,7 +147,7 @@ pub fn tune_link(socket: &TcpStream, congestion: Option<&str>) -> io::Result<()>
         socket.set_tcp_congestion(congestion.as_bytes())?;
     }
     socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
-    socket.set_tcp_notsent_lowat(UNSENT)
+    socket.set_tcp_notsent_lowat(UNSENT_ON_LINK)
 }
 
 /// Tries whether this process may have links sent by a congestion control.
@@ -222,9 +224,12 @@ const PROBE_TIMES: u32 = 3;
 /// As long as the links' own patience with silence.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 
+/// Unsent bytes that a client's or target's socket leaves to the kernel: a read buffer's. Whoever reads fast leaves none.
+const UNSENT: u32 = 64 * 1024;
+
 /// Unsent bytes that a link leaves to the kernel: more adds latency that the schedule cannot remove, with less the
 /// CPU waits at 1 Gbit/s.
-const UNSENT: u32 = 128 * 1024;
+const UNSENT_ON_LINK: u32 = 128 * 1024;
 
 /// Ports below it are privileged.
 const FIRST_FREE_PORT: u16 = 1024;
@@ -247,10 +252,11 @@ mod tests {
         assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_EVERY);
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), PROBE_TIMES);
         assert_eq!(socket.tcp_user_timeout().unwrap(), None);
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT);
         tune_link(&near, Some("reno")).unwrap();
         assert!(socket.tcp_congestion().unwrap().starts_with(b"reno"));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
-        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT);
+        assert_eq!(socket.tcp_notsent_lowat().unwrap(), UNSENT_ON_LINK);
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod upkeep;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -59,6 +59,8 @@ pub struct SessionTable {
     pub(super) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
+    /// Whether a session or a link has ended since the heap was trimmed.
+    freed: AtomicBool,
     ended: Mutex<EndedSessions>,
     clients: Mutex<Clients>,
     /// Sessions whose owner has left and that may still have something to deliver, in the order in which they left.
@@ -111,6 +113,7 @@ impl SessionTable {
             limits,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
+            freed: AtomicBool::new(false),
             ended: Mutex::default(),
             clients: Mutex::default(),
             departed: Mutex::default(),

@@ -63,10 +63,11 @@ impl SendHalf {
         }
     }
 
-    /// Whether the owner may write more now.
+    /// Whether the owner may write more now. One whose peer takes no more has to wait: what it wrote would only lie here.
     pub(crate) fn has_room(&self) -> bool {
         let kept = self.written - self.base;
-        self.unsent() < MAX_UNSENT && kept < MAX_KEPT && (kept < FAIR_KEPT || !self.cost.is_spent())
+        let most_unsent = if self.written < self.limit { MAX_UNSENT } else { 1 };
+        self.unsent() < most_unsent && kept < MAX_KEPT && (kept < FAIR_KEPT || !self.cost.is_spent())
     }
 
     /// Appends bytes to send. The caller has asked [`Self::has_room`].
@@ -249,13 +250,13 @@ fn as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// A write waits once this much is unsent: two large frames, so that the link never runs dry.
+/// A write waits once this much is unsent that the peer would take: two large frames, so that the link never runs dry.
 const MAX_UNSENT: u64 = 128 * 1024;
 /// Sent and unreceived bytes a session keeps at the most, whatever the peer's limit: the largest window.
 const MAX_KEPT: u64 = 4 * 1024 * 1024;
-/// Bytes that a session may always keep when others have spent the budget. A peer acknowledges at least every 64 KiB; a
-/// session that may keep that and a frame never waits for an acknowledgement that is not due.
-const FAIR_KEPT: u64 = 128 * 1024;
+/// A session that keeps less than this may always write, even when others have spent the budget. A peer acknowledges at
+/// least every 64 KiB, so that a session never waits for an acknowledgement that is not due.
+const FAIR_KEPT: u64 = 64 * 1024;
 /// Small writes are put together up to this many bytes, so that a flood of them does not cost a hundred times its
 /// bytes.
 const MERGE_BELOW: usize = 1024;
@@ -373,6 +374,23 @@ mod tests {
         assert!(half.written() >= 4 << 20 && half.written() < 5 << 20);
     }
 
+    /// What a client never reads must not be read of its target either: the peer's limit is as far as it goes, and one
+    /// write beyond it.
+    #[test]
+    fn a_write_waits_while_the_peer_takes_nothing() {
+        let mut half = half();
+        half.write(vec![0; 100].into());
+        assert!(!half.has_room(), "the peer has not said what it takes");
+        half.acknowledge(0, 64 * 1024).unwrap();
+        while half.has_room() {
+            half.write(vec![0; 40 * 1024].into());
+            while half.take(LARGEST_FRAME).is_some() {}
+        }
+        assert_eq!((half.written(), half.unsent()), (80 * 1024 + 100, 16 * 1024 + 100));
+        half.acknowledge(0, 81 * 1024).unwrap();
+        assert!(half.has_room(), "the limit was raised");
+    }
+
     #[test]
     fn one_byte_writes_are_put_together() {
         let mut half = half();
@@ -386,7 +404,7 @@ mod tests {
 
     /// The peer acknowledges only every 64 KiB: a typist beside sessions that hold the whole budget must still go on.
     #[test]
-    fn a_spent_budget_leaves_each_session_more_than_its_peer_leaves_unacknowledged() {
+    fn a_spent_budget_leaves_each_session_what_its_peer_leaves_unacknowledged() {
         let budget = Budget::new(1000);
         let mut half = SendHalf::new(budget.share());
         half.acknowledge(0, u64::MAX).unwrap();
@@ -395,11 +413,8 @@ mod tests {
             half.write(vec![0; 64].into());
             half.take(LARGEST_FRAME);
         }
-        assert!(budget.is_spent() && half.has_room());
-        while half.has_room() {
-            half.write(vec![0; 1000].into());
-            half.take(LARGEST_FRAME);
-        }
-        assert!(half.written() <= 129 * 1024);
+        assert!(budget.is_spent() && !half.has_room());
+        half.acknowledge(64 * 1024, u64::MAX).unwrap();
+        assert!(half.has_room());
     }
 }

@@ -32,6 +32,7 @@ impl SessionHost for SessionTable {
                 self.metrics.resets.count(code.name());
             }
             self.count.fetch_sub(1, Relaxed);
+            self.freed.store(true, Relaxed);
             lock(&self.ended).add(id, why, Instant::now());
             lock(&self.clients).remove(id);
         }

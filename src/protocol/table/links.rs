@@ -1,6 +1,7 @@
 //! What becomes of sessions when a link ends, or is not to carry them any more.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::time::Instant;
 
@@ -22,6 +23,7 @@ impl SessionTable {
             parked.extend(shared.parked());
         }
         self.relays.link_ended(sender.id, relayed);
+        self.freed.store(true, Relaxed);
         parked
     }
 

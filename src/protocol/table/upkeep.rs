@@ -1,6 +1,7 @@
 //! Work of every few seconds: gives old sessions up, and sets metrics.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -33,15 +34,21 @@ impl SessionTable {
         }
     }
 
-    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins.
+    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins; and what of the heap
+    /// is free, less often, so that a process which was large for a while does not stay so.
     pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
         let mut ticks = tokio::time::interval(UPKEEP);
+        let mut trimmed = Instant::now();
         loop {
             tokio::select! {
                 () = drain.draining() => return,
                 _ = ticks.tick() => {
                     self.tick(Instant::now());
                     pool.trim();
+                    if trimmed.elapsed() >= TRIM_EVERY && self.freed.swap(false, Relaxed) {
+                        trimmed = Instant::now();
+                        let _ = tunnel_pages::trim_heap();
+                    }
                 }
             }
         }
@@ -63,5 +70,7 @@ impl SessionTable {
 
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
+/// Between two trims of the heap. One takes some milliseconds in a process of hundreds of MiB.
+const TRIM_EVERY: Duration = Duration::from_secs(20);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);

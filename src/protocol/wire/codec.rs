@@ -82,6 +82,9 @@ impl Reader {
 
     /// The next whole message, if there is one.
     pub fn message(&mut self) -> Result<Option<StreamMsg>, BadStream> {
+        if self.rest.is_empty() && self.partial.is_empty() {
+            return Ok(None);
+        }
         let (body, pinned) = if self.partial.is_empty() {
             let whole = PREFIX + length(&self.rest)?.unwrap_or(usize::MAX - PREFIX);
             if self.rest.len() < whole {
@@ -202,6 +205,16 @@ mod tests {
                 addr: String::new(),
             },
         )
+    }
+
+    #[test]
+    fn a_reader_with_nothing_to_read_keeps_no_memory() {
+        let mut reader = Reader::default();
+        assert_eq!(reader.message(), Ok(None));
+        reader.piece(encode(StreamMsg::default()).to_bytes());
+        assert!(matches!(reader.message(), Ok(Some(_))));
+        assert_eq!(reader.message(), Ok(None));
+        assert_eq!(reader.partial.capacity(), 0);
     }
 
     proptest! {

@@ -162,7 +162,7 @@ impl Bench {
             reference: "one window".into(),
             others: String::new(),
             value: kib.iter().sum(),
-            bound: None,
+            bound: only_with(tested, Bound::Most(512.0, 512.0)),
         });
         Ok(())
     }
