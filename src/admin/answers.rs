@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use serde::Serialize;
 use tracing::info;
 
+use super::page::live_page;
 use super::{Admin, Asker, Port, Program, Reply};
 use crate::drain::Drain;
 use crate::names::NodeName;
@@ -32,7 +33,7 @@ impl Admin {
             return match path {
                 "/events" => self.events(asker, drain),
                 "/status" => json(&self.status()).map(Reply::Left),
-                _ => self.page().map(Reply::Left),
+                _ => live_page().map(Reply::Left),
             };
         }
         self.answer_at_once(request, port, asker).await.map(Reply::Left)

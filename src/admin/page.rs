@@ -64,21 +64,6 @@ impl Admin {
         Some(plain_text(StatusCode::FORBIDDEN, format!("{why}{remedy}\n")))
     }
 
-    /// The page itself. Its one script and its one style are named by a number that no stranger's text can know.
-    pub(super) fn page(&self) -> Response<Full<Bytes>> {
-        let nonce = format!("{:032x}", rand::random::<u128>());
-        let mut answer = Response::new(Full::new(PAGE.replace("{{nonce}}", &nonce).into()));
-        let policy = format!(
-            "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
-             base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-        );
-        if let Ok(policy) = HeaderValue::from_str(&policy) {
-            answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
-        }
-        guard(answer.headers_mut(), "text/html; charset=utf-8");
-        answer
-    }
-
     /// What happens from now on, for the page.
     pub(super) fn events(&self, asker: Asker, drain: &Drain) -> Response<Reply> {
         let source = match asker {
@@ -97,6 +82,21 @@ impl Admin {
             }
         }
     }
+}
+
+/// The page itself. Its one script and its one style are named by a number that no stranger's text can know.
+pub(super) fn live_page() -> Response<Full<Bytes>> {
+    let nonce = format!("{:032x}", rand::random::<u128>());
+    let mut answer = Response::new(Full::new(PAGE.replace("{{nonce}}", &nonce).into()));
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    );
+    if let Ok(policy) = HeaderValue::from_str(&policy) {
+        answer.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
+    }
+    guard(answer.headers_mut(), "text/html; charset=utf-8");
+    answer
 }
 
 impl fmt::Debug for Viewers {
