@@ -76,11 +76,11 @@ certificates() {
   local names="DNS:tunnel.test" at
   for at; do names+=",IP:$at"; done
   openssl ecparam -genkey -name prime256v1 -noout -out "$dir/ca.key"
-  openssl req -x509 -new -key "$dir/ca.key" -days 30 -subj /CN=cluster -out "$dir/ca.crt" \
+  openssl req -x509 -new -key "$dir/ca.key" -days 90 -subj /CN=cluster -out "$dir/ca.crt" \
     -addext basicConstraints=critical,CA:true -addext keyUsage=critical,keyCertSign
   openssl ecparam -genkey -name prime256v1 -noout | openssl pkcs8 -topk8 -nocrypt -out "$dir/pod.key"
   printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\n' "$names" >"$dir/pod.ext"
   openssl req -new -key "$dir/pod.key" -subj /CN=tunnel-cloud |
-    openssl x509 -req -days 30 -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -CAcreateserial -extfile "$dir/pod.ext" \
+    openssl x509 -req -days 90 -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -CAcreateserial -extfile "$dir/pod.ext" \
       -out "$dir/pod.crt"
 } 2>/dev/null

@@ -3,9 +3,12 @@
 mod answers;
 mod asker;
 mod channelz;
+mod enrol;
 mod events;
+mod expiry;
 mod page;
 mod readiness;
+mod response;
 mod status;
 mod view;
 
@@ -35,6 +38,7 @@ use crate::telemetry::{LogLevel, Metrics};
 use events::Events;
 
 pub use asker::Asker;
+pub use enrol::Invited;
 pub use page::{Streams, Viewers};
 pub use readiness::Readiness;
 pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};

@@ -8,6 +8,8 @@ mod connect;
 mod context;
 mod core;
 mod egress;
+mod enrol;
+mod etcd;
 mod files;
 mod https;
 mod kubernetes;
@@ -36,6 +38,7 @@ use stop::Stopping;
 
 use crate::admin::{Admin, Clock, Listeners, PodView, Program, Readiness, Streams, Viewers};
 use crate::config::cloud::Cloud;
+use crate::enrol::Enrolment;
 use crate::frontend::{Module, Ssh};
 use crate::net::listen::Listener;
 use crate::protocol::SessionTable;
@@ -69,6 +72,8 @@ pub struct Pod {
     pub registry: Arc<Registry>,
     /// The sessions.
     pub table: Arc<SessionTable>,
+    /// Who joins by invitation; `None`: nobody.
+    pub enrolment: Option<Arc<Enrolment>>,
     finder: Arc<Finder>,
     readiness: Readiness,
     stopping: Stopping,
@@ -124,6 +129,7 @@ impl Pod {
             metrics: core.context.ground.metrics.clone(),
             registry: core.context.registry.clone(),
             table: core.context.ground.table.clone(),
+            enrolment: core.context.enrolment.clone(),
             finder: core.context.finder.clone(),
             readiness: core.readiness,
             stopping: core.stopping,
@@ -135,6 +141,8 @@ impl Pod {
             table: pod.table.clone(),
             siblings: core.context.siblings.clone(),
             publishes: settings.registry.publish.name(),
+            enrolment: core.context.enrolment.clone(),
+            port,
         };
         let admin = pod.admin(view, viewers, level, !settings.server.log_listen.is_local());
         let listeners = Listeners {
@@ -145,6 +153,7 @@ impl Pod {
             grpc: Some(pod.bound.grpc),
         };
         admin.spawn(listeners, &pod.stopping.admin);
+        admin.follow_certificates(settings.certificates(), settings.authorities(), &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
         balance::spawn(&core.context, settings.registry.rebalance);
         links::spawn(ports.grpc, proxies, files.tls, core.made, core.context);

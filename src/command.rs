@@ -5,6 +5,8 @@ mod connect;
 mod demo;
 mod folder;
 mod init;
+mod invite;
+mod join;
 mod manual;
 mod settings;
 mod socket;
@@ -14,6 +16,8 @@ pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
 pub use init::{Init, run as init};
+pub use invite::{Invite, Revoke, invite, revoke};
+pub use join::{Join, run as join};
 pub use manual::{completions, man};
 pub use settings::Settings;
 pub use status::status;
@@ -37,6 +41,11 @@ impl Failure {
     /// A file that was named will not do.
     fn unusable(text: impl Into<String>) -> Self {
         Self { code: 78, text: text.into() }
+    }
+
+    /// Somebody does not let us.
+    fn refused(text: impl Into<String>) -> Self {
+        Self { code: 77, text: text.into() }
     }
 
     /// A file cannot be written.

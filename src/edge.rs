@@ -89,6 +89,7 @@ impl Edge {
         if let Some(proxy) = proxy {
             edge.doors = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
         }
+        let (ca, cert) = (settings.client.ca.clone(), settings.https.identity.clone().map(|(cert, _)| cert));
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         let span = info_span!("link", node = %keeper.dialer.node);
@@ -102,7 +103,10 @@ impl Edge {
             channelz: ports.channelz,
             grpc: None,
         };
-        edge.admin(viewers, level, level_from_anywhere).spawn(listeners, &edge.admin);
+        let admin = edge.admin(viewers, level, level_from_anywhere);
+        admin.spawn(listeners, &edge.admin);
+        let shown = cert.iter().map(|cert| ("mode.edge.https.cert", cert.as_path())).collect();
+        admin.follow_certificates(shown, vec![("mode.edge.stream.client.cert", ca.as_path())], &edge.admin);
         if let Some(log) = edge.bound.log {
             info!(%log, "edge is up");
         }

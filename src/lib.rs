@@ -17,7 +17,7 @@
 //! | command | [`command`] | everything |
 //! | wiring | [`cloud`], [`edge`], below them [`startup`] | everything below; reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators |
-//! | way | [`route`], [`carry`], [`dialer`] | opening sessions, finding paths, carrying bytes; permitted targets |
+//! | way | [`route`], [`carry`], [`dialer`], [`enrol`] | opening sessions, finding paths, carrying bytes; permitted targets; nodes that join |
 //! | place | [`registry`] | which node is where, and whose an address is; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
@@ -67,6 +67,7 @@ pub mod config;
 pub mod dialer;
 pub mod drain;
 pub mod edge;
+pub mod enrol;
 pub mod frontend;
 pub mod names;
 pub mod net;

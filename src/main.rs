@@ -8,7 +8,7 @@ use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
 use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
-use tunnel::config::Fault;
+use tunnel::config::{Environment, Fault};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::files;
@@ -31,6 +31,9 @@ fn main() -> ExitCode {
         }
         Some(Command::Status { socket, json }) => told(in_runtime(command::status(socket, json))),
         Some(Command::Init(asked)) => told(command::init(&asked)),
+        Some(Command::Invite(asked)) => told(in_runtime(command::invite(asked))),
+        Some(Command::Join(asked)) => told(in_runtime(command::join(&asked, &Environment::read(variable)))),
+        Some(Command::Revoke(asked)) => told(in_runtime(command::revoke(asked))),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
         Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),

@@ -7,6 +7,7 @@ mod diag;
 pub mod dial;
 pub mod door;
 pub mod entrance;
+pub mod failures;
 pub mod files;
 pub mod hooked;
 pub mod listen;

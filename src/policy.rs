@@ -13,11 +13,13 @@ use ipnet::IpNet;
 
 use crate::names::NodeName;
 
+mod enrolled;
 mod off_limits;
 mod targets;
 mod tokens;
 mod zone;
 
+pub use enrolled::{Enrolled, SecretHash, TooMany, Uninvited};
 pub use off_limits::{is_number, is_off_limits};
 pub use targets::{Listening, TargetEntry, Targets};
 pub use tokens::{Tokens, Unproven};

@@ -3,12 +3,14 @@
 mod addresses;
 mod awaited;
 mod balance;
+mod cell;
 #[cfg(feature = "kubernetes")]
 mod cluster;
 mod conflicts;
 mod dns;
 #[cfg(feature = "kubernetes")]
 mod endpoints;
+mod etcd;
 mod find;
 #[cfg(feature = "kubernetes")]
 mod follow;
@@ -16,6 +18,7 @@ mod linked;
 mod moves;
 mod overview;
 mod publish;
+mod shared_file;
 mod siblings;
 mod uplinks;
 
@@ -41,18 +44,23 @@ pub use awaited::Arrival;
 use awaited::Awaited;
 pub use balance::{Balance, Weights};
 #[cfg(feature = "kubernetes")]
+pub use cell::SecretCell;
+pub use cell::{Cell, CellError, EtcdCell, FileCell, Seen};
+#[cfg(feature = "kubernetes")]
 pub use cluster::{Cluster, ClusterError};
 use conflicts::Conflicts;
 pub use dns::Dns;
 #[cfg(feature = "kubernetes")]
 pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
+pub use etcd::{EtcdAccess, EtcdError};
 pub use find::{Finder, NotFound, Path};
 pub use linked::Linked;
 use overview::Errors;
 pub use overview::{LastError, Overview, Standing};
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
-pub use publish::{Etcd, EtcdError, EtcdParams, Hosts, HostsError, PublishError, Publisher, Store, Vet};
+pub use publish::{Etcd, EtcdParams, Hosts, PublishError, Publisher, Store, Vet};
+pub use shared_file::SharedFileError;
 pub use siblings::{
     ANNOUNCE_EVERY, FindAnswer, NodeFound, PodAddresses, PodDialer, PodLoad, SiblingPod, Siblings,
     TlsPodDialer, Unreachable,
@@ -245,22 +253,6 @@ impl Registry {
     /// Names of all nodes that are linked here, in no order.
     pub fn nodes(&self) -> Vec<NodeName> {
         self.lock().linked.keys().cloned().collect()
-    }
-
-    /// The node whose link here is the oldest, and whether there are others.
-    pub fn longest(&self) -> Option<(NodeName, bool)> {
-        let nodes = self.lock();
-        let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
-        let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
-        Some((node.clone(), nodes.linked.len() > 1))
-    }
-
-    /// The nodes whose links here are the oldest, in that order, `most` of them.
-    pub fn oldest(&self, most: usize) -> Vec<NodeName> {
-        let nodes = self.lock();
-        let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
-        all.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
-        all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
     }
 
     /// Notices every change of [`Self::nodes`]; several changes between two looks count as one.

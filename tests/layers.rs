@@ -21,7 +21,7 @@ const ROWS: [&[&str]; 11] = [
     &["config", "net"],
     &["protocol"],
     &["registry"],
-    &["route", "carry", "dialer"],
+    &["route", "carry", "dialer", "enrol"],
     &["frontend", "backend", "admin"],
     &["startup"],
     &["cloud", "edge"],
@@ -150,7 +150,7 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let tokens = tokens(text);
     let below = |i: usize| home.get(i).map_or("", String::as_str);
     // etcd is asked over gRPC too, with messages of its own.
-    let etcd = room == "registry" && (below(1), below(2)) == ("publish", "etcd");
+    let etcd = room == "registry" && below(1) == "etcd";
     // The debugging port answers calls of gRPC's own clients.
     let channelz = (room.as_str(), below(1)) == ("admin", "channelz");
     let wire = etcd

@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
+use http::header::ACCEPT;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use serde::Serialize;
 use tracing::info;
 
 use super::page::live_page;
-use super::{Admin, Asker, Port, Program, Reply};
+use super::response::{json, only, plain_text, text};
+use super::{Admin, Asker, Port, Program, Reply, enrol};
 use crate::drain::Drain;
 use crate::names::NodeName;
-use crate::telemetry::{Form, log_trouble};
+use crate::telemetry::{AUDIT, Form, log_trouble};
 
 impl Admin {
     /// Answers one request.
@@ -77,6 +77,18 @@ impl Admin {
                 let status = if linked { StatusCode::OK } else { StatusCode::INTERNAL_SERVER_ERROR };
                 plain_text(status, "")
             }
+            ("/invitations" | "/revocations", Program::Cloud(_)) if port != Port::Local => {
+                plain_text(StatusCode::NOT_FOUND, NOT_FOUND)
+            }
+            ("/invitations" | "/revocations", Program::Cloud(_)) if *request.method() != Method::POST => {
+                only("POST", "only supports POST method\n")
+            }
+            ("/invitations", Program::Cloud(pod)) => {
+                enrol::invite(pod.enrolment.as_ref(), pod.port, request, asker).await
+            }
+            ("/revocations", Program::Cloud(pod)) => {
+                enrol::revoke(pod.enrolment.as_ref(), request, asker).await
+            }
             ("/debug/flags/v", _) => self.set_level(request, asker).await,
             _ => plain_text(StatusCode::NOT_FOUND, NOT_FOUND),
         }
@@ -103,7 +115,7 @@ impl Admin {
         });
         match set {
             Ok(v) => {
-                info!(peer = %asker, verbosity = v, "log level set");
+                info!(target: AUDIT, who = %asker, verbosity = v, "the log level was set");
                 plain_text(StatusCode::OK, format!("successfully set klog.logging.verbosity to {value}\n"))
             }
             Err(why) => {
@@ -126,30 +138,6 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
     let number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
     let why = if number { "value out of range" } else { "invalid syntax" };
     text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
-}
-
-fn only(methods: &'static str, why: &'static str) -> Response<Full<Bytes>> {
-    let mut answer = plain_text(StatusCode::METHOD_NOT_ALLOWED, why);
-    answer.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
-    answer
-}
-
-pub(super) fn plain_text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    text(status, body, "text/plain; charset=utf-8")
-}
-
-fn text(status: StatusCode, body: impl Into<Bytes>, kind: &'static str) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(body.into()));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    answer
-}
-
-fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
-    match serde_json::to_vec(value) {
-        Ok(body) => text(StatusCode::OK, body, "application/json"),
-        Err(error) => plain_text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-    }
 }
 
 /// What is not for everybody.

@@ -12,9 +12,9 @@ use http::header::{
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::Full;
 
-use super::answers::plain_text;
 use super::asker::{Asker, Unasked};
 use super::events::Events;
+use super::response::plain_text;
 use super::{Admin, Reply};
 use crate::drain::Drain;
 use crate::net::door::{Door, Limits, Source};

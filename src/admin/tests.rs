@@ -15,7 +15,14 @@ fn cloud(nodes: &[&str]) -> Admin {
         let sender = LinkSender::new(LinkId(number), peer, None, Dialect::Plain);
         registry.insert(Linked { sender, instance: None, from: ([10, 0, 0, 1], 5).into() }, false);
     }
-    admin(Program::Cloud(PodView { registry, table: table(), siblings: None, publishes: Some("hosts") }))
+    admin(Program::Cloud(PodView {
+        registry,
+        table: table(),
+        siblings: None,
+        publishes: Some("hosts"),
+        enrolment: None,
+        port: 9000,
+    }))
 }
 
 fn edge(linked: bool) -> Admin {

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};
 use super::{Admin, Program};
+use crate::enrol::Enrolment;
 use crate::protocol::{LinkSender, SessionTable, SessionView};
 use crate::registry::{LastError, Overview, Registry, SiblingPod, Siblings, Standing, Uplinks};
 
@@ -21,6 +22,10 @@ pub struct PodView {
     pub siblings: Option<Arc<Siblings>>,
     /// Where records are published, as a fixed word; `None`: nowhere.
     pub publishes: Option<&'static str>,
+    /// Who joins by invitation; `None`: nobody.
+    pub enrolment: Option<Arc<Enrolment>>,
+    /// The port that edges link to.
+    pub port: u16,
 }
 
 /// What an edge is looked at by.

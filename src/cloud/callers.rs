@@ -11,12 +11,12 @@ use crate::cloud::unshaken::Unshaken;
 use crate::net::entrance::{Accepted, ConnectionHandler};
 use crate::net::listen::tune_link;
 use crate::net::tls::{Acceptor, Shaken};
-use crate::protocol::grpc::{Call, Unaccepted, serve};
+use crate::protocol::grpc::{Arrival, Unaccepted, serve};
 
 /// The handler of connections to the gRPC port.
 #[derive(Debug)]
 pub(super) struct Callers {
-    pub(super) calls: mpsc::Sender<Call>,
+    pub(super) arrivals: mpsc::Sender<Arrival>,
     /// Limits how many do their handshake or make their call at once. When thousands of edges come back at once they
     /// queue here: a rejected edge would only dial again later.
     pub(super) handshakes: Acceptor,
@@ -50,9 +50,9 @@ impl ConnectionHandler for Callers {
         // Only pods have certificates that pass the check, so a caller with one may claim to be a pod.
         let certified = io.get_ref().1.peer_certificates().is_some();
         let waiting = Unaccepted { certified, until, slots: (slot, turn) };
-        let (calls, ground) = (self.calls.clone(), self.shared.ground.clone());
+        let (arrivals, ground) = (self.arrivals.clone(), self.shared.ground.clone());
         drop(self);
-        serve(io, from, calls, ground, waiting).await;
+        serve(io, from, arrivals, ground, waiting).await;
     }
 }
 

@@ -9,6 +9,7 @@ use crate::backend::Backend;
 use crate::cloud::policies::Policies;
 use crate::cloud::proven::Proven;
 use crate::dialer::DirectDialer;
+use crate::enrol::Enrolment;
 use crate::net::pool::Pool;
 use crate::protocol::grpc::LinkContext;
 use crate::registry::{AddressBook, Finder, Registry, Siblings};
@@ -18,6 +19,8 @@ use crate::route::Route;
 #[derive(Debug, Clone)]
 pub(super) struct PodContext {
     pub(super) proven: Arc<Proven>,
+    /// Who joins by invitation; `None`: nobody.
+    pub(super) enrolment: Option<Arc<Enrolment>>,
     pub(super) registry: Arc<Registry>,
     pub(super) finder: Arc<Finder>,
     /// The other pods; `None` if this pod is alone.

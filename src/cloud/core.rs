@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info_span;
 
 use super::context::PodContext;
+use super::enrol;
 use super::files::PodFiles;
 use super::kubernetes::{self, Pods};
 use super::links;
@@ -69,7 +70,9 @@ impl Core {
             drain: links.clone(),
             congestion: settings.server.congestion.clone(),
         };
-        let proven = Proven::start(files.tokens.clone(), table.clone(), &links);
+        let readiness = Readiness::waiting_for(&[]);
+        let enrolment = enrol::start(settings, files, &readiness, &links);
+        let proven = Proven::start(files.tokens.clone(), enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
@@ -87,7 +90,6 @@ impl Core {
         let FinderParts { finder, several } = siblings::finder(&settings.registry.siblings, joined, cluster);
         stopping.several = several.is_some();
         let (siblings, made) = several.map(|several| (several.siblings, several.made)).unzip();
-        let readiness = Readiness::waiting_for(&[]);
         if let Some(siblings) = &siblings {
             siblings::report(siblings.clone(), readiness.clone(), &links);
         }
@@ -96,6 +98,7 @@ impl Core {
         let session = &settings.session;
         let context = PodContext {
             proven,
+            enrolment,
             registry,
             route: Route::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,

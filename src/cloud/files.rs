@@ -5,6 +5,7 @@ use tracing::warn;
 
 use super::{proven, siblings};
 use crate::config::cloud::{Cloud, Publish, TlsVersion};
+use crate::enrol::CloudAuthority;
 use crate::net::pem;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
@@ -19,6 +20,8 @@ pub(super) struct PodFiles {
     pub(super) tls: Reload<ServerConfig>,
     /// TLS for dialling other pods; `None` if there are none, or this pod has no certificate for them.
     pub(super) siblings: Option<Reload<Dialer>>,
+    /// What is told to who joins; `None`: nobody does.
+    pub(super) authority: Option<Reload<CloudAuthority>>,
     /// Proves edges.
     pub(super) tokens: Reload<Tokens>,
     /// Asks the system's DNS servers.
@@ -33,6 +36,7 @@ impl PodFiles {
         let tls = tls(settings, startup);
         // The faults of the certificate are noted already.
         let siblings = tls.as_ref().and_then(|_| siblings::dialer(settings, startup));
+        let authority = tls.as_ref().and_then(|_| authority(settings, startup));
         let tokens = proven::read(&settings.server.tokenfile, startup);
         let resolver = startup.keep(FaultKind::System, &["DNS"], Resolver::system());
         let dns = match settings.registry.siblings.dns.as_slice() {
@@ -44,7 +48,14 @@ impl PodFiles {
         publisher(settings, startup);
         let congestion = settings.server.congestion.as_deref();
         startup.congestion("mode.cloud.stream.server.congestion", congestion)?;
-        Some(Self { tls: tls?, siblings, tokens: tokens?, resolver: resolver?, dns: dns? })
+        Some(Self {
+            tls: tls?,
+            siblings,
+            authority: authority?,
+            tokens: tokens?,
+            resolver: resolver?,
+            dns: dns?,
+        })
     }
 }
 
@@ -84,6 +95,16 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     startup.keep(FaultKind::Config, &[CERT, KEY], server.load())
 }
 
+/// Reads what is told to who joins, if anybody may; outer `None`: it has faults, which `startup` has noted.
+fn authority(settings: &Cloud, startup: &mut Startup) -> Option<Option<Reload<CloudAuthority>>> {
+    if settings.invitations.is_none() {
+        return Some(None);
+    }
+    let server = &settings.server;
+    let authority = CloudAuthority::load(server.ca.clone(), server.cert.clone());
+    startup.keep(FaultKind::Config, &["mode.cloud.stream.server.ca"], authority).map(Some)
+}
+
 /// Notes what prevents publishing. A start reads these files later, because publishing must not keep nodes from being
 /// reached; `--check` reads them here.
 fn publisher(settings: &Cloud, startup: &mut Startup) {
@@ -95,16 +116,16 @@ fn publisher(settings: &Cloud, startup: &mut Startup) {
     if !startup.is_check() {
         return;
     }
-    if let Publish::Etcd(etcd) = &registry.publish {
+    for (table, etcd) in settings.etcds() {
         if let Some(ca) = &etcd.ca {
-            startup.holds("mode.cloud.registry.etcd_ca", ca, |text| pem::certs(ca, text));
+            startup.holds(&format!("{table}.etcd_ca"), ca, |text| pem::certs(ca, text));
         }
         if let Some((cert, key)) = &etcd.identity {
-            startup.holds("mode.cloud.registry.etcd_cert", cert, |text| pem::certs(cert, text));
-            startup.holds("mode.cloud.registry.etcd_key", key, |text| pem::key(key, text));
+            startup.holds(&format!("{table}.etcd_cert"), cert, |text| pem::certs(cert, text));
+            startup.holds(&format!("{table}.etcd_key"), key, |text| pem::key(key, text));
         }
         if let Some((_, password)) = &etcd.login {
-            startup.holds("mode.cloud.registry.etcd_password_file", password, not_empty);
+            startup.holds(&format!("{table}.etcd_password_file"), password, not_empty);
         }
     }
     let clusters = registry.cluster.iter().chain(&settings.addresses.cluster);

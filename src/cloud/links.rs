@@ -8,6 +8,7 @@ use tracing::{debug, field, info, info_span, warn};
 
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
+use crate::cloud::enrol;
 use crate::cloud::requests;
 use crate::cloud::unshaken::Unshaken;
 use crate::names::{Instance, NodeName};
@@ -18,7 +19,7 @@ use crate::net::listen::Listener;
 use crate::net::reload::Reload;
 use crate::net::tls::{Acceptor, HANDSHAKES};
 use crate::policy::Networks;
-use crate::protocol::grpc::{Call, Dismissal};
+use crate::protocol::grpc::{Arrival, Call, Dismissal};
 use crate::protocol::{Caller, Code, Event, Found, Hello, Link, LinkEnded, LinkSender, Refusal};
 use crate::registry::Linked;
 use crate::route::Room;
@@ -36,8 +37,8 @@ pub(super) fn spawn(
     if let Some(made) = made {
         links.spawn(info_span!("siblings"), drive(made, shared.clone()));
     }
-    let (calls, called) = mpsc::channel(HANDSHAKES);
-    links.spawn(info_span!("calls"), admit_calls(called, shared.clone()));
+    let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
+    links.spawn(info_span!("calls"), admit_all(arrived, shared.clone()));
     let metrics = &shared.ground.metrics;
     let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 4)));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
@@ -45,20 +46,28 @@ pub(super) fn spawn(
     let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);
     let unshaken = Unshaken::default();
     links.spawn(info_span!("handshakes"), unshaken.clone().sum_up(links.clone()));
-    let handler = Arc::new(Callers { calls, handshakes, unshaken, shared });
+    let handler = Arc::new(Callers { arrivals, handshakes, unshaken, shared });
     links.spawn(info_span!("grpc"), entrance.run(handler, links.clone()));
 }
 
 /// Accepts or refuses calls, each in a task of its own, as pinging an older link takes a while.
-async fn admit_calls(mut calls: mpsc::Receiver<Call>, shared: PodContext) {
+async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: PodContext) {
     let links = shared.ground.drain.clone();
     loop {
-        let call = tokio::select! {
+        let arrival = tokio::select! {
             biased;
             () = links.draining() => return,
-            call = calls.recv() => call,
+            arrival = arrivals.recv() => arrival,
         };
-        let Some(call) = call else { return };
+        let call = match arrival {
+            None => return,
+            Some(Arrival::Call(call)) => *call,
+            Some(Arrival::Petition(petition)) => {
+                let span = info_span!("petition", from = %petition.from);
+                links.spawn(span, enrol::judge(petition, shared.clone()));
+                continue;
+            }
+        };
         let (span, shared) = match &call.caller {
             Caller::Edge(hello) => {
                 (info_span!("link", node = %hello.node, from = %call.from), shared.clone())
@@ -78,7 +87,7 @@ async fn admit(call: Call, shared: PodContext) {
 
 async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let refused = &shared.ground.metrics.calls_refused;
-    if let Err(why) = shared.proven.check(&hello) {
+    if let Err(why) = shared.proven.judge(&hello).await {
         refused.count("token");
         if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
             warn!("refused: {why}");

@@ -6,20 +6,26 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info_span, warn};
 
 use crate::drain::Drain;
+use crate::enrol::Enrolment;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
 use crate::startup::{FaultKind, Startup};
+use crate::telemetry::AUDIT;
 
 /// The links that were accepted for a token.
 #[derive(Debug)]
 pub(super) struct Proven {
     tokens: Reload<Tokens>,
+    /// Who has joined by invitation; `None`: nobody.
+    enrolment: Option<Arc<Enrolment>>,
     links: Mutex<HashMap<LinkId, Proof>>,
 }
 
@@ -55,25 +61,46 @@ pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>>
 
 impl Proven {
     /// Follows the token file.
-    pub(super) fn start(tokens: Reload<Tokens>, table: Arc<SessionTable>, drain: &Drain) -> Arc<Self> {
+    pub(super) fn start(
+        tokens: Reload<Tokens>,
+        enrolment: Option<Arc<Enrolment>>,
+        table: Arc<SessionTable>,
+        drain: &Drain,
+    ) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
-        let proven = Arc::new(Self { tokens, links: Mutex::default() });
+        let proven = Arc::new(Self { tokens, enrolment, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
         proven
     }
 
-    /// Whether the token file has a line of its own for the node.
+    /// Whether the token file has a line of its own for the node, or the node has joined by invitation.
     pub(super) fn names(&self, node: &NodeName) -> bool {
-        self.tokens.load().names(node)
+        self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
-    /// Checks the edge's token.
+    /// As [`Self::check`], for who may have joined at another pod a moment ago.
+    pub(super) async fn judge(&self, hello: &Hello) -> Result<(), Unproven> {
+        match (self.check(hello), &self.enrolment) {
+            (Err(_), Some(enrolment)) => {
+                enrolment.look_soon().await;
+                self.check(hello)
+            }
+            (judged, _) => judged,
+        }
+    }
+
+    /// Checks the edge's token: what it has joined with counts as well as a line of its own.
     ///
     /// # Errors
     ///
     /// The reason, for the log alone.
     pub(super) fn check(&self, hello: &Hello) -> Result<(), Unproven> {
-        self.tokens.load().prove(&hello.node, &hello.token)
+        let (tokens, node) = (self.tokens.load(), &hello.node);
+        match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
+            Some(true) => Ok(()),
+            Some(false) if !tokens.names(node) => Err(Unproven::Joined),
+            _ => tokens.prove(node, &hello.token),
+        }
     }
 
     /// Records the link of an edge that was checked, so that it ends with the token.
@@ -94,12 +121,14 @@ impl Proven {
     /// Until draining begins, ends each link whose token has left the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
+        let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
         loop {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                // Never ends: `tokens` holds the sender.
+                // They never end: `tokens` and `enrolment` hold the senders.
                 _ = changes.changed() => {}
+                _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
             }
             let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
             revoked.retain(|proof| self.check(&proof.hello).is_err());
@@ -109,6 +138,8 @@ impl Proven {
             let names: Vec<&str> =
                 revoked.iter().take(MOST_NAMED).map(|proof| proof.hello.node.as_str()).collect();
             warn!(
+                target: AUDIT,
+                who = "the token file or the store",
                 links = revoked.len(),
                 nodes = names.join(" "),
                 "tokens were revoked: their links are ended"

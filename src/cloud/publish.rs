@@ -6,11 +6,11 @@ use std::sync::Arc;
 use tracing::info_span;
 
 use super::core::Core;
+use super::etcd::etcd_access;
 #[cfg(feature = "kubernetes")]
 use super::kubernetes;
 use crate::config::cloud::{Cloud, Publish, RegistrySettings};
 use crate::net::resolver::Resolver;
-use crate::net::tls::Identity;
 #[cfg(feature = "kubernetes")]
 use crate::registry::{ConfigMap, ConfigMapParams, Lives};
 use crate::registry::{Etcd, EtcdParams, Hosts, Publisher, Siblings, Store, Vet};
@@ -61,15 +61,8 @@ fn store(settings: &Cloud, core: &Core, pods: &OtherPods) -> Option<Store> {
         Publish::None => return None,
         Publish::Hosts(file) => Store::Hosts(Hosts::new(file, pod)),
         Publish::Etcd(etcd) => {
-            let etcd = EtcdParams {
-                members: etcd.endpoints.into_iter().map(|member| (member.tls, member.at)).collect(),
-                prefix: etcd.prefix,
-                ca: etcd.ca,
-                identity: etcd.identity.map(|(cert, key)| Identity { cert, key }),
-                login: etcd.login,
-                address: pod,
-            };
-            Store::Etcd(Box::new(Etcd::new(etcd, core.resolver.clone())))
+            let params = EtcdParams { prefix: etcd.prefix.clone(), access: etcd_access(etcd), address: pod };
+            Store::Etcd(Box::new(Etcd::new(params, core.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
         Publish::ConfigMap(name) => {

@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use super::{Connect, Init, Module};
+use super::{Connect, Init, Invite, Join, Module, Revoke};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
 #[derive(Debug, Parser)]
@@ -65,6 +65,12 @@ pub enum Command {
     },
     /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
     Init(Init),
+    /// Have the pod on this machine let another machine join the cloud as a node, once and for a while.
+    Invite(Invite),
+    /// Make this machine a node of a cloud that has invited it.
+    Join(Join),
+    /// Have the pod on this machine forget the token of a node that has joined, and what it was invited by.
+    Revoke(Revoke),
     /// Connect stdin and stdout with a port of a node, through a pod: as ssh's ProxyCommand, or for a local port.
     Connect(Connect),
     /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.

@@ -17,6 +17,10 @@ pub(super) struct Folder {
     entries: BTreeSet<String>,
     /// Whether there was no folder.
     is_new: bool,
+    /// Held, so that no other run is at work there.
+    lock: File,
+    /// Whether what is written stays.
+    is_kept: bool,
 }
 
 impl Folder {
@@ -26,6 +30,14 @@ impl Folder {
     ///
     /// Some of that is there already, another run is at work, or nothing can be written there.
     pub(super) fn begin(dir: &Path, entries: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
+        let folder = Self::resume(dir, entries)?;
+        let cleared = fs::remove_dir_all(folder.unfinished()).and_then(|()| made(&folder.unfinished()));
+        cleared.map_err(|cause| failed(&folder.unfinished(), &cause))?;
+        Ok(folder)
+    }
+
+    /// As [`Self::begin`], with what an earlier run has written and kept.
+    pub(super) fn resume(dir: &Path, entries: impl IntoIterator<Item = String>) -> Result<Self, Failure> {
         let entries: BTreeSet<String> = entries.into_iter().collect();
         let paths = entries.iter().map(|name| dir.join(name));
         let taken = paths.filter(|path| fs::symlink_metadata(path).is_ok());
@@ -36,28 +48,17 @@ impl Folder {
                 if let [one] = taken.as_slice() { format!("{one} is") } else { taken.join(", ") + " are" }
             )));
         }
-        let is_new = match made(dir) {
-            Ok(()) => true,
-            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(cause) => return Err(failed(dir, &cause)),
-        };
-        let unfinished = dir.join(UNFINISHED);
-        match made(&unfinished) {
-            Ok(()) => Ok(Self { dir: dir.to_owned(), entries, is_new }),
-            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {
-                Err(Failure::cannot_write(format!(
-                    "{} is there: another run is at work, or one was killed; remove it if none is",
-                    unfinished.display()
-                )))
-            }
-            Err(cause) => {
-                if is_new {
-                    // What it was made for has failed, which is what is told.
-                    let _ = fs::remove_dir(dir);
-                }
-                Err(failed(&unfinished, &cause))
-            }
+        let is_new = made_now(dir).map_err(|cause| failed(dir, &cause))?;
+        let lock = File::open(dir).map_err(|cause| failed(dir, &cause))?;
+        if lock.try_lock().is_err() {
+            return Err(Failure::cannot_write(format!(
+                "another run is at work in {}: wait for it",
+                dir.display()
+            )));
         }
+        let folder = Self { dir: dir.to_owned(), entries, is_new, lock, is_kept: false };
+        made_now(&folder.unfinished()).map_err(|cause| failed(&folder.unfinished(), &cause))?;
+        Ok(folder)
     }
 
     /// Where the files are until the end.
@@ -69,26 +70,56 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// The disk is full, or the like.
+    /// It was written before, the disk is full, or the like.
     pub(super) fn write(&self, path: &str, text: &str) -> Result<(), Failure> {
-        let mut at = self.unfinished();
-        let (folders, name) = path.rsplit_once('/').map_or((None, path), |(above, name)| (Some(above), name));
-        for folder in folders.into_iter().flat_map(|above| above.split('/')) {
-            at.push(folder);
-            match made(&at) {
-                Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(failed(&at, &cause));
-                }
-                _ => {}
-            }
-        }
-        at.push(name);
+        let failed = |cause| failed(&self.dir.join(path), &cause);
+        let at = self.place(path).map_err(failed)?;
         let write = || {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&at)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()
         };
-        write().map_err(|cause| failed(&self.dir.join(path), &cause))
+        let written = write();
+        if written.as_ref().is_err_and(|cause| cause.kind() != io::ErrorKind::AlreadyExists) {
+            // Half a file would be taken for a whole one.
+            let _ = fs::remove_file(&at);
+        }
+        written.map_err(failed)
+    }
+
+    /// As [`Self::write`], in place of what was written there before.
+    pub(super) fn write_anew(&self, path: &str, text: &str) -> Result<(), Failure> {
+        match fs::remove_file(self.unfinished().join(path)) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                Err(failed(&self.dir.join(path), &cause))
+            }
+            _ => self.write(path, text),
+        }
+    }
+
+    /// As [`Self::write`], unless it was written before. What stands there now.
+    pub(super) fn write_once(&self, path: &str, text: &str) -> Result<String, Failure> {
+        match fs::read_to_string(self.unfinished().join(path)) {
+            Ok(before) if !before.is_empty() => Ok(before),
+            _ => self.write_anew(path, text).map(|()| text.to_owned()),
+        }
+    }
+
+    /// Leaves what is written for [`Self::resume`].
+    pub(super) fn keep(mut self) {
+        self.is_kept = true;
+    }
+
+    /// Where a file is until the end; the folders above it are made.
+    fn place(&self, path: &str) -> io::Result<PathBuf> {
+        let mut at = self.unfinished();
+        let (folders, name) = path.rsplit_once('/').map_or((None, path), |(above, name)| (Some(above), name));
+        for folder in folders.into_iter().flat_map(|above| above.split('/')) {
+            at.push(folder);
+            made_now(&at)?;
+        }
+        at.push(name);
+        Ok(at)
     }
 
     /// Puts everything where it belongs.
@@ -109,14 +140,18 @@ impl Folder {
             }
         }
         // What has been moved is found after a power cut as well.
-        let synced = fs::remove_dir(&unfinished).and_then(|()| File::open(&self.dir)?.sync_all());
-        std::mem::forget(self);
-        synced.map_err(|cause| failed(&unfinished, &cause))
+        let synced = fs::remove_dir(&unfinished).and_then(|()| self.lock.sync_all());
+        let synced = synced.map_err(|cause| failed(&unfinished, &cause));
+        self.keep();
+        synced
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         // What cannot be removed is named by the next run.
         let _ = fs::remove_dir_all(self.unfinished());
         if self.is_new {
@@ -127,6 +162,15 @@ impl Drop for Folder {
 
 fn made(dir: &Path) -> io::Result<()> {
     DirBuilder::new().mode(DIR_MODE).create(dir)
+}
+
+/// Makes a folder, unless it is there. Whether it was not.
+fn made_now(dir: &Path) -> io::Result<bool> {
+    match made(dir) {
+        Ok(()) => Ok(true),
+        Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(cause) => Err(cause),
+    }
 }
 
 fn failed(path: &Path, cause: &io::Error) -> Failure {
@@ -164,7 +208,7 @@ mod tests {
         folder.write("b/c/d", "2").unwrap();
         assert_eq!(names(&dir), [UNFINISHED.to_owned()].into());
         let second = begun(&dir).unwrap_err().text;
-        assert!(second.contains(".unfinished is there: another run"), "{second}");
+        assert!(second.contains("another run is at work in"), "{second}");
         folder.finish().unwrap();
         assert_eq!(names(&dir), ["a".to_owned(), "b".to_owned()].into());
         assert_eq!(fs::read_to_string(dir.join("b/c/d")).unwrap(), "2");
@@ -196,6 +240,18 @@ mod tests {
         folder.write("a", "1").unwrap();
         folder.finish().unwrap_err();
         assert!(names(place.path()).is_empty());
+        // What a killed run has left is in nobody's way, and goes on only where that is asked for.
+        let folder = begun(place.path()).unwrap();
+        folder.write("a", "1").unwrap();
+        folder.keep();
+        let resumed = Folder::resume(place.path(), ["a".to_owned()]).unwrap();
+        assert_eq!(resumed.write_once("a", "2").unwrap(), "1");
+        resumed.write_anew("a", "3").unwrap();
+        assert_eq!(resumed.write_once("a", "2").unwrap(), "3");
+        resumed.keep();
+        let folder = begun(place.path()).unwrap();
+        assert_eq!(folder.write_once("a", "4").unwrap(), "4");
+        drop(folder);
         let told = begun(&place.path().join("not/there")).unwrap_err().text;
         assert!(told.contains("check that the folder above it exists"), "{told}");
     }

@@ -18,7 +18,8 @@ use crate::edge::Edge;
 use crate::names::{Host, NodeName};
 use crate::pki::{Authority, Issued, PkiError};
 use crate::startup::Startup;
-use texts::{CloudText, EdgeText};
+use texts::CloudText;
+pub(super) use texts::EdgeText;
 
 /// What to make.
 #[derive(Debug, Clone, clap::Args)]
@@ -63,10 +64,7 @@ pub struct Init {
 ///
 /// What is wrong with what was asked for, or why it cannot be written.
 pub fn run(asked: &Init) -> Result<String, Failure> {
-    let to = asked.to.to_str().filter(|to| to.starts_with('/') && !to.contains(['"', '\\', '\'', '\n']));
-    let to = to.ok_or_else(|| {
-        Failure::usage(format!("--to {}: want a path from the root, without quotes", asked.to.display()))
-    })?;
+    let to = folder_on_machine("--to", &asked.to)?;
     let clients = client_folders(&asked.clients)?;
     if let Some(twice) = asked.nodes.iter().enumerate().find(|(at, node)| asked.nodes[..*at].contains(node)) {
         return Err(Failure::usage(format!("--node {} is given twice", twice.1)));
@@ -113,6 +111,14 @@ impl Signs {
             tokens: asked.nodes.iter().map(|_| random_token()).collect(),
         })
     }
+}
+
+/// A folder as settings can name it.
+pub(super) fn folder_on_machine<'a>(option: &str, dir: &'a Path) -> Result<&'a str, Failure> {
+    let text = dir.to_str().filter(|dir| dir.starts_with('/') && !dir.contains(['"', '\\', '\'', '\n', '%']));
+    text.ok_or_else(|| {
+        Failure::usage(format!("{option} {}: want a path from the root, without quotes", dir.display()))
+    })
 }
 
 /// A secret that nobody guesses, as token files can hold it.
@@ -199,8 +205,12 @@ fn write_edge(
         write_issued(folder, &format!("{dir}/certs/apiserver-kubelet-client"), &issued)?;
     }
     let server = asked.names.first().map(ToString::to_string).unwrap_or_default();
-    let text =
-        EdgeText { node, server: &format!("{server}:{GRPC_PORT}"), has_kubelet: signs.kubelets.is_some() };
+    let text = EdgeText {
+        node,
+        server: &format!("{server}:{GRPC_PORT}"),
+        dns: None,
+        has_kubelet: signs.kubelets.is_some(),
+    };
     let here = now_at.join(&dir);
     checked(EdgeSettings::read(&text.at(&here.to_string_lossy()), &Environment::default()), Edge::check)?;
     folder.write(&format!("{dir}/edge.toml"), &text.at(to))

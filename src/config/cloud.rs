@@ -1,14 +1,12 @@
 //! Settings of a pod, as read from the table `mode.cloud`.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{
-    Access, AdminSettings, Auth, Concern, Environment, Faults, Listen, Reading, Warning, listen, value,
-};
+use super::{AdminSettings, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod addresses;
@@ -16,6 +14,8 @@ mod certificates;
 mod cluster;
 mod egress;
 mod https;
+mod invitations;
+mod lists;
 mod proxy;
 mod registry;
 mod siblings;
@@ -28,6 +28,7 @@ pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort};
+pub use invitations::Invitations;
 pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
@@ -60,6 +61,8 @@ pub struct Cloud {
     pub session: PodSessions,
     /// Where others learn which node is at this pod.
     pub registry: RegistrySettings,
+    /// Where it is kept who joins by invitation; `None`: nobody does.
+    pub invitations: Option<Invitations>,
     /// How clients may name a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may ask for.
@@ -142,53 +145,6 @@ impl Cloud {
         report.finish(text, cloud)
     }
 
-    /// The files that hold secrets, each with its key.
-    pub fn secrets(&self) -> Vec<(&str, &Path)> {
-        let mut all = vec![
-            ("mode.cloud.stream.server.key", self.server.key.as_path()),
-            ("mode.cloud.stream.server.tokenfile", &self.server.tokenfile),
-        ];
-        let egress = self.egress.as_ref().map(Egress::access);
-        let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in
-            [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
-        {
-            // What several tables take from one is one file.
-            if let Auth::Basic { users, key } = &access.auth
-                && !all.contains(&(key, users))
-            {
-                all.push((key, users));
-            }
-        }
-        if let Some(Egress::Port { certificates, .. }) = &self.egress {
-            all.push(("mode.cloud.egress.key", &certificates.key));
-        }
-        if let HttpsMode::Terminate(certificates) = &self.https.mode
-            && !self.https.ports.is_empty()
-        {
-            all.push(("mode.cloud.https.key", &certificates.key));
-        }
-        if let Publish::Etcd(etcd) = &self.registry.publish {
-            all.extend(etcd.identity.iter().map(|(_, key)| ("mode.cloud.registry.etcd_key", key.as_path())));
-            let password = etcd.login.iter().map(|(_, file)| file.as_path());
-            all.extend(password.map(|file| ("mode.cloud.registry.etcd_password_file", file)));
-        }
-        all
-    }
-
-    /// Who may come in at each port for clients, by the key of its table.
-    pub fn doors(&self) -> Vec<(&str, &Access)> {
-        let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
-        let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
-        let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
-        let fixed = [
-            ("mode.cloud.ssh", &self.ssh.access),
-            ("mode.cloud.https", &self.https.access),
-            ("mode.cloud.http", &self.http.access),
-        ];
-        fixed.into_iter().chain(egress).chain(proxy).chain(tcp).collect()
-    }
-
     pub(super) fn gather(text: &str, env: &Environment, report: &mut Report) -> Self {
         let mut file = Table::parse(text, report);
         let mut mode = file.table("mode", report);
@@ -211,6 +167,7 @@ impl Cloud {
             admin: listen::admin(&mut cloud, "cloud.sock", report),
             session: session(&mut cloud, report),
             registry: registry::read(&mut cloud, superedge, env, report),
+            invitations: invitations::read(&mut cloud, env, report),
             allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),

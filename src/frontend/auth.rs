@@ -1,6 +1,5 @@
 //! The checks that a client passes before anything is opened for it: address, password, rules.
 
-mod failures;
 mod recent;
 
 use std::collections::HashMap;
@@ -22,8 +21,8 @@ use tracing::warn;
 use super::{Denial, NAME_CHARS};
 use crate::names::NodeName;
 use crate::net::door::{Door, Limits, Source};
+use crate::net::failures::{Failures, Who};
 use crate::policy::{CertificateGlob, Networks, Rules, Zone, plain};
-use failures::{Failures, Who};
 use recent::Recent;
 
 /// The access checks of one front end: every client passes them before anything is opened for it.

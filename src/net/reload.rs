@@ -93,7 +93,7 @@ impl<T: Send + Sync + 'static> Reload<T> {
             return;
         }
         let mut seen = Seen { content: self.0.first, ..Seen::default() };
-        let mut look_now = LOOK_NOW.subscribe();
+        let mut look_now = asked();
         loop {
             let pause = if seen.unsettled.is_some() { SETTLE } else { CHECK_INTERVAL };
             tokio::select! {
@@ -222,6 +222,11 @@ fn fingerprint(contents: &[Vec<u8>]) -> u64 {
 /// Makes every watcher of this process look at its files now.
 pub fn look_now() {
     LOOK_NOW.send_replace(());
+}
+
+/// A receiver that is notified by [`look_now`].
+pub fn asked() -> watch::Receiver<()> {
+    LOOK_NOW.subscribe()
 }
 
 /// One for the process, as SIGHUP concerns all of it.

@@ -1,6 +1,7 @@
 //! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
 
 mod accept;
+mod ends;
 mod fault;
 mod leaf;
 mod mutual;
@@ -20,10 +21,13 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
+pub use ends::{Ends, date};
 pub use fault::Fault;
+pub use leaf::host_of;
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
 use shown::Shown;
+pub use verify::issuer;
 use verify::{Anyone, SiblingVerifier};
 
 use super::pem;

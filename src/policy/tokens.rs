@@ -28,6 +28,12 @@ pub enum Unproven {
          the edge, as mode.edge.stream.client.token or in its token_file, or change the line"
     )]
     Differs(&'static str),
+    /// It is another one than that with which the node has joined.
+    #[error(
+        "the token differs from that with which the node has joined by invitation: invite it again, or give it a line of \
+         its own in the file that mode.cloud.stream.server.tokenfile names"
+    )]
+    Joined,
 }
 
 impl Tokens {

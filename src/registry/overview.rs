@@ -49,6 +49,22 @@ impl Errors {
 }
 
 impl Registry {
+    /// The node whose link here is the oldest, and whether there are others.
+    pub fn longest(&self) -> Option<(NodeName, bool)> {
+        let nodes = self.lock();
+        let living = nodes.linked.iter().filter(|(_, linked)| !linked.sender.is_closed());
+        let (node, _) = living.max_by_key(|(_, linked)| linked.sender.age())?;
+        Some((node.clone(), nodes.linked.len() > 1))
+    }
+
+    /// The nodes whose links here are the oldest, in that order, `most` of them.
+    pub fn oldest(&self, most: usize) -> Vec<NodeName> {
+        let nodes = self.lock();
+        let mut all: Vec<_> = nodes.linked.iter().map(|(node, linked)| (linked.sender.age(), node)).collect();
+        all.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
+        all.into_iter().take(most).map(|(_, node)| node.clone()).collect()
+    }
+
     /// All links, and up to `most` of the nodes that have gone.
     pub fn overview(&self, most: usize) -> Overview {
         let (mut linked, mut gone) = {

@@ -17,15 +17,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
 
-use super::Registry;
+use super::{EtcdError, Registry, SharedFileError};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::policy::Zone;
 use crate::telemetry::Metrics;
 #[cfg(feature = "kubernetes")]
 pub use configmap::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
-pub use etcd::{Etcd, EtcdError, EtcdParams};
-pub use hosts::{Hosts, HostsError};
+pub use etcd::{Etcd, EtcdParams};
+pub use hosts::Hosts;
 pub use vet::Vet;
 
 /// The task that publishes which nodes are linked here. It never touches a link or a session.
@@ -61,7 +61,7 @@ pub enum Store {
 pub enum PublishError {
     /// The hosts file.
     #[error(transparent)]
-    Hosts(#[from] HostsError),
+    Hosts(#[from] SharedFileError),
     /// etcd.
     #[error(transparent)]
     Etcd(#[from] EtcdError),

@@ -8,6 +8,7 @@ use tracing::{error, info, info_span, warn};
 use crate::config::{Changed, Concern, Environment, Reading, Warning};
 use crate::drain::Drain;
 use crate::net::reload::Reload;
+use crate::telemetry::AUDIT;
 
 /// The config as the program was started with it.
 #[derive(Debug, Clone)]
@@ -82,6 +83,8 @@ fn tell<T>(old: &str, new: &Read<T>) {
     let Changed { live, at_start } = Changed::between(old, &new.text);
     if !live.is_empty() {
         info!(
+            target: AUDIT,
+            who = "the config",
             keys = shown(&live),
             "the config says anew who may reach what: it counts for whoever comes next"
         );

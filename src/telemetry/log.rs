@@ -164,7 +164,7 @@ fn targets(verbosity: i32) -> Targets {
     // These libraries log each failed try. This program logs the failure once, with the remedy.
     let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
-    targets.with_target("tunnel", ours).with_target(ACCESS, ours)
+    targets.with_target("tunnel", ours).with_target(ACCESS, ours).with_target(AUDIT, LevelFilter::INFO)
 }
 
 /// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
@@ -192,6 +192,8 @@ where
 
 /// The target of the access lines.
 pub(super) const ACCESS: &str = "access";
+/// The target of the audit lines: who has changed from where what others may do.
+pub const AUDIT: &str = "audit";
 
 /// Lines that may wait for a slow disk before new ones are lost; the room for them is taken at the start.
 const WAITING_LINES: usize = 2048;

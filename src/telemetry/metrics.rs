@@ -1,5 +1,6 @@
 //! All metrics with their units and meanings.
 
+mod certificates;
 mod form;
 mod labels;
 mod names;
@@ -13,6 +14,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+pub use certificates::Certificates;
 
 use super::Refusals;
 pub use form::Form;
@@ -72,6 +75,8 @@ pub struct Metrics {
     pub published: Gauge,
     /// How often records could not be written.
     pub publish_failures: Counter,
+    /// When certificates end.
+    pub certificates: Certificates,
     /// Limits the log lines about refusals that are counted here.
     pub refusals: Refusals,
     registry: Arc<Registry>,
@@ -168,6 +173,7 @@ impl Metrics {
             connections_refused: Causes::default(),
             published: Gauge::default(),
             publish_failures: Counter::default(),
+            certificates: Certificates::default(),
             refusals: Refusals::default(),
             registry: Arc::default(),
         };
@@ -320,6 +326,7 @@ mod tests {
             frames_dropped,
             connections_refused,
             second_links,
+            certificates,
             nodes: _,
             links: _,
             name_conflicts: _,
@@ -349,6 +356,7 @@ mod tests {
             causes.count("a");
         }
         memory.set("a", 1, 1);
+        certificates.set("a", 1);
         sessions.begin("a").end("b");
         metrics
     }

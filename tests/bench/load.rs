@@ -1,6 +1,6 @@
 //! Bulk clients: downloads, uploads, readers with a pace, readers that have stopped.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,8 +74,7 @@ impl Load {
 
     /// The process's own part: says that all are at work, then what they moved.
     pub(crate) fn run(&self) -> Result<()> {
-        let streams: Vec<_> =
-            (0..self.clients).map(|_| self.way.open()).collect::<std::io::Result<_>>().context("opening")?;
+        let streams = self.open().context("opening")?;
         let begin = Instant::now();
         let end = self.time.map(|time| begin + time);
         let (mut workers, mut counts) = (Vec::new(), Vec::new());
@@ -95,6 +94,18 @@ impl Load {
         }
         let each: Vec<u64> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
         say(&Moved { bytes: each.iter().sum(), each, time: begin.elapsed() })
+    }
+}
+
+impl Load {
+    /// Opens all at once: one after the other, the first would have a head start of some round trips.
+    fn open(&self) -> io::Result<Vec<(TcpStream, Vec<u8>)>> {
+        thread::scope(|scope| {
+            let opening: Vec<_> = (0..self.clients).map(|_| scope.spawn(|| self.way.open())).collect();
+            let opened =
+                opening.into_iter().map(|one| one.join().map_err(|_| io::Error::other("a thread failed"))?);
+            opened.collect()
+        })
     }
 }
 

@@ -21,6 +21,7 @@ mod doors;
 mod drain;
 mod edge_proxy;
 mod egress;
+mod enrol;
 mod finding;
 mod herd;
 mod hostile;

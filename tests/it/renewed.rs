@@ -12,9 +12,10 @@ use tunnel::net::tls::{
     ClientCertificates, ClientSettings, Identity, ServerSettings, TlsParams, Trust, server_name,
 };
 
+use crate::certificates::Authority;
 use crate::support::clients::ESTABLISHED;
 use crate::support::programs::{NAME, TestDir, TestPod, at, edge_with};
-use crate::support::{PATIENCE, soon, targets};
+use crate::support::{PATIENCE, beside, pods, soon, targets};
 
 /// Writes a certificate of a server, or of a client, and gives its files.
 fn certify(place: &TestDir, name: &str) -> Identity {
@@ -123,6 +124,74 @@ async fn who_comes_is_shown_the_new_certificate_and_whoever_is_there_stays() {
     told(&mut tunnel, "after", "after").await;
     told(&mut site, GET, OK).await;
     assert_eq!(seen.lock().unwrap().len(), connections, "the first one's session is still there");
+}
+
+/// Echoes over sessions without a pause, until it is dropped; each that has failed is told.
+async fn loaded(pods: &[TestPod], echo: SocketAddr) -> Vec<tokio::task::JoinHandle<()>> {
+    let mut all = Vec::new();
+    for client in 0..4 {
+        let mut socket = pods[client % pods.len()].open(&at("node-a", echo)).await;
+        all.push(beside(async move {
+            for turn in 0_u64.. {
+                let text = format!("{turn:08}");
+                told(&mut socket, &text, &text).await;
+                tokio::task::yield_now().await;
+            }
+        }));
+    }
+    all
+}
+
+/// The certificate that the port of the links shows.
+async fn shown_to_edges(pod: &TestPod) -> Vec<u8> {
+    let trust = ClientSettings { trust: Trust::Anyone, identity: None, alpn: vec![b"h2".to_vec()] };
+    let connector = TlsConnector::from(trust.load().unwrap().load());
+    let socket = tokio::net::TcpStream::connect(pod.pod.bound.grpc).await.unwrap();
+    shown(&soon("a handshake", connector.connect(server_name(NAME).unwrap(), socket)).await.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_authority_is_exchanged_under_load_and_no_session_is_lost() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let next = Authority::new();
+    let all = pods::addresses(3);
+    let pod = |at: &SocketAddr| TestPod::from_text(&pods::config(&place, *at, &pods::siblings(&all)));
+    let pods: Vec<_> = all[..2].iter().map(pod).collect();
+    let first = edge_with(&place, &pods[0], "node-a", "").await;
+    let load = loaded(&pods, echo).await;
+    let both = format!("{}{}", place.authority.0.cert(), next.0.cert());
+    let issued = next.0.server(&[NAME, "127.0.0.1"]).unwrap();
+    let old = shown_to_edges(&pods[0]).await;
+    // Both authorities, everywhere; then the new certificate; then the new authority alone.
+    for (step, authorities) in [both.as_str(), both.as_str(), next.0.cert()].into_iter().enumerate() {
+        if step == 1 {
+            issued.write(&place.files.cert, &place.files.key).unwrap();
+        } else {
+            place.file("ca.crt", authorities);
+        }
+        look_now();
+        for pod in &pods {
+            while (shown_to_edges(pod).await == old) != (step == 0) {
+                sleep(PAUSE).await;
+            }
+        }
+        // Who comes now believes what stands in the file now.
+        let late = edge_with(&place, &pods[1], &format!("late-{step}"), "").await;
+        told(&mut pods[1].open(&at(&format!("late-{step}"), echo)).await, "new", "new").await;
+        late.stop(std::future::ready(())).await;
+    }
+    // A pod that has never known the old one is linked with the others.
+    let third = pod(&all[2]);
+    let begun = Instant::now();
+    while third.ask(&at("node-a", echo)).await.status != 200 {
+        assert!(begun.elapsed() < PATIENCE, "the third pod reaches no other");
+        sleep(PAUSE).await;
+    }
+    for session in &load {
+        assert!(!session.is_finished(), "a session was lost");
+        session.abort();
+    }
+    assert_eq!(first.metrics.resumed.get(), 0);
 }
 
 const GET: &str = "GET / HTTP/1.1\r\nHost: node-a\r\n\r\n";

@@ -6,12 +6,73 @@ use std::process::Command;
 
 use crate::parts::{free_port, have, root};
 use crate::process::{PATIENCE, Running, Said, run, run_command};
-use crate::tunnel::{PROGRAM, tunnel};
+use crate::tunnel::{Cloud, PROGRAM, TestDir, tunnel};
 
 /// Makes files for `node1` and a cloud on this machine.
 fn init(dir: &Path, to: &Path) -> Said {
     let (dir, to) = (dir.display().to_string(), to.display().to_string());
     run(PROGRAM, &["init", &dir, "--name", "localhost", "--node", "node1", "--to", &to], None, PATIENCE)
+}
+
+/// Runs a command of people's.
+fn says(args: &[&str]) -> Said {
+    run(PROGRAM, args, None, PATIENCE)
+}
+
+#[test]
+fn a_node_is_invited_joins_is_linked_and_is_revoked_each_by_one_line() {
+    let place = TestDir::new();
+    let socket = place.path().join("cloud.sock");
+    let more = format!(
+        "[mode.cloud.admin]\nlisten = \"unix:{}\"\n[mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n",
+        socket.display(),
+        place.path().join("enrolled")
+    );
+    let mut cloud = Cloud::start_with(&place, &more, &[]);
+    let socket = format!("--socket={}", socket.display());
+    let invited = says(&["invite", "--node", "edge7", "--for", "90s", &socket]);
+    assert!(invited.status.success() && invited.stdout.starts_with("on edge7, within 90 s"), "{invited:?}");
+    let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
+    let code = line.split_whitespace().nth(4).unwrap().to_owned();
+    assert_eq!(line, format!("tunnel join tunnel.test:{} --invite {code} --node edge7", cloud.grpc));
+
+    let to = place.path().join("etc");
+    let dir = to.display().to_string();
+    let pod = format!("localhost:{}", cloud.grpc);
+    let join = ["join", &pod, "--invite", &code, "--node", "edge7", "--to", &dir];
+    let joined = says(&join);
+    assert!(joined.status.success() && joined.stdout.starts_with("edge7 has joined"), "{joined:?}");
+    let again = says(&join);
+    assert_eq!(again.status.code(), Some(73), "{again:?}");
+    let second = format!("{dir}2");
+    let used = says(&[&join[..7], &[second.as_str()][..]].concat());
+    assert_eq!(used.status.code(), Some(77), "{used:?}");
+    assert!(used.stderr.contains("has been used already"), "{used:?}");
+    let guess = says(&["join", &pod, "--invite", "guess", "--node", "edge7", "--to", &second]);
+    assert_eq!(guess.status.code(), Some(64), "{guess:?}");
+
+    let log = free_port();
+    change(&to.join("edge.toml"), &[(":51010", format!(":{log}"))]);
+    let config = format!("--c={}", to.join("edge.toml").display());
+    let mut edge = Running::start("edge", place.path(), tunnel().args(["--m=edge", &config]));
+    edge.answers(log, "/readyz", "");
+    cloud.has("edge7");
+
+    let revoked = says(&["revoke", "--node", "edge7", &socket]);
+    assert!(revoked.status.success(), "{revoked:?}");
+    cloud.process.says("tokens were revoked");
+    let none = says(&["revoke", "--node", "edge7", &socket]);
+    assert!(none.stderr.contains("has not joined by an invitation"), "{none:?}");
+    let uid = String::from_utf8(Command::new("id").arg("-u").output().unwrap().stdout).unwrap();
+    for act in ["an invitation was made", "a node has joined", "were revoked"] {
+        let told = cloud.process.says_of("audit", act);
+        assert!(
+            told.contains("edge7")
+                && (act == "a node has joined" || told.contains(&format!("who=\"uid={}", uid.trim()))),
+            "{told}"
+        );
+    }
+    assert!(!cloud.process.log().contains(&code), "no secret stands in a log");
 }
 
 /// Gives the settings of a copy another folder and other ports.

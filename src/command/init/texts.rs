@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{APISERVER, Init, edge_folder};
-use crate::names::NodeName;
+use crate::names::{Host, NodeName};
 
 /// Settings of a pod.
 pub(in crate::command) struct CloudText<'a> {
@@ -16,6 +16,8 @@ pub(in crate::command) struct EdgeText<'a> {
     pub(in crate::command) node: &'a NodeName,
     /// Where the cloud is, host and port.
     pub(in crate::command) server: &'a str,
+    /// The name in its certificate, if that is another one.
+    pub(in crate::command) dns: Option<&'a Host>,
     /// Whether it has a certificate for its kubelet.
     pub(in crate::command) has_kubelet: bool,
 }
@@ -64,7 +66,8 @@ names = [{names}]
 impl EdgeText<'_> {
     /// With its files in that folder.
     pub(in crate::command) fn at(&self, dir: &str) -> String {
-        let Self { node, server, has_kubelet } = self;
+        let Self { node, server, dns, has_kubelet } = self;
+        let dns = dns.map_or_else(String::new, |dns| format!("dns = \"{dns}\"\n"));
         let mut text = format!(
             r#"# Settings of the edge of {node}: tunnel --m=edge --c={dir}/edge.toml
 # Written for it alone; conf/edge.toml describes every key.
@@ -74,7 +77,7 @@ node = "{node}"
 token_file = "{dir}/token/token"
 cert = "{dir}/certs/ca.crt"
 server_name = "{server}"
-log_listen = "127.0.0.1:51010"
+{dns}log_listen = "127.0.0.1:51010"
 
 # Clients reach services of this machine, and nothing behind it.
 [mode.edge.allow]

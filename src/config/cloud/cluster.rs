@@ -122,7 +122,7 @@ fn unreachable(env: &Environment) -> Option<&'static str> {
 }
 
 /// Name of an object of Kubernetes; empty is none.
-fn name(value: &DeValue<'_>) -> Result<Option<String>, Wrong> {
+pub(super) fn name(value: &DeValue<'_>) -> Result<Option<String>, Wrong> {
     let text = value::text(value)?;
     let sound =
         text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'.'));

@@ -97,7 +97,7 @@ pub(super) fn read(
     let publish_kind = table.read("publish", kind, report);
     let kind = publish_kind.unwrap_or(StoreKind::None);
     let hosts = table.read("hosts", value::path, report);
-    let etcd = etcd(&mut table, kind == StoreKind::Etcd, report);
+    let etcd = etcd(&mut table, kind == StoreKind::Etcd, PREFIX, report);
     let mut siblings = siblings::read(&mut table, report);
     let rebalance = table.read("rebalance", value::flag, report).unwrap_or(true);
     let in_map = publish_kind.map(|kind| kind == StoreKind::ConfigMap);
@@ -127,13 +127,14 @@ pub(super) fn read(
     RegistrySettings { zone, publish_names, publish, siblings, rebalance, cluster }
 }
 
-fn etcd(table: &mut Table<'_>, used: bool, report: &mut Report) -> EtcdSettings {
+/// The keys that name an etcd; `above` is the prefix by default.
+pub(super) fn etcd(table: &mut Table<'_>, used: bool, above: &str, report: &mut Report) -> EtcdSettings {
     let before = report.fault_count();
     let endpoints = table.list("etcd", endpoint, report).unwrap_or_default();
     if used && endpoints.is_empty() && report.fault_count() == before {
         table.complain("etcd", None, "name etcd's members: [\"https://10.0.0.5:2379\"]", report);
     }
-    let prefix = table.read("etcd_prefix", prefix, report).unwrap_or_else(|| PREFIX.to_owned());
+    let prefix = table.read("etcd_prefix", prefix, report).unwrap_or_else(|| above.to_owned());
     let ca = table.read("etcd_ca", value::path, report);
     if ca.is_none() && !table.has("etcd_ca") && endpoints.iter().any(|member| member.tls) {
         let wanted = "an https:// member is only believed with the authority that signed its certificate";

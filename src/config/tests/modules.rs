@@ -1,7 +1,8 @@
 //! The tables of the front ends beside CONNECT's.
 
 use super::*;
-use crate::config::cloud::{HttpsMode, NodePort, TcpPort};
+
+use crate::config::cloud::{HttpsMode, Invitations, NodePort, TcpPort};
 
 /// The faults of a cloud's file, each by itself.
 fn faults(text: &str) -> Vec<String> {
@@ -146,5 +147,30 @@ fn the_socket_of_commands_is_where_systemd_has_one_unless_a_path_is_given() {
     for wrong in ["127.0.0.1:80", "unix:b", "/a/b"] {
         let faults = cloud_faults(&format!("[mode.cloud.admin]\nlisten = \"{wrong}\"\n")).to_string();
         assert!(faults.contains("mode.cloud.admin.listen") && faults.contains("want unix:/path"), "{faults}");
+    }
+}
+
+#[test]
+fn nobody_joins_by_invitation_unless_a_store_is_named() {
+    let read = |lines: &str| {
+        let text = format!("[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.invitations]\n{lines}");
+        Cloud::read(&text, &Environment::default()).map(|(cloud, _)| cloud.invitations)
+    };
+    assert_eq!(read("").unwrap(), None);
+    assert_eq!(read("store = \"none\"\nfile = \"f\"").unwrap(), None);
+    assert_eq!(read("store = \"file\"\nfile = \"f\"").unwrap(), Some(Invitations::File("f".into())));
+    let Some(Invitations::Etcd(etcd)) = read("store = \"etcd\"\netcd = [\"http://a\"]").unwrap() else {
+        panic!()
+    };
+    assert_eq!((etcd.prefix.as_str(), etcd.endpoints.len()), ("/tunnel", 1));
+    for (lines, key) in [
+        ("store = \"file\"", "mode.cloud.invitations.file"),
+        ("store = \"etcd\"", "mode.cloud.invitations.etcd"),
+        ("store = \"secret\"", "mode.cloud.invitations.store"),
+        ("store = \"disk\"", "mode.cloud.invitations.store"),
+        ("stor = \"file\"", "mode.cloud.invitations.stor"),
+    ] {
+        let faults = read(lines).unwrap_err().to_string();
+        assert!(faults.contains(key), "{lines}: {faults}");
     }
 }

@@ -21,6 +21,23 @@ pub(super) fn first_name(der: &[u8]) -> Option<ServerName<'static>> {
     })
 }
 
+/// Its first DNS name that is not a wildcard, or else its first address, as a URL has it.
+pub fn host_of(der: &[u8]) -> Option<String> {
+    if let Some(ServerName::DnsName(name)) = first_name(der) {
+        return Some(name.as_ref().to_owned());
+    }
+    let (_, cert) = X509Certificate::from_der(der).ok()?;
+    let names = cert.subject_alternative_name().ok()??;
+    names.value.general_names.iter().find_map(|name| match name {
+        GeneralName::IPAddress(bytes) => match (<[u8; 4]>::try_from(*bytes), <[u8; 16]>::try_from(*bytes)) {
+            (Ok(v4), _) => Some(std::net::Ipv4Addr::from(v4).to_string()),
+            (_, Ok(v6)) => Some(format!("[{}]", std::net::Ipv6Addr::from(v6))),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
 /// What it calls its owner: the common names of the subject, then the DNS names.
 pub(super) fn names(der: &[u8]) -> Vec<String> {
     let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };

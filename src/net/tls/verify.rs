@@ -12,7 +12,7 @@ use tokio_rustls::rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
 };
 
-use super::{leaf, text};
+use super::{TlsParams, leaf, text};
 
 /// Trusts a client that shows a *server's* certificate for the cloud's name, from the cloud's CA: a process that can
 /// pose as the cloud to edges is a pod, so no further certificates are needed. A client without a certificate passes,
@@ -98,6 +98,37 @@ impl ClientCertVerifier for SiblingVerifier {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.servers.supported_verify_schemes()
     }
+}
+
+/// Of these authorities the one that has signed a server's certificate, which comes first in its chain. Dates and names do
+/// not count.
+pub fn issuer(
+    authorities: &[CertificateDer<'static>],
+    chain: &[CertificateDer<'_>],
+) -> Option<CertificateDer<'static>> {
+    let (leaf, above) = chain.split_first()?;
+    let valid = leaf::validity(leaf).ok()?;
+    let now = UnixTime::now().as_secs().clamp(*valid.start(), *valid.end());
+    let at = UnixTime::since_unix_epoch(Duration::from_secs(now));
+    let name = ServerName::try_from("localhost").ok()?;
+    let has_signed = |authority: &&CertificateDer<'static>| {
+        let mut roots = RootCertStore::empty();
+        let provider = TlsParams::default().provider();
+        if roots.add((*authority).clone()).is_err() {
+            return false;
+        }
+        let servers = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+        // The name is looked at last.
+        servers.is_ok_and(|servers| match servers.verify_server_cert(leaf, above, &name, &[], at) {
+            Ok(_) => true,
+            Err(Error::InvalidCertificate(cause)) => matches!(
+                cause,
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }
+            ),
+            Err(_) => false,
+        })
+    };
+    authorities.iter().find(has_signed).cloned()
 }
 
 /// Trusts every certificate, but still checks that the server has its key.

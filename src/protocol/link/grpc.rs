@@ -7,6 +7,7 @@ mod accept;
 mod body;
 mod crew;
 mod dial;
+mod enrol;
 mod read_ahead;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,8 +16,9 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-pub use crate::protocol::link::grpc::accept::{Call, Dismissal, Unaccepted, serve};
+pub use crate::protocol::link::grpc::accept::{Arrival, Call, Dismissal, Unaccepted, serve};
 pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
+pub use crate::protocol::link::grpc::enrol::{Joining, Petition, PetitionError, Wish, petition};
 pub(in crate::protocol) use crate::protocol::link::grpc::read_ahead::ReadAhead;
 
 use crate::drain::Drain;

@@ -22,6 +22,12 @@ pub struct Chunk {
     data: Bytes,
 }
 
+impl From<Bytes> for Chunk {
+    fn from(data: Bytes) -> Self {
+        Self { head: data, data: Bytes::new() }
+    }
+}
+
 /// Decodes the messages of a stream, in whatever pieces its bytes come.
 #[derive(Debug, Default)]
 pub struct Reader {

@@ -139,7 +139,11 @@ fn plainly() -> Vec<(&'static str, StreamMsg)> {
 
 fn headers(headers: &HeaderMap) -> String {
     let lines = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
-    let lines: BTreeMap<_, _> = lines.collect();
+    let mut lines: BTreeMap<_, _> = lines.collect();
+    // Another one with each release.
+    if let Some(version) = lines.get_mut("tunnel-version") {
+        *version = "VERSION";
+    }
     lines.iter().map(|(name, value)| format!("{name}: {value}; ")).collect()
 }
 

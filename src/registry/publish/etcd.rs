@@ -1,49 +1,34 @@
 //! Records in etcd, as CoreDNS's etcd plugin reads them, under a lease that ends with this pod.
 
-mod call;
-
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::Instant;
 use tracing::debug;
 
-pub use call::EtcdError;
-use call::{Connection, ErrorKind};
-
-use crate::names::Target;
 use crate::net::resolver::Resolver;
-use crate::net::tls::{ClientSettings, Identity, Trust};
+use crate::registry::etcd::{ErrorKind, EtcdAccess, EtcdError, EtcdMembers};
 
 /// Our records in an etcd.
 #[derive(Debug)]
 pub struct Etcd {
-    settings: EtcdParams,
-    resolver: Resolver,
+    members: EtcdMembers,
+    prefix: String,
+    address: IpAddr,
     /// Part of our keys, so that pods do not overwrite one another.
     pod: String,
-    /// Which member is asked.
-    turn: usize,
-    connection: Option<Connection>,
     lease: Option<Lease>,
 }
 
 /// An etcd, and what to write there.
 #[derive(Debug, Clone)]
 pub struct EtcdParams {
-    /// Its members, tried in turn: whether each takes TLS, and its address; at least one.
-    pub members: Vec<(bool, Target)>,
+    /// How to reach it.
+    pub access: EtcdAccess,
     /// Above all keys; without `/` at its end.
     pub prefix: String,
-    /// PEM file of the authority that members are believed with; members with TLS need one.
-    pub ca: Option<PathBuf>,
-    /// What we show of ourselves.
-    pub identity: Option<Identity>,
-    /// User, and the file of the password, which is read at each login.
-    pub login: Option<(String, PathBuf)>,
     /// The published address.
     pub address: IpAddr,
 }
@@ -64,13 +49,14 @@ impl Etcd {
     /// Nothing is asked yet.
     pub fn new(settings: EtcdParams, resolver: Resolver) -> Self {
         let pod = format!("{:016x}", rand::random::<u64>());
-        Self { settings, resolver, pod, turn: 0, connection: None, lease: None }
+        let EtcdParams { access, prefix, address } = settings;
+        Self { members: EtcdMembers::new(access, resolver), prefix, address, pod, lease: None }
     }
 
     /// Makes these our only records, and keeps the lease alive. Each member is tried once.
     pub async fn write(&mut self, records: &BTreeSet<String>) -> Result<(), EtcdError> {
         let mut last = EtcdError::NoMember;
-        for _ in 0..self.settings.members.len() {
+        for _ in 0..self.members.len() {
             match self.try_member(records).await {
                 Ok(()) => return Ok(()),
                 Err(cause) => {
@@ -78,7 +64,7 @@ impl Etcd {
                     last = cause;
                 }
             }
-            self.next_member();
+            self.members.next();
         }
         Err(last)
     }
@@ -87,10 +73,10 @@ impl Etcd {
     pub async fn withdraw(&mut self) -> Result<(), EtcdError> {
         let Some(Lease { id, .. }) = self.lease else { return Ok(()) };
         let mut last = EtcdError::NoMember;
-        for _ in 0..self.settings.members.len() {
+        for _ in 0..self.members.len() {
             let mut revoked = self.revoke(id).await;
             if revoked.as_ref().is_err_and(|cause| cause.kind() == ErrorKind::LoggedOut) {
-                self.connection = None;
+                self.members.forget();
                 revoked = self.revoke(id).await;
             }
             match revoked {
@@ -100,7 +86,7 @@ impl Etcd {
                 }
                 Err(cause) => last = cause,
             }
-            self.next_member();
+            self.members.next();
         }
         Err(last)
     }
@@ -111,7 +97,7 @@ impl Etcd {
     }
 
     async fn revoke(&mut self, id: i64) -> Result<(), EtcdError> {
-        self.connected().await?.revoke(id).await
+        self.members.connected().await?.revoke(id).await
     }
 
     /// A login or a lease that is over is made anew once; whatever else fails is this member's failure.
@@ -119,7 +105,7 @@ impl Etcd {
         match self.write_once(records).await.map_err(|cause| (cause.kind(), cause)) {
             Err((ErrorKind::LoggedOut, cause)) => {
                 debug!(%cause, "logging in again");
-                self.connection = None;
+                self.members.forget();
             }
             Err((ErrorKind::LeaseLost, cause)) => {
                 debug!(%cause, "asking for another lease");
@@ -146,8 +132,7 @@ impl Etcd {
     /// Has a lease with life enough left in it.
     async fn keep(&mut self) -> Result<(), EtcdError> {
         let asked = Instant::now();
-        self.connected().await?;
-        let Some(connection) = &self.connection else { return Err(EtcdError::NoMember) };
+        let connection = self.members.connected().await?;
         if let Some(lease) = &mut self.lease {
             if lease.kept.elapsed() < RENEWAL_INTERVAL {
                 return Ok(());
@@ -165,17 +150,16 @@ impl Etcd {
 
     /// Puts (true) and deletes (false) some records at once.
     async fn change(&mut self, some: &[(String, bool)]) -> Result<(), EtcdError> {
-        let (Some(connection), Some(lease)) = (&self.connection, &mut self.lease) else {
-            return Err(EtcdError::LeaseLost);
-        };
+        let connection = self.members.connected().await?;
+        let Some(lease) = &mut self.lease else { return Err(EtcdError::LeaseLost) };
         for (name, _) in some {
             lease.unsure.insert(name.clone());
             lease.written.remove(name);
         }
-        let (value, id) = (value(self.settings.address), lease.id);
+        let (value, id) = (value(self.address), lease.id);
         let mut asked = Vec::with_capacity(some.len());
         for (name, here) in some.iter().cloned() {
-            let key = key(&self.settings.prefix, &name, &self.pod);
+            let key = key(&self.prefix, &name, &self.pod);
             let (connection, value) = (connection.clone(), value.clone());
             asked.push(async move {
                 let done = match here {
@@ -199,37 +183,6 @@ impl Etcd {
             }
         }
         failed.map_or(Ok(()), Err)
-    }
-
-    async fn connected(&mut self) -> Result<&Connection, EtcdError> {
-        if self.connection.is_none() {
-            let EtcdParams { members, ca, identity, login, .. } = &self.settings;
-            let Some((tls, at)) = members.get(self.turn % members.len().max(1)) else {
-                return Err(EtcdError::NoMember);
-            };
-            let tls = match (tls, ca) {
-                (false, _) => None,
-                (true, None) => return Err(EtcdError::Tls("no authority is named".into())),
-                (true, Some(ca)) => {
-                    let client = ClientSettings {
-                        trust: Trust::Ca(ca.clone()),
-                        identity: identity.clone(),
-                        alpn: vec![b"h2".to_vec()],
-                    };
-                    // Read at each connection, so a renewed certificate needs no watching.
-                    let loaded = tokio::task::spawn_blocking(|| client.load()).await;
-                    let loaded = loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?;
-                    Some(loaded.map_err(|cause| EtcdError::Tls(cause.to_string()))?.load())
-                }
-            };
-            self.connection = Some(Connection::open(at, tls, self.resolver.clone(), login.as_ref()).await?);
-        }
-        self.connection.as_ref().ok_or(EtcdError::NoMember)
-    }
-
-    fn next_member(&mut self) {
-        self.connection = None;
-        self.turn = self.turn.wrapping_add(1);
     }
 }
 

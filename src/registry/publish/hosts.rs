@@ -1,38 +1,19 @@
 //! Records in a hosts file that several pods, and people, share.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::lines::{merged, pods};
+use crate::registry::shared_file::{self, SharedFileError};
 
 /// Our lines in a hosts file: `<address>    <name>`. Every other byte of it is left as it is.
 #[derive(Debug, Clone)]
 pub struct Hosts {
     file: PathBuf,
     pod: IpAddr,
-}
-
-/// Why the hosts file could not be written.
-#[derive(Debug, thiserror::Error)]
-pub enum HostsError {
-    /// Something else holds the lock, and for long. Usual cause: a pod that hangs in its disk.
-    #[error("{} is locked by another process for more than {LOCK_PATIENCE:?}: see who holds it with `fuser`", .0.display())]
-    Locked(PathBuf),
-    /// The system refused a step.
-    #[error("{}: {cause}; check that its directory exists, is not full, and that this user may write there", .path.display())]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// The system's error.
-        cause: io::Error,
-    },
-    /// The writing task broke, which is a fault of ours.
-    #[error("the hosts file was not written: {0}")]
-    Broken(String),
 }
 
 impl Hosts {
@@ -47,76 +28,29 @@ impl Hosts {
     }
 
     /// Makes these our only lines. Not cancel safe: it goes on without its caller.
-    pub async fn write(&self, records: BTreeSet<String>) -> Result<(), HostsError> {
+    pub async fn write(&self, records: BTreeSet<String>) -> Result<(), SharedFileError> {
         let Self { file, pod } = self.clone();
-        let written = tokio::task::spawn_blocking(move || write(&file, pod, &records)).await;
-        written.unwrap_or_else(|cause| Err(HostsError::Broken(cause.to_string())))
+        shared_file::in_background(move || write(&file, pod, &records)).await
     }
 }
 
-fn write(file: &Path, pod: IpAddr, records: &BTreeSet<String>) -> Result<(), HostsError> {
+fn write(file: &Path, pod: IpAddr, records: &BTreeSet<String>) -> Result<(), SharedFileError> {
     // Where a link leads is replaced, not the link.
     let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-    let _held = lock(&beside(file, "lock"))?;
-    let old = match fs::read(file) {
-        Ok(text) => Some(text),
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => None,
-        Err(cause) => return Err(failed(file)(cause)),
-    };
+    let _held = shared_file::lock(file)?;
+    let old = shared_file::content(file)?;
     let new = merged(old.as_deref().unwrap_or_default(), pod, records);
     if old.as_ref() == Some(&new) {
         return Ok(());
     }
-    // One name is enough: only who holds the lock writes it, and what a dead process left is overwritten.
-    let fresh = beside(file, "new");
-    replace(file, &fresh, &new).map_err(failed(&fresh))
+    shared_file::replace(file, MODE, &new)
 }
 
-fn lock(path: &Path) -> Result<File, HostsError> {
-    let mut open = OpenOptions::new();
-    let lock = open.create(true).truncate(false).write(true).open(path).map_err(failed(path))?;
-    for _ in 0..LOCK_PATIENCE.as_millis() / LOCK_PAUSE.as_millis() {
-        match lock.try_lock() {
-            Ok(()) => return Ok(lock),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
-            Err(TryLockError::Error(cause)) => return Err(failed(path)(cause)),
-        }
-    }
-    Err(HostsError::Locked(path.to_owned()))
-}
-
-/// Readers see the old text or the new one, whole, even after a power cut.
-fn replace(file: &Path, fresh: &Path, text: &[u8]) -> io::Result<()> {
-    let mut writing = File::create(fresh)?;
-    if let Ok(old) = fs::metadata(file) {
-        writing.set_permissions(old.permissions())?;
-    }
-    writing.write_all(text)?;
-    writing.sync_all()?;
-    fs::rename(fresh, file)?;
-    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(dir)?.sync_all()
-}
-
-fn beside(file: &Path, ending: &str) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".");
-    name.push(ending);
-    name.into()
-}
-
-fn failed(path: &Path) -> impl Fn(io::Error) -> HostsError {
-    move |cause| HostsError::Io { path: path.to_owned(), cause }
-}
+/// The mode of a new file: for every reader, as DNS servers are.
+const MODE: u32 = 0o666;
 
 /// How often we look whether our lines still stand: somebody may have written the file anew.
 pub(super) const REWRITE_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Longest wait for other writers: each takes a few milliseconds.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Between two looks at the lock.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,11 @@ pub(super) struct CauseLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct KeyLabels {
+    pub(super) key: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct BudgetLabels {
     pub(super) budget: &'static str,
 }

@@ -76,6 +76,13 @@ impl Metrics {
             "Records that stand where DNS reads them",
             self.published.clone(),
         );
+        let help = "When the certificate in the file that a key of the config names ends, since 1970";
+        to.register_with_unit(
+            "tunnel_certificate_not_after",
+            help,
+            Unit::Seconds,
+            self.certificates.0.clone(),
+        );
         let help = "Times that records could not be written";
         to.register("tunnel_publish_failures", help, self.publish_failures.clone());
     }

@@ -87,7 +87,7 @@ impl Bench {
             measured.rates(&tunnel.ways, &direct.ways, table)?;
         }
         if wanted(Part::Beside) {
-            measured.beside(&tunnel.ways, which, table)?;
+            measured.beside(&tunnel.ways, &direct.ways, which, table)?;
         }
         if wanted(Part::Pods) {
             let far = stand.far.as_ref().context("there is no second pod")?;
@@ -138,58 +138,67 @@ impl Measured<'_> {
         Ok(())
     }
 
-    fn beside(&self, ways: &Ways, which: Which, table: &mut Table) -> Result<()> {
-        let space = Some(self.stand.space.as_str());
-        let echo = Echo {
-            way: ways.echo.clone(),
-            clients: 8,
-            pause: Some(Duration::from_millis(5)),
-            time: self.bench.time(20.0),
-            tell: None,
-        };
-        let idle = echo.clone().measure(space)?;
-        let load = Load { way: ways.source.clone(), kind: Kind::Download, clients: 4, time: None };
-        let mut load = load.begin(space)?;
-        let beside = echo.measure(space)?;
-        load.dismiss();
-        let moved: Moved = load.hear()?;
-        drop(load);
-        settle();
-        self.waits(which, &idle, &beside, table);
-        let [least, most] = [moved.each.iter().min(), moved.each.iter().max()];
-        #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
-        let share = least.zip(most).map_or(f64::NAN, |(least, most)| *least as f64 / *most as f64);
+    fn beside(&self, tunnel: &Ways, direct: &Ways, which: Which, table: &mut Table) -> Result<()> {
+        let [tunnel, direct] = [self.mixed(tunnel, "tunnel")?, self.mixed(direct, "plain TCP")?];
+        let quarter = which.carry().delay.as_secs_f64() * 1000.0 / 2.0;
+        let bound = Bound::Most(quarter.max(25.0), quarter.max(20.0));
+        for (when, of, bound) in [
+            ("once they are up", Mixed::after as fn(&Mixed) -> f64, Some(bound)),
+            ("as they begin", Mixed::begin, None),
+        ] {
+            table.add(Row {
+                figure: format!("{}: echo p99 beside 4 downloads, {when}, ms above idle", self.name),
+                tunnel: format!("idle p99 {} ms", millis(tunnel.idle.p99())),
+                reference: format!("plain TCP +{} ms", short(of(&direct))),
+                others: String::new(),
+                value: of(&tunnel),
+                bound,
+            });
+        }
         table.add(Row {
             figure: format!("{}: least of four downloads, share of the most", self.name),
-            tunnel: format!("{} Mbit/s in all", short(mbit(&moved))),
-            reference: String::new(),
+            tunnel: format!("{} Mbit/s in all", short(mbit(&tunnel.moved))),
+            reference: format!("plain TCP {}", short(direct.share())),
             others: String::new(),
-            value: share,
+            value: tunnel.share(),
             bound: Some(Bound::Least(0.8, 0.8)),
         });
         Ok(())
     }
 
-    fn waits(&self, which: Which, idle: &Echoes, beside: &Echoes, table: &mut Table) {
-        let quarter = which.carry().delay.as_secs_f64() * 1000.0 / 2.0;
-        eprintln!(
-            "{}: echo idle p50 {} p99 {}; beside four downloads p50 {} p90 {} p99 {} max {}",
-            self.name,
-            millis(idle.p50()),
-            millis(idle.p99()),
-            millis(beside.p50()),
-            millis(beside.micros(0.9)),
-            millis(beside.p99()),
-            millis(beside.max()),
-        );
-        table.add(Row {
-            figure: format!("{}: echo p99 beside 4 downloads, ms above idle", self.name),
-            tunnel: format!("p50 {} ms, p99 {} ms", millis(beside.p50()), millis(beside.p99())),
-            reference: format!("idle p99 {} ms", millis(idle.p99())),
-            others: String::new(),
-            value: (beside.p99() - idle.p99()) / 1000.0,
-            bound: Some(Bound::Most(quarter.max(25.0), quarter.max(20.0))),
-        });
+    /// Echoes alone, and beside four downloads: first while these come up, which a line's first round trips decide, then
+    /// while they go on.
+    fn mixed(&self, ways: &Ways, name: &str) -> Result<Mixed> {
+        let space = Some(self.stand.space.as_str());
+        let time = self.bench.time(20.0);
+        let echo = Echo {
+            way: ways.echo.clone(),
+            clients: 8,
+            pause: Some(Duration::from_millis(5)),
+            time,
+            tell: None,
+        };
+        let idle = echo.clone().measure(space)?;
+        let load = Load { way: ways.source.clone(), kind: Kind::Download, clients: 4, time: None };
+        let mut load = load.begin(space)?;
+        let begin = Echo { time: COME_UP, ..echo.clone() }.measure(space)?;
+        let after = echo.measure(space)?;
+        load.dismiss();
+        let moved: Moved = load.hear()?;
+        drop(load);
+        settle();
+        for (when, echoes) in [("idle", &idle), ("as four downloads begin", &begin), ("beside them", &after)]
+        {
+            eprintln!(
+                "{}, {name}: echo {when} p50 {} p90 {} p99 {} max {}",
+                self.name,
+                millis(echoes.p50()),
+                millis(echoes.micros(0.9)),
+                millis(echoes.p99()),
+                millis(echoes.max()),
+            );
+        }
+        Ok(Mixed { idle, begin, after, moved })
     }
 
     fn compare(&self, what: &str, tunnel: f64, direct: f64, table: &mut Table) {
@@ -221,6 +230,33 @@ impl Measured<'_> {
 
     fn time(&self) -> Duration {
         if self.bench.quick { QUICK } else { LONG }
+    }
+}
+
+/// Echoes beside four downloads.
+#[derive(Debug)]
+struct Mixed {
+    idle: Echoes,
+    begin: Echoes,
+    after: Echoes,
+    moved: Moved,
+}
+
+impl Mixed {
+    /// Milliseconds above idle, 99th percentile.
+    fn begin(&self) -> f64 {
+        (self.begin.p99() - self.idle.p99()) / 1000.0
+    }
+
+    fn after(&self) -> f64 {
+        (self.after.p99() - self.idle.p99()) / 1000.0
+    }
+
+    /// What the least of the four got, of what the most got.
+    #[expect(clippy::cast_precision_loss, reason = "no run moves 2^52 bytes")]
+    fn share(&self) -> f64 {
+        let [least, most] = [self.moved.each.iter().min(), self.moved.each.iter().max()];
+        least.zip(most).map_or(f64::NAN, |(least, most)| *least as f64 / *most as f64)
     }
 }
 
@@ -268,5 +304,7 @@ fn mbit(moved: &Moved) -> f64 {
 const LONG: Duration = Duration::from_secs(12);
 /// The same in a quick run.
 const QUICK: Duration = Duration::from_secs(6);
+/// Until four downloads are at the line's rate: at 600 ms TCP needs as long.
+const COME_UP: Duration = Duration::from_secs(6);
 /// Until what was left of one measurement is gone.
 const SETTLE: Duration = Duration::from_secs(2);

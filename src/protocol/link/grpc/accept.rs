@@ -19,6 +19,7 @@ use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::crew::Crew;
+use crate::protocol::link::grpc::enrol::{self, Petition};
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
 use crate::protocol::link::grpc::{
     FRAME, GRPC, LinkContext, METADATA, PATH, PING_TIMEOUT, POD_WINDOW, SEND_BUFFER, ends, puller,
@@ -27,6 +28,15 @@ use crate::protocol::link::sender::Ends;
 use crate::protocol::link::{Far, Link};
 use crate::protocol::wire::hello::{Caller, Hello, HelloError, program};
 use crate::protocol::wire::peer::Peer;
+
+/// What arrives at the port of the links.
+#[derive(Debug)]
+pub enum Arrival {
+    /// From who wants to be linked.
+    Call(Box<Call>),
+    /// From who is no node yet.
+    Petition(Petition),
+}
 
 /// A call that asks to become a link. Dropping it refuses it.
 #[derive(Debug)]
@@ -75,11 +85,11 @@ pub enum Dismissal {
     Itself,
 }
 
-/// Serves one encrypted connection until it ends: its calls go to `calls`.
+/// Serves one encrypted connection until it ends: what arrives goes to `arrivals`.
 pub fn serve<IO>(
     io: IO,
     from: SocketAddr,
-    calls: mpsc::Sender<Call>,
+    arrivals: mpsc::Sender<Arrival>,
     ground: LinkContext,
     waiting: Unaccepted,
 ) -> impl Future<Output = ()> + Send
@@ -92,7 +102,7 @@ where
         let handler = CallHandler {
             from,
             certified: waiting.certified,
-            calls,
+            arrivals,
             ground: ground.clone(),
             ahead: ahead.clone(),
             tcp_info: io.tcp().and_then(TcpInfoReader::of),
@@ -202,7 +212,7 @@ impl From<Dismissal> for Status {
 struct CallHandler {
     from: SocketAddr,
     certified: bool,
-    calls: mpsc::Sender<Call>,
+    arrivals: mpsc::Sender<Arrival>,
     ground: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
@@ -213,6 +223,11 @@ struct CallHandler {
 
 impl CallHandler {
     async fn answer(self, request: Request<Incoming>) -> Response<CallBody> {
+        if enrol::is_petition(&request) {
+            let arrivals = self.arrivals;
+            let hand_on = move |petition| arrivals.try_send(Arrival::Petition(petition)).is_ok();
+            return enrol::answer(request, self.from, hand_on).await;
+        }
         if request.uri().path() != PATH {
             let status = Status::unimplemented("this port serves only tunnel links");
             return self.refuse(status, "unknown_method");
@@ -238,7 +253,7 @@ impl CallHandler {
             accepted: self.accepted.clone(),
             ground: self.ground.clone(),
         };
-        if self.calls.try_send(call).is_err() {
+        if self.arrivals.try_send(Arrival::Call(Box::new(call))).is_err() {
             return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
         }
         match answered.await {

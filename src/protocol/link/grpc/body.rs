@@ -33,6 +33,8 @@ pub(super) enum CallBody {
         /// Whether a status follows once the link is closed: a pod's does, an edge's does not.
         trailers: bool,
     },
+    /// One whole answer.
+    Whole(tonic::body::Body),
 }
 
 impl http_body::Body for CallBody {
@@ -46,6 +48,10 @@ impl http_body::Body for CallBody {
         loop {
             match &mut *self {
                 Self::Refused => return Poll::Ready(None),
+                Self::Whole(answer) => {
+                    let frame = ready!(Pin::new(answer).poll_frame(cx)).and_then(Result::ok);
+                    return Poll::Ready(frame.map(|frame| Ok(frame.map_data(Chunk::from))));
+                }
                 Self::Greeting { first, agreed } => {
                     if let Some(first) = first.take() {
                         return Poll::Ready(Some(Ok(Frame::data(first))));

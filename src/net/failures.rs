@@ -1,16 +1,16 @@
-//! Counts wrong passwords, and makes those who gave too many wait.
+//! Counts wrong passwords and invitations, and makes those who gave too many wait.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::net::door::{Limits, Shares, Source};
+use super::door::{Limits, Shares, Source};
 
 /// Wrong passwords of the last minute, by source and user. When it is full, the source with most entries loses one: a
 /// source that tries many names does not push out the failures of others.
 #[derive(Debug)]
-pub(super) struct Failures {
+pub struct Failures {
     shares: Shares<Source>,
     counts: HashMap<Who, Count>,
     /// The entry that holds each slot of [`Self::shares`], by the slot's number.
@@ -18,7 +18,7 @@ pub(super) struct Failures {
 }
 
 /// A source, and a keyed hash of a user's name.
-pub(super) type Who = (Source, u64);
+pub type Who = (Source, u64);
 
 #[derive(Debug)]
 struct Count {
@@ -27,20 +27,27 @@ struct Count {
     since: Instant,
 }
 
+impl Default for Failures {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Failures {
-    pub(super) fn new() -> Self {
+    /// None so far.
+    pub fn new() -> Self {
         let shares = Shares::new(Limits::slots(MOST));
         Self { shares, counts: HashMap::new(), numbers: HashMap::new() }
     }
 
     /// Whether this source and user failed too often, so that their next password is not checked yet.
-    pub(super) fn bar(&self, who: &Who, now: Instant) -> bool {
+    pub fn bar(&self, who: &Who, now: Instant) -> bool {
         let recent = |count: &&Count| now.saturating_duration_since(count.since) < WINDOW;
         self.counts.get(who).filter(recent).is_some_and(|count| count.failed >= ALLOWED)
     }
 
     /// Counts a failure.
-    pub(super) fn add(&mut self, who: Who, now: Instant) {
+    pub fn add(&mut self, who: Who, now: Instant) {
         if let Some(count) = self.counts.get_mut(&who) {
             if now.saturating_duration_since(count.since) >= WINDOW {
                 (count.failed, count.since) = (0, now);
@@ -58,7 +65,7 @@ impl Failures {
     }
 
     /// Forgets the failures after a right password.
-    pub(super) fn forget(&mut self, who: &Who, now: Instant) {
+    pub fn forget(&mut self, who: &Who, now: Instant) {
         if let Some(count) = self.counts.remove(who) {
             self.numbers.remove(&count.number);
             self.shares.leave(count.number, now);

@@ -72,7 +72,7 @@ pub enum EtcdError {
 
 /// What an error asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ErrorKind {
+pub(in crate::registry) enum ErrorKind {
     /// To log in again.
     LoggedOut,
     /// A new lease.
@@ -83,14 +83,14 @@ pub(super) enum ErrorKind {
 
 /// One member, reached and logged in to.
 #[derive(Clone)]
-pub(super) struct Connection {
+pub(in crate::registry) struct Connection {
     at: Target,
     channel: Channel,
     token: Option<MetadataValue<Ascii>>,
 }
 
 impl EtcdError {
-    pub(super) fn kind(&self) -> ErrorKind {
+    pub(in crate::registry) fn kind(&self) -> ErrorKind {
         match self {
             Self::LeaseLost => ErrorKind::LeaseLost,
             Self::Refused { status, .. } => match status.code() {
@@ -107,7 +107,7 @@ impl EtcdError {
 
 impl Connection {
     /// Connects, and logs in if there is a user.
-    pub(super) async fn open(
+    pub(in crate::registry) async fn open(
         at: &Target,
         tls: Option<Arc<ClientConfig>>,
         resolver: Resolver,
@@ -136,7 +136,7 @@ impl Connection {
     }
 
     /// A lease of this length; its id.
-    pub(super) async fn grant(&self, length: Duration) -> Result<i64, EtcdError> {
+    pub(in crate::registry) async fn grant(&self, length: Duration) -> Result<i64, EtcdError> {
         let ttl = i64::try_from(length.as_secs()).unwrap_or(i64::MAX);
         let message = wire::LeaseGrantRequest { ttl, id: 0 };
         let answer = LeaseClient::new(self.channel.clone()).lease_grant(self.request(message)).await;
@@ -144,7 +144,7 @@ impl Connection {
     }
 
     /// Whether there still is such a lease, from now on for its whole length.
-    pub(super) async fn keep_alive(&self, id: i64) -> Result<bool, EtcdError> {
+    pub(in crate::registry) async fn keep_alive(&self, id: i64) -> Result<bool, EtcdError> {
         let message = stream::iter([wire::LeaseKeepAliveRequest { id }]);
         let asking = async {
             let answer = LeaseClient::new(self.channel.clone()).lease_keep_alive(self.request(message)).await;
@@ -157,7 +157,7 @@ impl Connection {
     }
 
     /// Ends a lease, and with it its keys. One that is gone already is ended.
-    pub(super) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
+    pub(in crate::registry) async fn revoke(&self, id: i64) -> Result<(), EtcdError> {
         let message = self.request(wire::LeaseRevokeRequest { id });
         match LeaseClient::new(self.channel.clone()).lease_revoke(message).await {
             Err(status) if status.code() != Code::NotFound => Err(self.refused(status)),
@@ -165,16 +165,48 @@ impl Connection {
         }
     }
 
-    pub(super) async fn put(&self, key: Vec<u8>, value: Vec<u8>, lease: i64) -> Result<(), EtcdError> {
+    pub(in crate::registry) async fn put(
+        &self,
+        key: Vec<u8>,
+        value: Vec<u8>,
+        lease: i64,
+    ) -> Result<(), EtcdError> {
         let message = wire::PutRequest { key: key.into(), value: value.into(), lease };
         let answer = KvClient::new(self.channel.clone()).put(self.request(message)).await;
         self.checked(answer).map(drop)
     }
 
-    pub(super) async fn delete(&self, key: Vec<u8>) -> Result<(), EtcdError> {
+    pub(in crate::registry) async fn delete(&self, key: Vec<u8>) -> Result<(), EtcdError> {
         let message = self.request(wire::DeleteRangeRequest { key: key.into() });
         let answer = KvClient::new(self.channel.clone()).delete_range(message).await;
         self.checked(answer).map(drop)
+    }
+
+    /// A key's value, and when it was last changed; `None`: there is no such key.
+    pub(in crate::registry) async fn get(&self, key: Vec<u8>) -> Result<Option<(Vec<u8>, i64)>, EtcdError> {
+        let message = self.request(wire::RangeRequest { key: key.into() });
+        let answer = self.checked(KvClient::new(self.channel.clone()).range(message).await)?;
+        Ok(answer.kvs.into_iter().next().map(|found| (found.value.into(), found.mod_revision)))
+    }
+
+    /// Writes a key if it was last changed then, 0 for one that must not be there. Whether it was.
+    pub(in crate::registry) async fn swap(
+        &self,
+        key: Vec<u8>,
+        last_changed: i64,
+        value: Vec<u8>,
+    ) -> Result<bool, EtcdError> {
+        let key = bytes::Bytes::from(key);
+        let compare = wire::Compare {
+            result: COMPARE_EQUAL,
+            target: COMPARE_MOD_REVISION,
+            key: key.clone(),
+            mod_revision: Some(last_changed),
+        };
+        let put = wire::PutRequest { key, value: value.into(), lease: 0 };
+        let success = vec![wire::RequestOp { request_put: Some(put) }];
+        let message = self.request(wire::TxnRequest { compare: vec![compare], success });
+        Ok(self.checked(KvClient::new(self.channel.clone()).txn(message).await)?.succeeded)
     }
 
     async fn authenticate(&self, user: &str, file: &Path) -> Result<MetadataValue<Ascii>, EtcdError> {
@@ -232,3 +264,7 @@ fn cause_of(error: &dyn std::error::Error) -> String {
 
 /// For a connection and for each call: a lease must outlast one member that does not answer and the try at the next.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// etcd's numbers of comparisons.
+const COMPARE_EQUAL: i32 = 0;
+const COMPARE_MOD_REVISION: i32 = 2;

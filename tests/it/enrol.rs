@@ -1,0 +1,149 @@
+//! Machines that join by invitation, at pods that share who is invited.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Parser as _;
+use tunnel::command::{Args, Command, Failure, Join};
+use tunnel::config::Environment;
+
+use crate::support::clients::echoed;
+use crate::support::programs::{NAME, TestDir, TestPod, at, start_edge};
+use crate::support::{hurry, pods, targets, wait_within};
+
+/// Pods that share a file of who is invited, and let nobody in by the token file.
+fn cloud(place: &TestDir, count: u8) -> Vec<TestPod> {
+    place.file("token", "other:0123456789\n");
+    let all = pods::addresses(count);
+    let lines = format!(
+        "{}\n[mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}",
+        pods::siblings(&all),
+        place.path().join("enrolled")
+    );
+    all.iter().map(|at| TestPod::from_text(&pods::config(place, *at, &lines))).collect()
+}
+
+/// An invitation of `edge7`, made at a pod.
+async fn invited(pod: &TestPod) -> String {
+    let enrolment = pod.pod.enrolment.as_ref().unwrap();
+    let node = "edge7".parse().unwrap();
+    enrolment.invite(&node, Duration::from_secs(3600), "test").await.unwrap().code.to_string()
+}
+
+/// What the command line says.
+fn line(pod: impl std::fmt::Display, code: &str, node: &str, to: &Path) -> Join {
+    let (pod, to) = (pod.to_string(), to.to_str().unwrap());
+    let line = ["tunnel", "join", &pod, "--invite", code, "--node", node, "--dns", NAME, "--to", to];
+    match Args::parse_from(line).command {
+        Some(Command::Join(join)) => join,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn join(pod: SocketAddr, code: &str, node: &str, to: &Path) -> Result<String, Failure> {
+    tunnel::command::join(&line(pod, code, node, to), &Environment::default()).await
+}
+
+/// The settings that were written, with a free port for the log.
+fn settings(to: &Path) -> String {
+    let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
+    text.replace("127.0.0.1:51010", "127.0.0.1:0")
+}
+
+#[tokio::test]
+async fn a_machine_joins_at_another_pod_than_has_invited_it_and_is_linked_at_a_third() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pods = cloud(&place, 3);
+    let code = invited(&pods[0]).await;
+    let to = place.path().join("etc");
+    let told = join(pods[1].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
+    assert!(told.contains("tunnel --m=edge --c=") && told.contains("systemctl enable --now"), "{told}");
+    for (path, mode) in [
+        ("", 0o700),
+        ("edge.toml", 0o600),
+        ("certs", 0o700),
+        ("certs/ca.crt", 0o600),
+        ("token/token", 0o600),
+        ("tunnel-edge.service", 0o600),
+    ] {
+        let found = std::fs::metadata(to.join(path)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{path}");
+    }
+    assert_eq!(std::fs::read_dir(&to).unwrap().count(), 4, "nothing else is left");
+    let third = pods[2].pod.bound.grpc.to_string();
+    let _edge = start_edge(&settings(&to).replace(&pods[1].pod.bound.grpc.to_string(), &third));
+    pods[2].has("edge7").await;
+    let mut client = pods[0].open(&at("edge7", echo)).await;
+    echoed(&mut client, "hello").await;
+}
+
+#[tokio::test]
+async fn a_second_use_and_another_name_are_refused_with_the_reason_and_leave_nothing() {
+    let place = TestDir::new();
+    let pods = cloud(&place, 2);
+    let code = invited(&pods[0]).await;
+    let [to, second] = ["etc", "second"].map(|name| place.path().join(name));
+    let other = join(pods[1].pod.bound.grpc, &code, "edge8", &second).await.unwrap_err();
+    assert!(other.code == 77 && other.text.contains("is for another node"), "{other}");
+    join(pods[0].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
+    let again = join(pods[1].pod.bound.grpc, &code, "edge7", &second).await.unwrap_err();
+    assert!(again.code == 77 && again.text.contains("has been used already"), "{again}");
+    assert!(!second.exists());
+    let over = join(pods[1].pod.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    assert!(over.code == 73 && over.text.contains("nothing is overwritten"), "{over}");
+    assert_eq!(pods[1].pod.metrics.calls_refused.counted("invitation"), 2);
+}
+
+#[tokio::test]
+async fn a_join_whose_answer_was_lost_is_asked_again_with_the_same_token() {
+    let place = TestDir::new();
+    let pods = cloud(&place, 2);
+    let code = invited(&pods[0]).await;
+    let to = place.path().join("etc");
+    // As it stands once the pod has let the machine in and died: the token is there, and no authority.
+    let token = "a".repeat(64);
+    std::fs::create_dir_all(to.join(".unfinished/token")).unwrap();
+    std::fs::write(to.join(".unfinished/token/token"), format!("{token}\n")).unwrap();
+    let secret = line("x:1", &code, "edge7", &to).code.secret();
+    let died = pods[0].pod.enrolment.as_ref().unwrap();
+    died.join([127, 0, 0, 1].into(), &secret, "edge7", &token).await.unwrap();
+    join(pods[1].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
+    assert_eq!(std::fs::read_to_string(to.join("token/token")).unwrap(), format!("{token}\n"));
+    let _edge = start_edge(&settings(&to));
+    pods[1].has("edge7").await;
+}
+
+#[tokio::test]
+async fn another_cloud_is_told_nothing_and_one_that_takes_no_invitations_says_so() {
+    let (place, theirs) = (TestDir::new(), TestDir::new());
+    let (ours, others) = (cloud(&place, 1), cloud(&theirs, 1));
+    let code = invited(&ours[0]).await;
+    let to = place.path().join("etc");
+    let told = join(others[0].pod.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    assert!(
+        told.code == 69 && told.text.contains("is not the cloud that has made this invitation"),
+        "{told}"
+    );
+    assert_eq!(others[0].pod.metrics.calls_refused.counted("invitation"), 0, "it was not shown");
+    let closed = TestPod::start(&place);
+    let told = join(closed.pod.bound.grpc, &code, "edge7", &to).await.unwrap_err();
+    assert!(told.text.contains("takes no invitations"), "{told}");
+    assert!(!to.exists());
+}
+
+#[tokio::test]
+async fn a_revoked_node_loses_its_link_at_every_pod() {
+    let place = TestDir::new();
+    let pods = cloud(&place, 2);
+    let code = invited(&pods[0]).await;
+    let to = place.path().join("etc");
+    join(pods[0].pod.bound.grpc, &code, "edge7", &to).await.unwrap();
+    let _edge = start_edge(&settings(&to));
+    pods[0].has("edge7").await;
+    let node = "edge7".parse().unwrap();
+    assert!(pods[1].pod.enrolment.as_ref().unwrap().revoke(&node, "test").await.unwrap());
+    hurry();
+    wait_within(Duration::from_secs(60), "its link is gone", || pods[0].link("edge7").is_none()).await;
+}
