@@ -59,18 +59,18 @@ impl Browser {
         });
         let (page, next, faults) = (String::new(), 1, Vec::new());
         let mut browser = Self { _process: process, input, answers, page, next, faults, _dir: dir };
-        let target = browser.call("Target.createTarget", json!({"url": "about:blank"}))["targetId"].clone();
-        let attached = browser.call("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
+        let target = browser.call("Target.createTarget", &json!({"url": "about:blank"}))["targetId"].clone();
+        let attached = browser.call("Target.attachToTarget", &json!({"targetId": target, "flatten": true}));
         browser.page = attached["sessionId"].as_str().unwrap().to_owned();
         for domain in ["Runtime.enable", "Log.enable", "Page.enable"] {
-            browser.call(domain, json!({}));
+            browser.call(domain, &json!({}));
         }
-        browser.call("Page.navigate", json!({"url": url}));
+        browser.call("Page.navigate", &json!({"url": url}));
         browser
     }
 
     /// Asks for one thing; notes what the page complains about meanwhile.
-    fn call(&mut self, method: &str, params: Value) -> Value {
+    fn call(&mut self, method: &str, params: &Value) -> Value {
         let id = self.next;
         self.next += 1;
         let mut message = json!({"id": id, "method": method, "params": params});
@@ -94,7 +94,7 @@ impl Browser {
     /// The value of an expression in the page.
     fn says(&mut self, expression: &str) -> Value {
         let params = json!({"expression": expression, "returnByValue": true});
-        self.call("Runtime.evaluate", params)["result"]["value"].clone()
+        self.call("Runtime.evaluate", &params)["result"]["value"].clone()
     }
 
     fn shows(&mut self, what: &str, expression: &str) {
@@ -162,7 +162,7 @@ fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
     );
     browser.call(
         "Emulation.setDeviceMetricsOverride",
-        json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
+        &json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
     );
     browser.shows("no wider page on a phone", "document.documentElement.scrollWidth <= 360");
     assert_eq!(browser.faults, Vec::<Value>::new(), "the page complains");
