@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Does this program work with the one before it? scripts/compat.sh REV [flags of cargo build]
+# Does this program work with the one before it? scripts/compat.sh REV [flags of cargo build], or with programs that are
+# built already: OLD=PROGRAM NEW=PROGRAM scripts/compat.sh
 #
 # Builds the program as it was at REV, and as it stands here, and lets pods and edges of both work together on loopback
 # addresses, old with new, both ways. In each pairing a client has a session to the node through the second pod, while
 # the edge is linked to the first: it opens; it goes on after the edge's line was cut; it goes on when the first pod is
-# told to stop and the edge has moved to the second; and a new one opens there. A table says how each went; the exit
-# code is 1 if anything failed, and logs are kept then.
+# told to stop and the edge has moved to the second; and a new one opens there. Then four pods, old and new, have one node
+# each, and a client of each pod reaches every node; again once one old pod was replaced by a new one and one new pod by
+# an old one. A table says how each went; the exit code is 1 if anything failed, and logs are kept then.
 #
 #   PROFILE=NAME    of cargo, for both programs (fast)
 set -euo pipefail
@@ -19,11 +21,16 @@ cd "$(dirname "$0")/.."
 # With job control each child is a group of its own.
 set -m
 
-rev=${1:?usage: scripts/compat.sh REV [flags of cargo build]}
-shift
+if [[ -z ${OLD:-} || -z ${NEW:-} ]]; then
+  rev=${1:?usage: scripts/compat.sh REV [flags of cargo build]}
+  shift
+else
+  rev=$OLD
+fi
 profile=${PROFILE:-fast}
 first=127.0.0.41 second=127.0.0.42 service=127.0.0.40
 grpc=19040 log=19041 connect=19042 echo=19043
+fleet=(127.0.0.41 127.0.0.42 127.0.0.43 127.0.0.44)
 failed=0
 
 stop() {
@@ -48,7 +55,7 @@ build() {
 registry_config() {
   cat <<END
 [mode.cloud.registry]
-siblings = ["$first:$grpc", "$second:$grpc"]
+siblings = [$(printf '"%s", ' "${@/%/:$grpc}")]
 END
 }
 
@@ -124,7 +131,7 @@ pairing() {
   local result
   started=()
   for pod in first second; do
-    { pod_config "${!pod}" "$grpc" "$log" "$connect" 15s && registry_config; } >"$dir/$pod.toml"
+    { pod_config "${!pod}" "$grpc" "$log" "$connect" 15s && registry_config "$first" "$second"; } >"$dir/$pod.toml"
   done
   start first "$dir/$1" --m=cloud --c="$dir/first.toml"
   start second "$dir/$2" --m=cloud --c="$dir/second.toml"
@@ -137,26 +144,89 @@ pairing() {
   opens
   session
   printf '%-10s %-10s %-10s %s\n' "$1" "$2" "$3" "$result"
-  if [[ $result != ok ]]; then
-    failed=1
-    mkdir -p "$dir/$1-$2-$3"
-    cp "$dir"/*.log "$dir/$1-$2-$3"
-  fi
+  keep_logs "$1-$2-$3"
   leave
+  finish "${started[@]}"
+}
+
+# keep_logs NAME: if the result is not ok.
+keep_logs() {
+  [[ $result != ok ]] || return 0
+  failed=1
+  mkdir -p "$dir/$1"
+  cp "$dir"/*.log "$dir/$1"
+}
+
+# fleet_pod NUMBER PROGRAM: the pod of that number, from 0.
+fleet_pod() {
+  start "pod$1" "$dir/$2" --m=cloud --c="$dir/pod$1.toml"
+  await "pod$1" ready "${fleet[$1]}:$log"
+}
+
+# reaches POD NODE: a client of the pod gets a line back from the node, within 20 s.
+reaches() {
+  local back
+  for _ in {1..20}; do
+    back=$(echo "$2" | timeout 20 socat -t 5 - "PROXY:$1:$2:$echo,proxyport=$connect" 2>>"$dir/client.log") || true
+    if [[ $back == "$2" ]]; then return 0; fi
+    [[ $3 == again ]] || return 1
+    sleep 0.5
+  done
+  return 1
+}
+
+# all_reach HOW: `result` names the pod and node between which nothing goes. HOW is again if edges may still be linking.
+all_reach() {
+  local at n
+  for at in "${fleet[@]}"; do
+    for n in 0 1 2 3; do
+      reaches "$at" "node$n" "$1" || { result="node$n is not reached from $at $2"; return 0; }
+    done
+  done
+}
+
+# mixed: pods in turn old and new, each with one edge, in turn new and old.
+mixed() {
+  local result=ok n pods=(old new old new) edges=(new old old new)
+  started=()
+  start echo socat "TCP-LISTEN:$echo,bind=127.0.0.1,reuseaddr,fork" PIPE
+  for n in 0 1 2 3; do
+    { pod_config "${fleet[n]}" "$grpc" "$log" "$connect" 15s && registry_config "${fleet[@]}"; } >"$dir/pod$n.toml"
+    start "pod$n" "$dir/${pods[n]}" --m=cloud --c="$dir/pod$n.toml"
+  done
+  for n in 0 1 2 3; do
+    await "pod$n" ready "${fleet[n]}:$log"
+    edge_config "node$n" "${fleet[n]}:$grpc" "127.0.0.1:$((log + 10 + n))" >"$dir/edge$n.toml"
+    start "edge$n" "$dir/${edges[n]}" --m=edge --c="$dir/edge$n.toml"
+  done
+  all_reach again "at the start"
+  for n in 0 1; do
+    [[ $result == ok ]] || break
+    finish "$(cat "$dir/pod$n.pid")"
+    fleet_pod "$n" "${pods[1 - n]}"
+    all_reach again "once pod $n was ${pods[n]} and is ${pods[1 - n]}"
+  done
+  printf '%-32s %s\n' 'four pods, old and new' "$result"
+  keep_logs mixed
   finish "${started[@]}"
 }
 
 for program in socat curl nc openssl pgrep; do
   command -v "$program" >/dev/null || { echo "$program is missing: scripts/parts.sh installs it" >&2; exit 1; }
 done
-tree=target/compat/tree
-rm -rf "$tree"
-mkdir -p "$tree"
-git archive "$rev" | tar -x -m -C "$tree"
-build "$tree" target/compat old "$@"
-build . target new "$@"
-certificates "$service" "$first" "$second"
-tokens node1
+if [[ $rev == "${OLD:-}" ]]; then
+  cp "$OLD" "$dir/old"
+  cp "$NEW" "$dir/new"
+else
+  tree=target/compat/tree
+  rm -rf "$tree"
+  mkdir -p "$tree"
+  git archive "$rev" | tar -x -m -C "$tree"
+  build "$tree" target/compat old "$@"
+  build . target new "$@"
+fi
+certificates "$service" "${fleet[@]}"
+tokens node0 node1 node2 node3
 edge_config node1 "$service:$grpc" "127.0.0.1:$log" >"$dir/edge.toml"
 
 printf '%-10s %-10s %-10s %s\n' 'first pod' 'second pod' edge "session (old is $rev)"
@@ -166,4 +236,5 @@ for edge in old new; do
     pairing "$one" "$two" "$edge"
   done
 done
+mixed
 ((failed == 0))

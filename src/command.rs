@@ -3,6 +3,7 @@
 mod args;
 mod connect;
 mod demo;
+mod doctor;
 mod folder;
 mod init;
 mod invite;
@@ -15,6 +16,7 @@ mod status;
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
+pub use doctor::{Doctor, Findings, run as doctor};
 pub use init::{Init, run as init};
 pub use invite::{Invite, Revoke, invite, revoke};
 pub use join::{Join, run as join};

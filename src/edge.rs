@@ -20,6 +20,7 @@ use tracing::{info, info_span, warn};
 use files::{EdgeFiles, Ports, prepare};
 use keeper::Keeper;
 use link_dialer::LinkDialer;
+pub use link_dialer::tls_remedy;
 use proxy::ProxyPort;
 
 use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness, Streams, Viewers};

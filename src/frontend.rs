@@ -22,7 +22,7 @@ pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
 pub use proxy::Proxy;
 pub use serve::{
-    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, Home, OpenRequest, Permitted, Proof,
+    Denied, FrontContext, FrontEnd, Granted, HEAD_TIME, Handshake, OpenRequest, OwnNode, Permitted, Proof,
     Visit, serve,
 };
 pub use tcp::Tcp;
@@ -102,7 +102,7 @@ pub enum Denial {
     /// The target is the edge's own machine, or is called so. Usual cause: a program that sends all it asks for to its
     /// proxy.
     #[error("{0} is at this machine itself: ask there, not through its proxy")]
-    Home(Target),
+    OwnNode(Target),
     /// The edge has no link.
     #[error("this edge is not linked to the cloud")]
     Unlinked,

@@ -41,13 +41,14 @@
 //! # Several pods
 //!
 //! ```text
-//!               here? ─▶ remembered? ─▶ DNS, 50 ms ahead ─▶ Find to all siblings ─▶ first fresh yes, else freshest
-//! registry::find: own links   last Found frame registry::dns         registry::siblings
+//!               here? ─▶ remembered? ─▶ Find to its homes ─▶ DNS, 50 ms ahead ─▶ Find to all ─▶ first fresh yes
+//! registry::find: own links   last Found frame registry::siblings    registry::dns       registry::siblings
 //! ```
 //!
-//! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. A pod that gains a
-//! node's link announces it to its siblings at once, so the old pod lets go and sessions follow; none of them waits for
-//! DNS to change. One search serves what clients open, what edges open and what is resumed through a pod ([`route`]).
+//! Pods link to each other as edges link to pods, with the cloud's own certificate on both sides. Three pods keep where a
+//! node is: its homes, which every pod derives from the node's name. A pod that gains a node's link announces it to them
+//! at once, and they announce it on to whom it concerns, so the old pod lets go and sessions follow; none of them waits
+//! for DNS to change. One search serves what clients open, what edges open and what is resumed through a pod ([`route`]).
 //! It asks on one path at a time: another one after 3 s without an answer, or when the pod there has not got the node;
 //! a node that comes ends it at once. A node that nobody has is waited for 3 s if it was there a moment ago, and not
 //! looked for again for 1 s. A pod between two others only passes frames on ([`protocol::RelayRequest`]), and what

@@ -7,12 +7,14 @@ use std::process::ExitCode;
 use tracing::{error, field, info};
 
 use tunnel::cloud::Pod;
-use tunnel::command::{self, Args, Command, Failure, Form, Mode, Module, Settings, is_wrong};
+use tunnel::command::{
+    self, Args, Command, Doctor, Failure, Findings, Form, Mode, Module, Settings, is_wrong,
+};
 use tunnel::config::{Environment, Fault};
 use tunnel::drain::Drained;
 use tunnel::edge::Edge;
 use tunnel::net::files;
-use tunnel::startup::{ConfigFile, FaultKind, Signals, StartFaults, Startup};
+use tunnel::startup::{ConfigFile, FaultKind, Service, Signals, StartFaults, Startup};
 use tunnel::telemetry::{LogLevel, LogSettings, Logs};
 
 fn main() -> ExitCode {
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
     };
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
+        Some(Command::Doctor(asked)) => diagnose(&asked),
         Some(Command::Connect(asked)) => {
             told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
         }
@@ -124,10 +127,8 @@ async fn serve(
     let ((settings, config), mut signals) = match (settings, signals) {
         (Some(settings), Some(signals)) if startup.is_clear() && !startup.is_check() => (settings, signals),
         (settings, _) => {
-            match settings {
-                Some((Settings::Cloud(settings), _)) => Pod::check(&settings, &mut startup),
-                Some((Settings::Edge(settings), _)) => Edge::check(&settings, &mut startup),
-                None => {}
+            if let Some((settings, _)) = settings {
+                settings.check(&mut startup);
             }
             return Err(startup.into_faults());
         }
@@ -137,15 +138,24 @@ async fn serve(
         Settings::Cloud(settings) => {
             let pod = Pod::start(*settings, Some(level))?;
             pod.follow(config);
-            signals.next().await;
+            ends(&mut signals).await;
             Ok(pod.stop(signals.next()).await)
         }
         Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
             edge.follow(config);
-            signals.next().await;
+            ends(&mut signals).await;
             Ok(edge.stop(signals.next()).await)
         }
+    }
+}
+
+/// The process is up, until a signal ends it.
+async fn ends(signals: &mut Signals) {
+    Service.is_up();
+    tokio::select! {
+        () = signals.next() => Service.stops(),
+        () = Service.lives() => {}
     }
 }
 
@@ -166,6 +176,14 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints what the doctor has found.
+fn diagnose(asked: &Doctor) -> ExitCode {
+    let found = in_runtime(async { Ok(command::doctor(asked, variable).await) });
+    let is_well = found.as_ref().is_ok_and(Findings::is_well);
+    let told = told(found.map(|found| if asked.json { found.json() } else { found.text() }));
+    if is_well || told != ExitCode::SUCCESS { told } else { ExitCode::FAILURE }
 }
 
 /// Prints what a command has to say, or why it was not done.

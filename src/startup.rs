@@ -2,6 +2,7 @@
 
 mod gates;
 mod live;
+mod service;
 mod signals;
 
 use std::collections::BTreeSet;
@@ -17,6 +18,7 @@ use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
 pub use gates::{Doors, Gates, Guard};
 pub use live::{ConfigFile, tell_warnings};
+pub use service::Service;
 pub use signals::Signals;
 
 /// Collects the faults of a start. Whatever needs a file or a port gets it through here, and goes on to the next when

@@ -120,7 +120,6 @@ mod tests {
             (format!("{}{}", short.cert(), long.cert()), true, None),
             (format!("{}{}", long.cert(), short.cert()), false, Some("ends in 29 days")),
             (long.cert().to_owned(), false, None),
-            (Authority::new("over", Duration::ZERO).unwrap().cert().to_owned(), false, Some("ended on")),
         ] {
             std::fs::write(&path, text).unwrap();
             let (metrics, drain) = (Metrics::edge(), Drain::new());
@@ -135,5 +134,8 @@ mod tests {
                 metrics.encode(Form::Open).contains("tunnel_certificate_not_after_seconds{key=\"mode.cloud")
             );
         }
+        let later = SystemTime::UNIX_EPOCH + Duration::from_secs(200);
+        let over = warning(&file(path, false), 100, later).unwrap();
+        assert!(over.contains("ended on"), "{over}");
     }
 }

@@ -130,7 +130,7 @@ impl Core {
             route: route.clone(),
             addresses: addresses.clone(),
             direct: Some(direct.clone()),
-            home: None,
+            own_node: None,
             metrics: ground.metrics.clone(),
             drain: self.stopping.clients.clone(),
         }

@@ -31,11 +31,11 @@ pub(super) fn start(
         Invitations::File(file) => Cell::File(FileCell::new(file)),
         Invitations::Etcd(etcd) => {
             let key = format!("{}/{ETCD_KEY}", etcd.prefix);
-            Cell::Etcd(EtcdCell::new(etcd_access(etcd), &key, files.resolver.clone()))
+            Cell::Etcd(Box::new(EtcdCell::new(etcd_access(etcd), &key, files.resolver.clone())))
         }
         #[cfg(feature = "kubernetes")]
         Invitations::Secret(cluster, name) => {
-            Cell::Secret(SecretCell::new(kubernetes::reached(&cluster), name))
+            Cell::Secret(Box::new(SecretCell::new(kubernetes::reached(&cluster), name)))
         }
         #[cfg(not(feature = "kubernetes"))]
         // This is a fault that was noted with the settings.

@@ -117,7 +117,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
         move_from(&silent, &shared);
     }
     shared.finder.gained(&hello.node);
-    make_way(sender.clone(), hello.node, None, &shared);
+    make_way(shared.ground.table.instance(), hello.node, None, &shared);
     if shared.stopping.is_cancelled() {
         sender.drain(None);
     }
@@ -177,8 +177,8 @@ async fn run(mut link: Link, shared: &PodContext) -> LinkEnded {
             Ok(Event::RelayRequest(request)) => requests::answer(request, shared, &room),
             Ok(Event::Find(node, question)) => shared.finder.answer(&link.sender, &node, question),
             Ok(Event::Found(node, found)) => {
-                if shared.finder.on_found(&link.sender, &node, found) {
-                    make_way(link.sender.clone(), node, Some(found), shared);
+                if let Some(at) = shared.finder.on_found(&link.sender, &node, found) {
+                    make_way(at, node, Some(found), shared);
                 }
             }
             Ok(Event::Conflict(node, conflict)) => shared.finder.gives_way(&node, conflict),
@@ -217,9 +217,9 @@ fn move_from(silent: &Arc<LinkSender>, shared: &PodContext) {
     }
 }
 
-/// After a node has linked anew, here or at another pod that has `found` it: pings its older links, and drops those
-/// that do not answer.
-fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &PodContext) {
+/// After a node has linked anew at the pod `at`, here or as was `found` elsewhere: pings its older links, and drops
+/// those that do not answer.
+fn make_way(at: Instance, node: NodeName, found: Option<Found>, shared: &PodContext) {
     if shared.siblings.is_none() {
         return;
     }
@@ -229,11 +229,11 @@ fn make_way(to: Arc<LinkSender>, node: NodeName, found: Option<Found>, shared: &
     shared.ground.drain.clone().spawn(span, async move {
         let contest = async {
             if let Some(found) = found {
-                shared.finder.contest(&to, &node, found).await;
+                shared.finder.contest(at, &node, found).await;
             }
         };
         let table = &shared.ground.table;
-        let (parked, ()) = tokio::join!(shared.finder.make_way(&to, &node, table), contest);
+        let (parked, ()) = tokio::join!(shared.finder.make_way(at, &node, table), contest);
         for parked in parked {
             shared.route.mend(parked, &shared.ground.drain);
         }

@@ -7,7 +7,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use super::{Connect, Init, Invite, Join, Module, Revoke};
+use super::{Connect, Doctor, Init, Invite, Join, Module, Revoke};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
 #[derive(Debug, Parser)]
@@ -65,6 +65,9 @@ pub enum Command {
     },
     /// Make certificates, tokens and settings for a cloud of your own: all that its pods and edges need.
     Init(Init),
+    /// Look at all that a pod or an edge of this machine needs, from its config to its cloud, and say what is wrong: for each
+    /// check what was found, what was wanted, and what to do. Ends with 1 if a check failed.
+    Doctor(Doctor),
     /// Have the pod on this machine let another machine join the cloud as a node, once and for a while.
     Invite(Invite),
     /// Make this machine a node of a cloud that has invited it.
@@ -126,9 +129,17 @@ impl Args {
 
     /// Which config file is read.
     pub fn config(&self) -> PathBuf {
-        let default =
-            if self.mode == Mode::Cloud { "/etc/tunnel/cloud.toml" } else { "/etc/tunnel/edge.toml" };
-        self.config.clone().unwrap_or_else(|| default.into())
+        self.config.clone().unwrap_or_else(|| self.mode.config().into())
+    }
+}
+
+impl Mode {
+    /// Where its config is, unless it is named.
+    pub fn config(self) -> &'static str {
+        match self {
+            Self::Cloud => "/etc/tunnel/cloud.toml",
+            Self::Edge => "/etc/tunnel/edge.toml",
+        }
     }
 }
 
@@ -151,6 +162,6 @@ fn spelled_our_way(arg: OsString) -> OsString {
 
 /// As docs/operating.md has them.
 const EXIT_CODES: &str = "\
-Exit codes: 0 stopped, or all is well; 1 the demo has failed; 64 the command line is wrong; 69 a port cannot be had, or \
+Exit codes: 0 stopped, or all is well; 1 the demo, or a check of the doctor, has failed; 64 the command line is wrong; 69 a port cannot be had, or \
 nobody answers; 71 the system lacks something; 73 a file cannot be written; 74 a session broke off; 77 this user may not \
 have the port, or may not ask; 78 the config, or a file that it names, is wrong. Of several, the gravest: 78, 77, 73, 71, 69.";

@@ -1,13 +1,15 @@
 //! The settings with which the program serves: the config, the environment, and what the command line says of them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
 use super::{Args, Mode};
-use crate::config::Environment;
+use crate::cloud::Pod;
 use crate::config::cloud::Cloud;
 use crate::config::edge::EdgeSettings;
+use crate::config::{Environment, Warning};
+use crate::edge::Edge;
 use crate::net::secret::warn_of_readers;
 use crate::startup::{ConfigFile, FaultKind, Startup, tell_warnings};
 
@@ -28,13 +30,35 @@ impl Settings {
         variable: fn(&str) -> Option<String>,
         startup: &mut Startup,
     ) -> Option<(Self, ConfigFile)> {
-        let path = args.config();
-        let text = std::fs::read_to_string(&path).map_err(|cause| {
+        let from = (args.mode, args.config());
+        let (settings, file, warnings) =
+            Self::examine((from.0, &from.1), args.kubeconfig.clone(), variable, startup)?;
+        tell_warnings(&warnings);
+        if args.kubeconfig.is_some()
+            && startup.is_clear()
+            && let Some(why) = settings.asks_no_kubernetes()
+        {
+            warn!(key = "--k", "the kubeconfig is not read: {why}");
+        }
+        for (key, path) in settings.secrets(&file.path) {
+            warn_of_readers(key, path);
+        }
+        Some((settings, file))
+    }
+
+    /// As [`Self::read`], and logs nothing.
+    pub fn examine(
+        (mode, path): (Mode, &Path),
+        kubeconfig: Option<PathBuf>,
+        variable: fn(&str) -> Option<String>,
+        startup: &mut Startup,
+    ) -> Option<(Self, ConfigFile, Vec<Warning>)> {
+        let text = std::fs::read_to_string(path).map_err(|cause| {
             format!("cannot read the config {}: {cause}; name it with --c=FILE", path.display())
         });
         let text = startup.keep(FaultKind::Config, &["--c"], text)?;
-        let environment = Environment { kubeconfig: args.kubeconfig.clone(), ..Environment::read(variable) };
-        let (settings, warnings) = match args.mode {
+        let environment = Environment { kubeconfig, ..Environment::read(variable) };
+        let (settings, warnings) = match mode {
             Mode::Cloud => {
                 let (settings, warnings) = startup.settings(Cloud::examine(&text, &environment));
                 (Self::Cloud(Box::new(settings)), warnings)
@@ -44,17 +68,15 @@ impl Settings {
                 (Self::Edge(Box::new(settings)), warnings)
             }
         };
-        tell_warnings(&warnings);
-        if args.kubeconfig.is_some()
-            && startup.is_clear()
-            && let Some(why) = settings.asks_no_kubernetes()
-        {
-            warn!(key = "--k", "the kubeconfig is not read: {why}");
+        Some((settings, ConfigFile { path: path.to_owned(), text, environment }, warnings))
+    }
+
+    /// Looks for all that is in the way of a start, and starts nothing.
+    pub fn check(&self, startup: &mut Startup) {
+        match self {
+            Self::Cloud(settings) => Pod::check(settings, startup),
+            Self::Edge(settings) => Edge::check(settings, startup),
         }
-        for (key, path) in settings.secrets(&path) {
-            warn_of_readers(key, path);
-        }
-        Some((settings, ConfigFile { path, text, environment }))
     }
 
     /// Why nothing here asks Kubernetes; `None`: something does.

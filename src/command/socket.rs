@@ -65,7 +65,8 @@ pub(super) async fn ask(
         *request.method_mut() = method;
         *request.uri_mut() = http::Uri::try_from(path).unwrap_or_default();
         request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("localhost"));
-        let answer = async {
+        // It takes the sender with it: the connection ends where nobody can ask more.
+        let answer = async move {
             let answer = sender.send_request(request).await?;
             let (head, body) = answer.into_parts();
             let body = Limited::new(body, MOST_BYTES).collect().await;

@@ -2,6 +2,8 @@
 
 mod words;
 
+pub use words::remedy as tls_remedy;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;

@@ -7,7 +7,7 @@ use tracing::{info, info_span};
 
 use super::{Edge, MOST_SESSIONS};
 use crate::config::edge::HttpProxy;
-use crate::frontend::{FrontContext, Home, Proxy, serve, sessions};
+use crate::frontend::{FrontContext, OwnNode, Proxy, serve, sessions};
 use crate::names::NodeName;
 use crate::net::listen::Listener;
 use crate::net::pool::Pool;
@@ -50,7 +50,7 @@ impl ProxyPort {
             route: edge.route.clone(),
             addresses: Arc::default(),
             direct: None,
-            home: Some(Home { node, nodes }),
+            own_node: Some(OwnNode { node, nodes }),
             metrics: edge.metrics.clone(),
             drain: edge.sessions.clone(),
         };

@@ -51,7 +51,8 @@ impl FromStr for Code {
     type Err = CodeError;
 
     fn from_str(text: &str) -> Result<Self, CodeError> {
-        let bytes = URL_SAFE_NO_PAD.decode(text.trim()).map_err(|_| CodeError)?;
+        let text = text.trim().strip_prefix(START).ok_or(CodeError)?;
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| CodeError)?;
         let (pin, secret) = bytes.split_first_chunk().ok_or(CodeError)?;
         Ok(Self { pin: *pin, secret: secret.try_into().map_err(|_| CodeError)? })
     }
@@ -59,7 +60,7 @@ impl FromStr for Code {
 
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat()))
+        write!(f, "{START}{}", URL_SAFE_NO_PAD.encode([self.pin.as_slice(), &self.secret].concat()))
     }
 }
 
@@ -75,8 +76,11 @@ const PIN_BYTES: usize = 16;
 /// 128 bits that nobody guesses.
 const SECRET_BYTES: usize = 16;
 
-/// As many as 32 bytes take.
-const CODE_CHARS: usize = 43;
+/// How a code begins: what follows may be `-`, which a command line would take for an option's.
+const START: char = 'i';
+
+/// That, and as many as 32 bytes take.
+const CODE_CHARS: usize = 44;
 
 #[cfg(test)]
 mod tests {
@@ -87,6 +91,7 @@ mod tests {
         let code = Code::random([7; PIN_BYTES]);
         let text = code.to_string();
         assert_eq!(text.len(), CODE_CHARS);
+        assert!(!Code::random([0xf8; PIN_BYTES]).to_string().starts_with('-'), "that is an option");
         assert_eq!(format!(" {text}\n").parse(), Ok(code.clone()));
         assert_eq!((code.pin(), format!("{code:?}").as_str()), ([7; PIN_BYTES], "***"));
         for bad in ["", "abc", &text[1..], &format!("{text}A"), &text.replace(&text[..1], "!")] {

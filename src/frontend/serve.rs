@@ -4,7 +4,7 @@
 //! A front end itself ([`FrontEnd`]) is a parser from a client's first bytes to an [`OpenRequest`], and an answer.
 
 mod destination;
-mod home;
+mod own_node;
 mod visit;
 
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ use crate::registry::AddressBook;
 use crate::route::Route;
 use crate::telemetry::{Access, Metrics, third_of_memory};
 
-pub use home::Home;
+pub use own_node::OwnNode;
 pub use visit::{Denied, OpenRequest, Permitted, Proof, Visit};
 
 /// A front end: it reads what a client asks for from the stream `S` that was accepted, and answers.
@@ -86,7 +86,7 @@ pub struct FrontContext {
     /// Dials what is at no node; `None`: nothing is dialled from here.
     pub direct: Option<DirectDialer>,
     /// The node at which all of this stands, and whose cloud dials what is at no node; `None`: at a pod.
-    pub home: Option<Home>,
+    pub own_node: Option<OwnNode>,
     /// Counts connections, sessions and bytes.
     pub metrics: Metrics,
     /// Once it begins no client is let in; it waits for those that are.
@@ -102,12 +102,12 @@ impl FrontContext {
 
     /// It is stopping.
     fn stops(&self) -> Denial {
-        Denial::Busy(if self.home.is_some() { "this edge is stopping" } else { "this pod is stopping" })
+        Denial::Busy(if self.own_node.is_some() { "this edge is stopping" } else { "this pod is stopping" })
     }
 
     /// There is no slot for another session.
     fn full(&self, why: NoSlot) -> Denial {
-        Denial::Busy(match (why, &self.home) {
+        Denial::Busy(match (why, &self.own_node) {
             (NoSlot::ForOne, None) => {
                 "you have as many sessions as one client may: [mode.cloud.session] max_for_client of the pod"
             }
@@ -169,7 +169,7 @@ where
     F: FrontEnd<L::Stream>,
 {
     let (refused, refusals) = (context.metrics.connections_refused.clone(), context.metrics.refusals.clone());
-    let door = Door::new(Limits::slots(slots(context.home.is_some())));
+    let door = Door::new(Limits::slots(slots(context.own_node.is_some())));
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let (drain, context) = (context.drain.clone(), Arc::new(context));
     entrance.run(Arc::new(Front { front_end, context }), drain).await;

@@ -61,7 +61,7 @@ impl Denial {
             ),
             Self::Direct(refusal) => not_dialled(refusal, ALLOW_CLIENTS),
             Self::Cloud(refusal) => not_dialled(refusal, ALLOW_EDGES),
-            Self::Home(_) => (
+            Self::OwnNode(_) => (
                 S::MISDIRECTED_REQUEST,
                 "own_node",
                 "list this machine's names and addresses in the client's no_proxy",

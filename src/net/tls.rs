@@ -23,7 +23,7 @@ use tracing::warn;
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
 pub use ends::{Ends, date};
 pub use fault::Fault;
-pub use leaf::host_of;
+pub use leaf::{About, Oddity, Summary, host_of, summary};
 pub use mutual::{Dialer, Mutual};
 pub use offer::TlsParams;
 use shown::Shown;

@@ -20,10 +20,10 @@ pub enum Cell {
     /// In a file, on a disk that the pods share.
     File(FileCell),
     /// In etcd.
-    Etcd(EtcdCell),
+    Etcd(Box<EtcdCell>),
     /// In a Secret of Kubernetes.
     #[cfg(feature = "kubernetes")]
-    Secret(SecretCell),
+    Secret(Box<SecretCell>),
 }
 
 /// The text at some time.

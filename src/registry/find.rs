@@ -1,6 +1,8 @@
 //! Finding a node: linked here, else where it was found before, else by DNS and by asking the other pods.
 
+mod announce;
 mod contest;
+mod interest;
 mod known;
 mod missing;
 mod search;
@@ -12,11 +14,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::{Found, LinkSender, Parked, SessionTable};
+use crate::protocol::{LinkSender, Parked, SessionTable};
 use crate::registry::Dns;
 use crate::registry::siblings::{NodeFound, Siblings};
 use crate::registry::{NodeLocation, Registry};
 
+use interest::Interest;
 use known::LocationCache;
 pub use missing::NotFound;
 use search::{NodeQuery, Searches};
@@ -36,6 +39,7 @@ struct Others {
     siblings: Arc<Siblings>,
     known: Arc<LocationCache>,
     searches: Searches,
+    interest: Interest,
 }
 
 /// A path to a node: the link over which a session is to be opened or resumed.
@@ -64,7 +68,11 @@ impl Finder {
     ) -> Arc<Self> {
         let known = Arc::new(LocationCache::default());
         let searches = Searches::new(siblings.clone(), known.clone(), dns, port);
-        Arc::new(Self { registry, own, others: Some(Others { siblings, known, searches }) })
+        Arc::new(Self {
+            registry,
+            own,
+            others: Some(Others { siblings, known, searches, interest: Interest::default() }),
+        })
     }
 
     /// Whether no other pod is ever asked.
@@ -152,7 +160,7 @@ impl Finder {
         missing.moving = missing.seen.is_some_and(|seen| seen < MOVE_WINDOW);
         if let Some(others) = &self.others
             && let Some((pod, instance)) = others.known.of(node)
-            && let Some(sender) = pod.up()
+            && let Some(sender) = others.siblings.current(pod).and_then(|pod| pod.up())
         {
             if wanted.suits(instance, &sender) {
                 return Ok(Path { sender, instance });
@@ -176,8 +184,10 @@ impl Finder {
             }),
         };
         found.map_err(|not_found| {
-            let moving = others.known.lost(&node).is_some_and(|since| since < MOVE_WINDOW);
-            NotFound { seen: others.known.seen(&node), moving, ..not_found }
+            let lost = others.known.lost(&node);
+            let moving = lost.into_iter().chain(not_found.seen).any(|since| since < MOVE_WINDOW);
+            let seen = not_found.seen.into_iter().chain(others.known.seen(&node)).min();
+            NotFound { seen, moving, ..not_found }
         })
     }
 
@@ -214,43 +224,12 @@ impl Finder {
         }
     }
 
-    /// Announces to the other pods that a node is linked here now.
-    pub fn gained(&self, node: &NodeName) {
-        if let Some(others) = &self.others {
-            others.known.forget_all(node);
-            others.siblings.announce(node);
-        }
-    }
-
-    /// Answers another pod's question from this pod's own links only.
-    pub fn answer(&self, to: &Arc<LinkSender>, node: &NodeName, question: u64) {
-        let linked = self.registry.here(node).filter(|linked| !linked.sender.is_closed());
-        let found = linked.map_or_else(|| Found::away(question), |linked| linked.found(question, self.own));
-        // Dropped if too much waits on that link: a pod that does not read its answers gets none.
-        to.found(node, found);
-        if let Some(others) = &self.others {
-            others.siblings.behind(to);
-        }
-    }
-
-    /// Takes a Found of another pod. True if it announces that the node is there now: the caller then calls
-    /// [`Self::contest`] and [`Self::make_way`].
-    pub fn on_found(&self, from: &Arc<LinkSender>, node: &NodeName, found: Found) -> bool {
-        let Some(others) = &self.others else { return false };
-        if !others.siblings.on_found(from, found) || !found.here {
-            return false;
-        }
-        others.known.learn(node, others.siblings.behind(from), found.instance);
-        self.registry.wake_waiters(node);
-        true
-    }
-
-    /// A node was linked anew, here or at the pod behind `to`. Other links over which our sessions run to it are
+    /// A node was linked anew at the pod `at`, which may be this one. Other links over which our sessions run to it are
     /// pinged; those that do not answer within 1 s are left. Returns the sessions that need another path.
-    pub async fn make_way(&self, to: &LinkSender, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
+    pub async fn make_way(&self, at: Instance, node: &NodeName, table: &SessionTable) -> Vec<Parked> {
         let Some(others) = &self.others else { return Vec::new() };
         let mut links = others.siblings.links();
-        links.retain(|link| link.id != to.id && link.sessions() > 0);
+        links.retain(|link| link.instance != Some(at) && link.sessions() > 0 && table.leads(link, node));
         let lives = join_all(links.iter().map(|link| link.answers_within(PONG_TIMEOUT))).await;
         let mut parked = Vec::new();
         for (link, _) in links.iter().zip(lives).filter(|(_, lives)| !lives) {

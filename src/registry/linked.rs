@@ -22,11 +22,11 @@ impl Linked {
     /// because this pod is the end of that node's sessions.
     pub fn found(&self, question: u64, own: Instance) -> Found {
         Found {
-            question,
             here: true,
             silence: self.sender.silence(),
             instance: Some(self.instance.unwrap_or(own)),
             age: Some(self.sender.age()),
+            ..Found::away(question)
         }
     }
 }

@@ -5,15 +5,18 @@
 //! or removed meanwhile is noticed by the next look, or by the announcement that every new link makes.
 
 mod addresses;
+mod homes;
 mod list;
 mod load;
 mod news;
 mod pod;
 mod process;
 mod reach;
+mod rendezvous;
 mod sibling;
+mod state;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +32,7 @@ use crate::protocol::{Found, LinkId, LinkSender, Load};
 use crate::registry::Registry;
 
 pub use addresses::PodAddresses;
+use homes::Membership;
 pub use load::{ANNOUNCE_EVERY, PodLoad};
 use news::{Announcements, UNASKED};
 use pod::Which;
@@ -47,6 +51,8 @@ pub struct Siblings {
     next_question: AtomicU64,
     /// What other pods have said of their nodes, and when.
     loads: Mutex<HashMap<Instance, (Load, Instant)>>,
+    /// The pods among which each node has its homes.
+    membership: Mutex<Membership>,
 }
 
 #[derive(Debug, Default)]
@@ -74,15 +80,24 @@ impl Siblings {
         drain: Drain,
     ) -> Arc<Self> {
         let siblings = Arc::new(Self {
-            means: DialContext { dialer, own, registry, drain, changed: watch::Sender::new(()) },
+            means: DialContext {
+                dialer,
+                own,
+                registry,
+                drain,
+                changed: watch::Sender::new(()),
+                members_changed: Arc::default(),
+            },
             pods: Mutex::default(),
             questions: Mutex::default(),
             next_question: AtomicU64::new(UNASKED + 1),
             loads: Mutex::default(),
+            membership: Mutex::new(Membership::of_one(own)),
         });
         let first = addresses.borrow().clone();
         siblings.list(&first);
         siblings.means.drain.spawn(info_span!("siblings"), siblings.clone().follow(addresses));
+        siblings.means.drain.spawn(info_span!("homes"), siblings.clone().follow_members());
         siblings
     }
 
@@ -100,6 +115,7 @@ impl Siblings {
         };
         self.means.registry.told_of_a_pod();
         incoming.news.greet(&self.means.registry);
+        self.means.members_changed.notify_one();
         for (newer, old) in (1..).zip(before.iter().rev().cloned()) {
             // A pod may reach this one by two addresses, or may have lost the older link: a ping shows which.
             self.means.drain.spawn(info_span!("old"), async move {
@@ -123,20 +139,8 @@ impl Siblings {
     /// A link to another pod has ended, on whichever side it was made.
     pub fn left(&self, sender: &LinkSender) {
         self.lock().incoming.retain(|incoming| incoming.sender.id != sender.id);
-    }
-
-    /// Announces to all other pods that a node is linked here now.
-    pub fn announce(&self, node: &NodeName) {
-        let (known, incoming) = self.pods();
-        let mut linked = Vec::new();
-        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
-            linked.extend(sibling.up().and_then(|up| up.instance));
-            sibling.announce(node);
-        }
-        let untold = |incoming: &&Incoming| incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod));
-        for incoming in incoming.iter().filter(untold) {
-            incoming.news.add(node);
-        }
+        sender.instance.into_iter().for_each(|pod| self.note_lost(pod));
+        self.means.members_changed.notify_one();
     }
 
     /// All other pods that can be asked for a node, each once.
@@ -153,8 +157,8 @@ impl Siblings {
 
     /// The pod at the other end of a link; notes that the link has just been used.
     pub fn behind(&self, sender: &Arc<LinkSender>) -> SiblingPod {
-        let (known, _) = self.pods();
-        let known = known.into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
+        let known =
+            self.known().into_iter().find(|sibling| sibling.up().is_some_and(|up| up.id == sender.id));
         SiblingPod(known.map_or_else(
             || Which::Incoming(sender.clone()),
             |sibling| {
@@ -190,11 +194,14 @@ impl Siblings {
             found = timeout(ANSWER_TIMEOUT, answered) => found.ok().and_then(Result::ok).ok_or_else(silent)?,
             () = sender.closed() => return Err(silent()),
         };
-        let Found { here, silence, instance, .. } = found;
+        let Found { here, silence, instance, at, authoritative, .. } = found;
         let from = sender.instance;
         Ok(FindAnswer {
             pod: from,
             yes: here.then(|| NodeFound { pod: pod.clone(), sender, instance, silence }),
+            seen: (!here && !silence.is_zero()).then_some(silence),
+            at: at.filter(|_| !here),
+            authoritative,
         })
     }
 
@@ -213,18 +220,18 @@ impl Siblings {
     /// A copy of the list, to be looked at without the lock. Of the links that one pod has made it has only the newest.
     fn pods(&self) -> (Vec<Arc<Sibling>>, Vec<Incoming>) {
         let pods = self.lock();
-        let mut incoming: Vec<Incoming> = Vec::new();
-        for newer in pods.incoming.iter().rev() {
-            let pod = newer.sender.instance;
-            if pod.is_none() || incoming.iter().all(|known| known.sender.instance != pod) {
-                incoming.push(newer.clone());
-            }
-        }
-        (pods.known.values().cloned().collect(), incoming)
+        let mut seen = HashSet::new();
+        let newest = pods.incoming.iter().rev();
+        let newest = newest.filter(|incoming| incoming.sender.instance.is_none_or(|pod| seen.insert(pod)));
+        (pods.known.values().cloned().collect(), newest.cloned().collect())
     }
 
     fn lock(&self) -> MutexGuard<'_, Pods> {
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn membership(&self) -> MutexGuard<'_, Membership> {
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn questions(&self) -> MutexGuard<'_, HashMap<(u64, LinkId), oneshot::Sender<Found>>> {

@@ -116,7 +116,7 @@ async fn scripted(place: &TestDir, pod: &TestPod, number: u128, old: bool) -> Ca
 
 fn found(instance: u128, age: Option<Duration>) -> FrameKind {
     let instance = Some(Instance::from_bits(instance));
-    FrameKind::Found(Found { question: 0, here: true, silence: Duration::ZERO, instance, age })
+    FrameKind::Found(Found { here: true, instance, age, ..Found::away(0) })
 }
 
 fn conflict(instance: u128) -> FrameKind {

@@ -322,13 +322,7 @@ async fn a_session_is_not_resumed_at_a_pod_that_has_another_process_of_the_node(
     announces(&mut right, 1).await;
     let (mut client, ()) = tokio::join!(pods[0].open("node1:22"), opens(&mut right));
     // The impostor's name is the same, and it is louder.
-    let found = Found {
-        question: 0,
-        here: true,
-        silence: Duration::ZERO,
-        instance: Some(Instance::from_bits(99)),
-        age: None,
-    };
+    let found = Found { here: true, instance: Some(Instance::from_bits(99)), ..Found::away(0) };
     let node = impostor.node.clone();
     impostor.send(to_message(Frame { node, body: FrameKind::Found(found) })).await;
     // The path is lost. Only the pod that has the right process is asked to resume.

@@ -9,7 +9,7 @@ use tunnel::command;
 
 use crate::support::clients::{echoed, get};
 use crate::support::programs::{TestDir, TestPod, at, edge_with, start_edge};
-use crate::support::{pods, soon, targets, wait_until};
+use crate::support::{Stopwatch, pods, soon, targets, wait_until};
 
 /// The table that gives a program a socket, and where it is.
 fn socket(place: &TestDir, mode: &str) -> (PathBuf, String) {
@@ -48,13 +48,15 @@ async fn a_pod_tells_of_its_nodes_their_sessions_and_why_they_went() {
     let mut client = pod.open(&at("node1", echo)).await;
     echoed(&mut client, "hello").await;
 
+    let begun = Stopwatch::start();
     let told = status(&path).await;
+    assert!(begun.elapsed() < Duration::from_secs(5), "the answer ends the call: {:?}", begun.elapsed());
     assert_eq!((told.mode.as_str(), told.ready, told.totals.sessions), ("cloud", true, 1));
     let node = &told.links[0];
     assert_eq!((node.name.as_str(), node.state.as_str(), node.sessions), ("node1", "linked", 1));
     assert_eq!(
         (node.version.as_deref(), node.dialect.as_deref()),
-        (Some(env!("CARGO_PKG_VERSION")), Some("extended/2"))
+        (Some(env!("CARGO_PKG_VERSION")), Some("extended/3"))
     );
     assert!(node.sent_bytes >= 5 && node.received_bytes >= 5, "{node:?}");
     assert!(node.since.unwrap() <= told.now && node.address.as_ref().unwrap().starts_with("127.0.0.1:"));

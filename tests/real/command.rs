@@ -308,11 +308,56 @@ fn the_log_level_is_set_while_it_runs() {
 fn metrics_have_their_port() {
     let Pair { edge, cloud, place } = Pair::start();
     let answer = ask(cloud.metrics, "GET", "/metrics", "").unwrap();
-    assert!(answer.lines().any(|line| line == "# EOF"), "{answer}");
-    assert!(answer.contains("tunnel"), "{answer}");
+    assert!(answer.lines().any(|line| line == "# TYPE tunnel_cloud_nodes gauge"), "{answer}");
     let answer = ask(cloud.metrics, "PUT", "/debug/flags/v", "6").unwrap();
     assert!(answer.contains("404 "), "the level is not set there: {answer}");
     drop((edge, cloud, place));
+}
+
+#[test]
+fn systemd_is_told_that_it_is_up_that_it_lives_and_that_it_stops() {
+    let place = TestDir::new();
+    let at = place.path().join("notify");
+    let told = std::os::unix::net::UnixDatagram::bind(&at).unwrap();
+    told.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (grpc, log_port) = (free_port(), free_port());
+    let ssh = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n";
+    let file = place.config("cloud", &(place.cloud_config(loopback(grpc), log_port) + ssh));
+    let mut command = tunnel();
+    command.arg(format!("-c={}", file.display())).env("NOTIFY_SOCKET", &at).env("WATCHDOG_USEC", "400000");
+    let mut cloud = Running::start("cloud", place.path(), &mut command);
+    let hears = |wanted: &str| {
+        let mut text = [0; 256];
+        loop {
+            let long = told.recv(&mut text).unwrap();
+            let said = String::from_utf8_lossy(&text[..long]);
+            if said.lines().any(|line| line == wanted) {
+                return;
+            }
+            assert_eq!(said.trim(), "WATCHDOG=1", "before {wanted}");
+        }
+    };
+    hears("READY=1");
+    cloud.answers(log_port, "/readyz", "");
+    for _ in 0..2 {
+        hears("WATCHDOG=1");
+    }
+    cloud.terminate();
+    hears("STOPPING=1");
+    assert!(cloud.ends(PATIENCE).success());
+}
+
+#[test]
+fn a_doctor_ends_with_a_code_that_scripts_can_ask_for() {
+    let place = TestDir::new();
+    let config = place.edge_config("node1", "127.0.0.1:1", free_port());
+    let file = format!("--c={}", place.config("edge", &config).display());
+    let said = started(&["doctor", "--m=edge", &file]);
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert!(said.stdout.contains("FAIL port") && said.stdout.contains("failed\n"), "{said:?}");
+    let said = started(&["doctor", "-m=edge", &file, "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    assert!(found.as_array().unwrap().iter().any(|one| one["check"] == "port"), "{found}");
 }
 
 /// Runs it until it ends by itself, as it does when it cannot start.

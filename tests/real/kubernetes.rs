@@ -60,6 +60,20 @@ impl Kubernetes {
         self.place.path().join("pod")
     }
 
+    /// How whoever may do everything reaches it.
+    pub(crate) fn admin(&self) -> PathBuf {
+        self.place.path().join("admin")
+    }
+
+    /// How a service account's pods reach it.
+    pub(crate) fn kubeconfig_as(&self, account: &str) -> PathBuf {
+        let mut admin: Value = serde_json::from_slice(&std::fs::read(self.admin()).unwrap()).unwrap();
+        admin["users"][0]["user"]["as"] = account.into();
+        let file = self.place.path().join("account");
+        std::fs::write(&file, admin.to_string()).unwrap();
+        file
+    }
+
     pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }

@@ -18,6 +18,8 @@ mod command;
 #[cfg(feature = "kubernetes")]
 mod configmap;
 mod cut;
+#[cfg(feature = "kubernetes")]
+mod deploy;
 mod direct;
 mod drain;
 mod edge_proxy;
@@ -43,6 +45,7 @@ mod refusals;
 mod silent;
 mod ssh;
 mod sshd;
+mod stores;
 mod traces;
 mod tunnel;
 mod web;

@@ -33,6 +33,26 @@ fn a_session_goes_on_when_a_nat_forgets_the_connection_between_two_pods() {
     world.cut_often(&world.cloud, &[DOWN, UP, &[UP[0], DOWN[0]]]);
 }
 
+#[test]
+fn an_edge_probes_its_link_when_its_machines_addresses_or_default_route_change() {
+    let Some(world) = World::start() else { return };
+    let _pod = world.pod(&world.cloud, CLOUD, &[]);
+    let mut edge = world.edge(CLOUD);
+    let told = |edge: &Running| edge.log().matches("default route have changed").count();
+    for change in [
+        "ip addr add 10.78.0.3/24 dev wan",
+        &format!("ip route add default via {CLOUD}"),
+        "ip addr del 10.78.0.3/24 dev wan",
+    ] {
+        let before = told(&edge);
+        world.node.sh(change);
+        wait_until(&format!("the edge notices: {change}"), PATIENCE, || {
+            edge.lives();
+            told(&edge) > before
+        });
+    }
+}
+
 /// Two machines with a cable between them.
 struct World {
     place: TestDir,

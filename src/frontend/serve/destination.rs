@@ -42,8 +42,8 @@ impl Gate {
         context: &FrontContext,
         all: bool,
     ) -> Result<Destination, Denial> {
-        if let Some(home) = &context.home {
-            return home.locate(target);
+        if let Some(own_node) = &context.own_node {
+            return own_node.locate(target);
         }
         if let Some(node) = node {
             return Ok(Destination { all, ..Destination::at(self.own_name(node), target) });
@@ -92,8 +92,8 @@ impl Destination {
         access: &mut Access,
     ) -> Result<FarEnd, Denial> {
         let Self { node, target, direct, all } = self;
-        if let Some(home) = &context.home {
-            return home.open((node, target), context, as_whom, access).await;
+        if let Some(own_node) = &context.own_node {
+            return own_node.open((node, target), context, as_whom, access).await;
         }
         let direct = direct.and_then(|direct| Some((context.direct_dialer(direct.port, all)?, direct)));
         if node == NodeName::outside() {

@@ -76,7 +76,7 @@ pub(in crate::frontend) fn context(
         route: Route::from_edge(uplinks, table, time, time),
         addresses: Arc::default(),
         direct: None,
-        home: None,
+        own_node: None,
         metrics: Metrics::edge(),
         drain,
     }

@@ -1,5 +1,6 @@
 //! Finds the faults of a server's certificate that clients would only report as "bad certificate".
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -7,7 +8,7 @@ use x509_parser::prelude::{ASN1Time, FromDer, GeneralName, X509Certificate, X509
 
 /// Checks the certificate that a server will show. A fault with which it cannot serve is an error; a fault that only
 /// some clients refuse, and dates, are warnings. Each sentence names the remedy.
-pub(super) fn check(der: &[u8]) -> Result<Vec<String>, String> {
+pub(super) fn check(der: &[u8]) -> Result<Vec<Oddity>, String> {
     check_at(der, ASN1Time::now())
 }
 
@@ -59,7 +60,71 @@ pub(super) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
     Ok(from..=to.max(from))
 }
 
-fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<String>, String> {
+/// What a certificate is for, and how it stands today.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// Common names, then DNS names.
+    pub names: Vec<String>,
+    /// The first DNS name that is no wildcard.
+    pub dns: Option<String>,
+    /// Its last day, as `2026-11-22`.
+    pub until: String,
+    /// Days until then; below 0 once it is over.
+    pub days: i64,
+    /// What some or all clients refuse, each with the remedy.
+    pub oddities: Vec<Oddity>,
+}
+
+/// Something about a certificate for which some or all clients refuse it. Displays as a sentence that goes on behind the
+/// file's name, with the remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Oddity {
+    /// What it concerns.
+    pub about: About,
+    /// What was found.
+    pub found: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// What an [`Oddity`] concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    /// What it was issued for.
+    Kind,
+    /// It is over.
+    Dates,
+    /// It has not begun: that, or this machine's clock.
+    Clock,
+}
+
+impl fmt::Display for Oddity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.found, self.remedy)
+    }
+}
+
+/// What a server's certificate is for, and what is wrong with it.
+///
+/// # Errors
+///
+/// No server can show it; a sentence that goes on behind the file's name.
+pub fn summary(der: &[u8]) -> Result<Summary, String> {
+    let now = ASN1Time::now();
+    let oddities = check_at(der, now)?;
+    let (_, cert) =
+        X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
+    let end = cert.validity().not_after;
+    Ok(Summary {
+        names: names(der),
+        dns: first_name(der).map(|name| name.to_str().into_owned()),
+        until: day(end),
+        days: (end.timestamp() - now.timestamp()).div_euclid(24 * 60 * 60),
+        oddities,
+    })
+}
+
+fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<Oddity>, String> {
     let (_, cert) =
         X509Certificate::from_der(der).map_err(|e| format!("is not an X.509 certificate: {e}"))?;
     if cert.version() != X509Version::V3 {
@@ -67,35 +132,46 @@ fn check_at(der: &[u8], now: ASN1Time) -> Result<Vec<String>, String> {
                     alternative names: `tunnel init` makes one"
             .into());
     }
-    let mut warnings = Vec::new();
+    let mut odd = Vec::new();
+    let mut is = |about, found: &str, remedy| odd.push(Oddity { about, found: found.to_owned(), remedy });
     if cert.is_ca() {
-        warnings.push(
-            "is a CA's certificate, which edges of this program refuse as a server's: issue one for the \
-                       server from it: `tunnel init` makes one"
-                .to_owned(),
+        is(
+            About::Kind,
+            "is a CA's certificate, which edges of this program refuse as a server's",
+            "issue one for the server from it: `tunnel init` makes one",
         );
     }
     if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
-        warnings.push(
-            "has no subject alternative names, without which no client accepts it: issue it anew with the \
-                       names and addresses that clients use"
-                .to_owned(),
+        is(
+            About::Kind,
+            "has no subject alternative names, without which no client accepts it",
+            "issue it anew with the names and addresses that clients use",
         );
     }
-    let validity = cert.validity();
-    if now < validity.not_before {
-        warnings.push(format!(
-            "is not valid before {}: check this machine's clock, or wait",
-            validity.not_before
-        ));
+    if let Ok(Some(uses)) = cert.extended_key_usage()
+        && !(uses.value.any || uses.value.server_auth)
+    {
+        let found = "may not be used by a server (extended key usage), so clients refuse it";
+        is(About::Kind, found, "issue one with serverAuth");
     }
-    if now > validity.not_after {
-        warnings.push(format!(
-            "expired on {}: issue it anew, it is read again without a restart",
-            validity.not_after
-        ));
+    let (from, to) = (cert.validity().not_before, cert.validity().not_after);
+    if now < from {
+        is(
+            About::Clock,
+            &format!("is not valid before {}", day(from)),
+            "check this machine's clock, or wait",
+        );
     }
-    Ok(warnings)
+    if now > to {
+        let remedy = "issue it anew, it is read again without a restart";
+        is(About::Dates, &format!("expired on {}", day(to)), remedy);
+    }
+    Ok(odd)
+}
+
+/// A day, as `2026-11-22`.
+fn day(time: ASN1Time) -> String {
+    time.to_datetime().date().to_string()
 }
 
 #[cfg(test)]
@@ -113,7 +189,8 @@ mod tests {
 
     fn warned(change: impl FnOnce(&mut CertificateParams)) -> String {
         let now = ASN1Time::from_timestamp(1_750_000_000).unwrap();
-        check_at(&made(change), now).unwrap().join("; ")
+        let odd = check_at(&made(change), now).unwrap();
+        odd.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     }
 
     #[test]
@@ -125,6 +202,10 @@ mod tests {
     fn each_fault_is_told_with_its_remedy() {
         let ca = |p: &mut CertificateParams| p.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         assert!(warned(ca).contains("is a CA's certificate"));
+        let uses = |p: &mut CertificateParams| {
+            p.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        };
+        assert!(warned(uses).contains("may not be used by a server"));
         assert!(warned(|p| p.subject_alt_names.clear()).contains("no subject alternative names"));
         assert!(warned(|p| p.not_after = date_time_ymd(2021, 1, 1)).contains("expired on"));
         assert!(warned(|p| p.not_before = date_time_ymd(2029, 1, 1)).contains("not valid before"));

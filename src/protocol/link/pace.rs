@@ -75,7 +75,8 @@ impl Pace {
     /// Whether a ping should follow what was pulled.
     pub(crate) fn ping_due(&self) -> bool {
         let marked = self.pings.back().map_or(self.arrived, |p| p.sent);
-        self.pings.len() < MOST_PINGS && self.sent - marked >= (self.cap() / 8).clamp(LEAST_MARK, MOST_MARK)
+        self.pings.len() < MOST_PINGS
+            && self.sent - marked >= (self.cap().min(self.most_unread()) / 8).clamp(LEAST_MARK, MOST_MARK)
     }
 
     /// Whether the kernel should be read before [`Self::is_capped`] is asked.
@@ -99,9 +100,9 @@ impl Pace {
     /// Whether bulk has to wait. The caller looks again after [`Self::look_after`], and sends a ping if
     /// [`Self::waits_for_ping`] is true.
     pub(crate) fn is_capped(&mut self) -> bool {
-        let sent = self.sent;
+        let (sent, unread) = (self.sent, self.sent - self.arrived >= self.most_unread());
         match self.seen() {
-            Some(kernel) => kernel.is_capped(sent),
+            Some(kernel) => unread || kernel.is_capped(sent),
             None => self.pinged.is_reached(sent - self.arrived),
         }
     }
@@ -144,6 +145,13 @@ impl Pace {
         if let Some(kernel) = &self.kernel {
             self.hidden.answered(trip.saturating_sub(kernel.round_trip()));
         }
+    }
+
+    /// Bytes that the peer may not have read yet. Its kernel acknowledges what it has only stored, so on a short way, where
+    /// the machines and not the line are what is slow, megabytes would stand there before every keystroke.
+    fn most_unread(&self) -> u64 {
+        let least = self.kernel.as_ref().and_then(|kernel| kernel.cap.least());
+        if least.is_some_and(|least| least <= SHORT_WAY) { MOST_UNREAD } else { u64::MAX }
     }
 
     /// The longest frame that the link carries in about 2 ms.
@@ -199,6 +207,10 @@ impl Default for Pace {
     }
 }
 
+/// A least round trip up to this is a way between neighbours.
+const SHORT_WAY: Duration = Duration::from_millis(1);
+/// What is unread there at the most: 2 ms at 1 GB/s, and no bound to a line of 16 Gbit/s.
+const MOST_UNREAD: u64 = 2 << 20;
 /// A ping goes out behind every eighth of the cap, within these bytes.
 const LEAST_MARK: u64 = 4 * 1024;
 const MOST_MARK: u64 = 1 << 20;

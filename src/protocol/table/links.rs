@@ -45,6 +45,12 @@ impl SessionTable {
         parked
     }
 
+    /// Whether any session with that node runs on that link, or passes through it.
+    pub fn leads(&self, sender: &LinkSender, node: &NodeName) -> bool {
+        self.on_link(sender).iter().any(|session| session.key.node == *node)
+            || sender.relayed().iter().any(|session| session.node == *node)
+    }
+
     /// What passes through that link to a node that is `meant` is to take another path: both ends of each session get
     /// Lost.
     pub fn release(&self, sender: &LinkSender, meant: impl Fn(&NodeName) -> bool) {

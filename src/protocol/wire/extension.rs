@@ -205,20 +205,17 @@ fn about(found: &Found) -> Control {
     // 0 stands for none.
     let age = found.age.map_or(0, |age| millis(age).max(1));
     let instance = wire(found.instance);
-    Control {
-        code: u32::from(code as u8),
-        silence: millis(found.silence),
-        instance,
-        age,
-        ..Control::default()
-    }
+    let (silence, at) = (millis(found.silence), wire(found.at));
+    let authoritative = found.authoritative;
+    Control { code: u32::from(code as u8), silence, instance, age, at, authoritative, ..Control::default() }
 }
 
 fn found(c: &Control) -> Found {
     let here = Code::from_wire(c.code) == Code::Over;
     let silence = Duration::from_millis(c.silence);
     let age = (c.age > 0).then(|| Duration::from_millis(c.age));
-    Found { question: c.epoch, here, silence, instance: Instance::from_bytes(&c.instance), age }
+    let [instance, at] = [&c.instance, &c.at].map(|bytes| Instance::from_bytes(bytes));
+    Found { question: c.epoch, here, silence, instance, age, at, authoritative: c.authoritative }
 }
 
 fn control(message: &StreamMsg) -> Result<Control, NotAFrame> {
@@ -361,8 +358,8 @@ mod tests {
         let node: NodeName = "edge-1".parse().unwrap();
         let instance = Some(Instance::from_bits(9));
         let (silence, age) = (Duration::from_millis(1500), Some(Duration::from_millis(1)));
-        let found = Found { question: 3, here: true, silence, instance, age };
-        let away = Found { question: 0, here: false, silence: Duration::ZERO, instance: None, age: None };
+        let found = Found { question: 3, here: true, silence, instance, age, at: None, authoritative: false };
+        let away = Found { question: 0, at: instance, authoritative: true, ..Found::away(0) };
         let (edge, pod) = ([Peer::Edge(node.clone()), Peer::Cloud(node.clone())], [Peer::Pod]);
         let conflict = FrameKind::Conflict(Conflict { instance, reason: "two machines".into() });
         for (body, theirs, others) in [

@@ -51,19 +51,24 @@ pub struct Load {
     pub stopping: bool,
 }
 
-/// A pod's answer or announcement about a node, which concerns only links to that pod itself.
+/// A pod's answer or announcement about a node: whether it is linked to that pod itself, else where it is instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// The number of the Find that it answers; 0 for an announcement.
     pub question: u64,
     /// Whether the node is linked to the sender.
     pub here: bool,
-    /// Age of the last frame from the node at the sender, in whole milliseconds.
+    /// Age of the last frame from the node at the sender, in whole milliseconds. If it is not there: how long ago it
+    /// was, or another pod of which the sender knew had it; zero if neither is known.
     pub silence: Duration,
     /// The node's process; `None` with the plain dialect.
     pub instance: Option<Instance>,
     /// Age of its link in whole milliseconds; `None` from a pod of version 1.
     pub age: Option<Duration>,
+    /// The pod at which the node is, as far as the sender knows, if it is not linked to the sender.
+    pub at: Option<Instance>,
+    /// Whether the sender, as a home of the node, would know if the node were linked to another pod.
+    pub authoritative: bool,
 }
 
 /// Two living processes have the same name.
@@ -139,7 +144,15 @@ pub enum Category {
 impl Found {
     /// The answer of a pod to which the node is not linked.
     pub fn away(question: u64) -> Self {
-        Self { question, here: false, silence: Duration::ZERO, instance: None, age: None }
+        Self {
+            question,
+            here: false,
+            silence: Duration::ZERO,
+            instance: None,
+            age: None,
+            at: None,
+            authoritative: false,
+        }
     }
 }
 

@@ -82,6 +82,8 @@ impl Dialect {
     pub const BESIDE: u8 = 2;
     /// From this version on pods tell each other how many nodes they have.
     pub const LOADS: u8 = 2;
+    /// From this version on a pod announces a node to its homes only, which keep where it is for all others.
+    pub const HOMES: u8 = 3;
 
     /// Whether both ends have that version of the extension, or a newer one.
     pub fn has(self, version: u8) -> bool {
@@ -265,7 +267,7 @@ fn agreed(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
 }
 
 /// The highest version of the extended dialect that this program has.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 const DIALECT: HeaderName = HeaderName::from_static("tunnel-dialect");
 const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
@@ -294,8 +296,8 @@ mod tests {
         let mut headers = Hello::edge_request(&node, "a<b>&c", Instance::from_bits(3));
         let hello = Hello::from_request(&headers).unwrap();
         assert_eq!(hello.token, "a<b>&c");
-        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(2), Some(Instance::from_bits(3))));
-        for (said, agreed) in [("1", 1), ("2", 2), ("7", 2), ("70000", 2)] {
+        assert_eq!((hello.dialect, hello.instance), (Dialect::Extended(3), Some(Instance::from_bits(3))));
+        for (said, agreed) in [("1", 1), ("3", 3), ("7", 3), ("70000", 3)] {
             headers.insert("tunnel-dialect", HeaderValue::from_static(said));
             assert_eq!(Hello::from_request(&headers).unwrap().dialect, Dialect::Extended(agreed));
         }

@@ -81,7 +81,8 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
     let (edge, cloud) = (Peer::Edge(node()), Peer::Cloud(node()));
     let found = |age: Option<u64>| {
         let (silence, age) = (Duration::from_millis(1500), age.map(Duration::from_millis));
-        FrameKind::Found(Found { question: 7, here: true, silence, instance: Some(instance()), age })
+        let instance = Some(instance());
+        FrameKind::Found(Found { here: true, silence, instance, age, ..Found::away(7) })
     };
     let conflict =
         FrameKind::Conflict(Conflict { instance: Some(instance()), reason: "two machines".into() });
@@ -94,6 +95,12 @@ fn signals() -> Vec<(&'static str, FrameKind, Peer)> {
         ("found, version 1", found(None), Peer::Pod),
         ("found", found(Some(60_000)), Peer::Pod),
         ("found, away", FrameKind::Found(Found::away(7)), Peer::Pod),
+        (
+            "found, authoritative",
+            FrameKind::Found(Found { authoritative: true, ..Found::away(7) }),
+            Peer::Pod,
+        ),
+        ("found, elsewhere", FrameKind::Found(Found { at: Some(instance()), ..Found::away(7) }), Peer::Pod),
         ("conflict", conflict, cloud),
         (
             "conflict, between pods",

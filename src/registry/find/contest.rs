@@ -1,10 +1,9 @@
 //! A node is linked here and, as another pod announces, there too: which of the two links stays.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Finder, PONG_TIMEOUT};
-use crate::names::NodeName;
+use crate::names::{Instance, NodeName};
 use crate::protocol::{Conflict, Found, LinkSender};
 use crate::registry;
 
@@ -21,11 +20,12 @@ const QUIET: Duration = Duration::from_millis(1400);
 const PROMPT: Duration = Duration::from_millis(250);
 
 impl Finder {
-    /// Another pod has announced that the node is there. If it is linked here too, the link here is pinged, and closed
-    /// if no answer comes within 1 s, or 2 s if the two links belong to different processes; of the same process sooner,
-    /// if nothing has come from it for so long that it may have linked there because it hears nothing from here. If the process here
-    /// answers and its link is the older one, it keeps the name, and the other pod gets a Conflict.
-    pub async fn contest(&self, other: &Arc<LinkSender>, node: &NodeName, found: Found) {
+    /// The node is at another pod, the process `at`, as that one or a home of the node has said. If it is linked here
+    /// too, the link here is pinged, and closed if no answer comes within 1 s, or 2 s if the two links belong to
+    /// different processes; of the same process sooner, if nothing has come from it for so long that it may have linked
+    /// there because it hears nothing from here. If the process here answers and its link is the older one, it keeps the
+    /// name, and the other pod gets a Conflict.
+    pub async fn contest(&self, at: Instance, node: &NodeName, found: Found) {
         let Some(linked) = self.registry.here(node) else { return };
         // A plain link cannot be pinged.
         if linked.instance.is_none() {
@@ -43,7 +43,8 @@ impl Finder {
             return;
         }
         let Some(others) = &self.others else { return };
-        let place = format!("at pod {}", others.siblings.behind(other));
+        let Ok(other) = others.siblings.process(at).await else { return };
+        let place = format!("at pod {}", others.siblings.behind(&other));
         let taken = self.registry.keeps(node, &linked, &place);
         self.registry.conflicts.kept(node, found.instance);
         other.conflict(node, linked.instance, taken);

@@ -8,7 +8,7 @@ use crate::registry::siblings::Unreachable;
 /// No pod has the node: the pods that were asked, and their answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NotFound {
-    /// How long ago the node was last linked here, or known to be at another pod, if ever.
+    /// How long ago the node was last linked here, or known to be at another pod, here or to a pod that was asked, if ever.
     pub seen: Option<Duration>,
     /// Why DNS named no pod, if DNS was asked.
     pub dns: Option<String>,

@@ -1,4 +1,6 @@
-//! One search for a node at other pods: DNS has a head start, then all of them are asked at once.
+//! One search for a node at other pods: its homes are asked first, then DNS, then all at once.
+
+mod asking;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,15 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, FusedFuture as _, Shared, WeakShared};
-use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::future::{BoxFuture, Fuse, FusedFuture as _, Shared, WeakShared};
+use futures_util::stream::StreamExt as _;
 use tokio::time::{Instant, sleep_until};
 
 use super::{LocationCache, NotFound};
 use crate::names::{Instance, NodeName};
 use crate::protocol::{LinkId, LinkSender, Peer};
 use crate::registry::dns::{self, Dns};
-use crate::registry::siblings::{FindAnswer, NodeFound, SiblingPod, Siblings, Unreachable};
+use crate::registry::siblings::{NodeFound, SiblingPod, Siblings};
+use asking::Asking;
 
 /// What a search looks for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -122,40 +125,50 @@ impl Drop for Joined<'_> {
     }
 }
 
+/// Asks the pods that are likeliest to know, then DNS, then all: each of them only once those before had their time, or
+/// have answered that they do not know.
 async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
     let begun = Instant::now();
-    let head_start = if means.dns.has_failed_lately() { Duration::ZERO } else { dns::SLOW };
-    let dns = means.dns.clone();
-    let node = wanted.node.clone();
-    let mut lookup = pin!(async move { dns.lookup(&node).await }.fuse());
-    let mut asking =
-        Asking { means: &means, wanted: &wanted, asked: Vec::new(), answers: FuturesUnordered::new() };
-    let (mut said, mut best, mut all, mut without) =
-        (NotFound::default(), None::<NodeFound>, false, Vec::new());
+    let (dns, node) = (means.dns.clone(), wanted.node.clone());
+    let mut lookup = pin!(Fuse::terminated());
+    let mut asking = Asking::new(&means, &wanted);
+    let mut best = None::<NodeFound>;
     // The pod that had it last is asked at once, as the likeliest to have it: mostly the link to it was only dropped
     // for want of use, or has just ended.
-    asking.ask(means.known.of(&wanted.node).map(|(pod, _)| pod).into_iter().collect());
+    let last = means.known.last_pod(&wanted.node).and_then(|pod| means.siblings.current(pod));
+    asking.ask(last.into_iter().collect());
+    asking.ask_homes();
+    let (mut stage, mut until) = (Stage::Homes, begun + HOMES_FIRST);
     loop {
-        let dns_is_over = lookup.is_terminated();
-        if !all && (begun.elapsed() >= head_start || dns_is_over && asking.answers.is_empty()) {
-            all = true;
-            asking.ask(means.siblings.all());
+        let idle = lookup.is_terminated() && asking.answers.is_empty();
+        match stage {
+            Stage::All if idle => break,
+            Stage::Homes if idle || Instant::now() >= until => {
+                let (dns, node) = (dns.clone(), node.clone());
+                let slow = if dns.has_failed_lately() { Duration::ZERO } else { dns::SLOW };
+                lookup.set(async move { dns.lookup(&node).await }.fuse());
+                (stage, until) = (Stage::Dns, Instant::now() + slow);
+            }
+            Stage::Dns if idle || Instant::now() >= until => {
+                stage = Stage::All;
+                asking.ask_all();
+                continue;
+            }
+            _ => {}
         }
-        if all && dns_is_over && asking.answers.is_empty() {
-            break;
+        if let Stage::All = stage {
+            until = begun + if best.is_some() { FRESHEST_WITHIN } else { SEARCH_TIMEOUT };
         }
-        let until = match &best {
-            _ if !all => begun + head_start,
-            Some(_) => begun + FRESHEST_WITHIN,
-            None => begun + SEARCH_TIMEOUT,
-        };
         tokio::select! {
             found = &mut lookup => match found {
                 Ok(addresses) => asking.ask(named(&means, addresses)),
-                Err(why) => said.dns = Some(why),
+                Err(why) => asking.said.dns = Some(why),
             },
-            Some(answer) = asking.answers.next() => match answer {
-                Ok(FindAnswer { yes: Some(yes), .. }) if wanted.suits(yes.instance, &yes.sender) => {
+            Some(answer) = asking.answers.next() => {
+                if asking.follow_referral(&answer) {
+                    until = until.max(Instant::now() + HOMES_FIRST).min(begun + MOST_HOMES_FIRST);
+                }
+                if let Some(yes) = asking.take(answer) {
                     let fresh = yes.silence <= FRESH;
                     if best.as_ref().is_none_or(|best| yes.silence < best.silence) {
                         best = Some(yes);
@@ -164,45 +177,23 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
                         break;
                     }
                 }
-                Ok(FindAnswer { yes: Some(yes), .. }) => said.another |= !wanted.is_of(yes.instance),
-                Ok(FindAnswer { pod, .. }) => {
-                    // One pod may be asked twice: by its address, and over the link that it has made. It counts once.
-                    if pod.is_none() || !without.contains(&pod) {
-                        without.push(pod);
-                        said.asked += 1;
-                    }
-                }
-                Err(Unreachable::Itself(_)) => {}
-                Err(trouble) => said.trouble.push(trouble),
-            },
-            () = sleep_until(until) => if all { break },
+            }
+            () = sleep_until(until) => if let Stage::All = stage { break },
         }
     }
+    let said = asking.said;
     let yes = best.ok_or(said)?;
-    means.known.learn(&wanted.node, yes.pod.clone(), yes.instance);
+    let keep = means.siblings.is_home(&wanted.node);
+    means.known.learn(&wanted.node, yes.pod.clone(), yes.instance, keep);
     Ok(yes)
 }
 
-/// The pods that were asked, and the answers that are still to come.
-struct Asking<'a> {
-    means: &'a SearchContext,
-    wanted: &'a NodeQuery,
-    asked: Vec<SiblingPod>,
-    answers: FuturesUnordered<BoxFuture<'static, Result<FindAnswer, Unreachable>>>,
-}
-
-impl Asking<'_> {
-    /// Asks those of these pods that were not asked yet and can be reached.
-    fn ask(&mut self, pods: Vec<SiblingPod>) {
-        for pod in pods {
-            if pod.is_gone() || self.asked.iter().any(|asked| asked.is(&pod)) {
-                continue;
-            }
-            self.asked.push(pod.clone());
-            let (siblings, node) = (self.means.siblings.clone(), self.wanted.node.clone());
-            self.answers.push(async move { siblings.ask(&pod, &node).await }.boxed());
-        }
-    }
+/// Who has been asked so far.
+#[derive(Clone, Copy)]
+enum Stage {
+    Homes,
+    Dns,
+    All,
 }
 
 /// The pods at the addresses that DNS named.
@@ -211,6 +202,10 @@ fn named(means: &SearchContext, addresses: Vec<IpAddr>) -> Vec<SiblingPod> {
     first.flat_map(|ip| means.siblings.at(ip, means.port)).collect()
 }
 
+/// How long the homes of a node, and each pod that they refer to, have to answer before others are asked.
+const HOMES_FIRST: Duration = Duration::from_millis(100);
+/// How long they have together, however often one refers to another.
+const MOST_HOMES_FIRST: Duration = Duration::from_millis(300);
 /// A pod that has received something from the node within this time has the node for certain.
 const FRESH: Duration = Duration::from_secs(5);
 /// If no answer is as fresh, the search takes the freshest one after this time.
@@ -242,36 +237,116 @@ mod tests {
         None
     }
 
+    fn link(id: u64, pod: u64) -> Arc<LinkSender> {
+        LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(pod.into())), Dialect::NEWEST)
+    }
+
+    /// Nothing is known yet, and DNS does not answer.
+    fn means(siblings: &Arc<Siblings>) -> SearchContext {
+        let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
+        let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
+        let dns = Arc::new(Dns::new(Arc::new(resolver), Arc::new(zone)));
+        SearchContext { siblings: siblings.clone(), known: Arc::default(), dns, port: 1 }
+    }
+
+    /// What pods answer until the search is over, each once: none says nothing. Returns the result, and who was asked.
+    async fn search_with(
+        means: &SearchContext,
+        links: &[Arc<LinkSender>],
+        answer: impl Fn(&LinkSender, Found) -> Option<Found>,
+    ) -> (Outcome, Vec<u64>) {
+        let mut asked = Vec::new();
+        let answers = async {
+            loop {
+                for link in links {
+                    if let Some(question) = question(link) {
+                        asked.push(link.id.0);
+                        if let Some(found) = answer(link, Found::away(question)) {
+                            means.siblings.on_found(link, found);
+                        }
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let node = "node1".parse().unwrap();
+        let found = tokio::select! {
+            found = search(means.clone(), NodeQuery::new(&node, None, None)) => found,
+            () = answers => unreachable!(),
+        };
+        (found, asked)
+    }
+
+    /// Ten pods that have been linked for so long that all agree on the homes.
+    async fn converged() -> (SearchContext, Vec<Arc<LinkSender>>) {
+        let (siblings, _addresses, _made) = siblings(&[]);
+        let pods: Vec<_> = (10..20).map(|id| link(id, id)).collect();
+        for pod in &pods {
+            siblings.joined(pod, false);
+        }
+        tokio::time::sleep(Duration::from_secs(32)).await;
+        (means(&siblings), pods)
+    }
+
+    fn is_home(means: &SearchContext, link: &LinkSender) -> bool {
+        let homes = means.siblings.homes_of(&"node1".parse().unwrap());
+        homes.iter().any(|home| home.process() == link.instance)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_of_which_all_its_homes_know_nothing_is_nowhere_and_no_other_pod_speaks_for_them() {
+        let (means, pods) = converged().await;
+        let homes = pods.iter().filter(|pod| is_home(&means, pod)).count();
+        let all = |_: &LinkSender, away| Some(Found { authoritative: true, ..away });
+        let (found, asked) = search_with(&means, &pods, all).await;
+        assert_eq!((found.unwrap_err().asked, asked.len()), (10, homes), "{asked:?}");
+        // One home is not sure, and others that are none pretend to be.
+        let first = pods.iter().find(|pod| is_home(&means, pod)).unwrap().id;
+        let but_one = |link: &LinkSender, away| Some(Found { authoritative: link.id != first, ..away });
+        let (found, asked) = search_with(&means, &pods, but_one).await;
+        assert_eq!((found.unwrap_err().asked, asked.len()), (10, 10), "{asked:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_found_though_its_homes_say_nothing_or_refer_to_pods_that_have_it_not() {
+        let (means, pods) = converged().await;
+        let right = pods.iter().rfind(|pod| !is_home(&means, pod)).unwrap();
+        let (begun, has) = (Instant::now(), |link: &LinkSender| link.id == right.id);
+        let silent = |link: &LinkSender, away: Found| match (has(link), is_home(&means, link)) {
+            (true, _) => Some(Found { here: true, ..away }),
+            (_, true) => None,
+            _ => Some(away),
+        };
+        let (found, _) = search_with(&means, &pods, silent).await;
+        assert_eq!(found.unwrap().sender.id, right.id);
+        assert!(begun.elapsed() < Duration::from_millis(200), "{:?}", begun.elapsed());
+        // Each refers to the next one, after as long as it may; and all of them say that they have authority.
+        let begun = Instant::now();
+        let next = |link: &LinkSender| {
+            let after = pods.iter().map(|pod| pod.id.0).filter(|id| *id > link.id.0 && *id != right.id.0);
+            Some(Instance::from_bits(after.min().unwrap_or(99).into()))
+        };
+        let refer = |link: &LinkSender, away: Found| match has(link) {
+            true => Some(Found { here: true, ..away }),
+            false => Some(Found { at: next(link), ..away }),
+        };
+        let (found, asked) = search_with(&means, &pods, refer).await;
+        assert_eq!(found.unwrap().sender.id, right.id);
+        assert!(asked.len() <= pods.len(), "each is asked once: {asked:?}");
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    }
+
     #[tokio::test]
     async fn a_pod_that_is_asked_over_two_links_says_once_that_the_node_is_not_there() {
         let (siblings, _tell, _made) = siblings(&[]);
-        let link =
-            |id, pod| LinkSender::new(LinkId(id), Peer::Pod, Some(Instance::from_bits(pod)), Dialect::NEWEST);
-        let (node, known) = ("node1".parse().unwrap(), Arc::new(LocationCache::default()));
         // It had the node by the link before, and has made another one since.
         let links = [link(1, 7), link(2, 7), link(3, 8)];
-        known.learn(&node, siblings.behind(&links[0]), None);
+        let means = means(&siblings);
+        means.known.learn(&"node1".parse().unwrap(), siblings.behind(&links[0]), None, false);
         for link in &links {
             siblings.joined(link, false);
         }
-        let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
-        let dns =
-            Arc::new(Dns::new(Arc::new(resolver), Arc::new(Zone::new(String::new(), Vec::new(), |_| true))));
-        let means = SearchContext { siblings: siblings.clone(), known, dns, port: 1 };
-        let answers = async {
-            let mut asked = Vec::new();
-            while asked.len() < links.len() {
-                for link in &links {
-                    if let Some(question) = question(link) {
-                        siblings.on_found(link, Found::away(question));
-                        asked.push(link.id);
-                    }
-                }
-                tokio::task::yield_now().await;
-            }
-            asked
-        };
-        let (found, asked) = tokio::join!(search(means, NodeQuery::new(&node, None, None)), answers);
+        let (found, asked) = search_with(&means, &links, |_, away| Some(away)).await;
         assert_eq!((asked.len(), found.unwrap_err().asked), (3, 2), "{asked:?}");
     }
 }

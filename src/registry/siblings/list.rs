@@ -70,6 +70,7 @@ impl Siblings {
             self.add(*at, true);
         }
         self.means.registry.told_of_a_pod();
+        self.means.members_changed.notify_one();
     }
 
     fn strike(&self, over: &[Arc<Sibling>]) {

@@ -24,6 +24,9 @@ impl Siblings {
     /// Tells every other pod how many nodes this one has; to be called every [`ANNOUNCE_EVERY`]. `hold`: links to all pods
     /// that are listed are made for that, and kept.
     pub fn announce_load(&self, load: Load, hold: bool) {
+        if load.stopping {
+            self.note_stopping(self.means.own);
+        }
         let (known, incoming) = self.pods();
         let mut told = Vec::new();
         for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
@@ -49,6 +52,9 @@ impl Siblings {
     /// Takes what another pod tells.
     pub fn on_load(&self, from: &LinkSender, load: Load) {
         let Some(pod) = from.instance else { return };
+        if load.stopping {
+            self.note_stopping(pod);
+        }
         let (now, mut loads) = (Instant::now(), self.loads.lock().unwrap_or_else(PoisonError::into_inner));
         loads.retain(|_, (_, at)| now - *at < FRESH);
         if loads.len() < MOST_KNOWN || loads.contains_key(&pod) {

@@ -1,6 +1,6 @@
-//! Announcements to one other pod: nodes that were linked here, gathered while it has no link or a full one.
+//! Announcements to one other pod: nodes that were linked here or moved, gathered while it has no link or a full one.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,22 +8,24 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::names::{Instance, NodeName};
-use crate::protocol::LinkSender;
+use crate::protocol::{Found, LinkSender};
 use crate::registry::Registry;
 
 /// Nodes that are to be announced to one other pod. Any thread adds; one task sends.
 #[derive(Debug, Default)]
 pub(super) struct Announcements {
-    nodes: Mutex<HashSet<NodeName>>,
+    /// With what another pod has said of the node, if that is to be forwarded; else that it is linked here.
+    nodes: Mutex<HashMap<NodeName, Option<Found>>>,
     more: Notify,
 }
 
 impl Announcements {
-    /// Adds a node. One that does not fit is left out; the other pod then finds it by asking.
-    pub(super) fn add(&self, node: &NodeName) {
+    /// Adds a node that is linked here, or of which another pod's Found is `forwarded`. One that does not fit is left
+    /// out; the other pod then finds it by asking.
+    pub(super) fn add(&self, node: &NodeName, forwarded: Option<Found>) {
         let mut nodes = self.lock();
         if nodes.len() < MAX_ANNOUNCED {
-            nodes.insert(node.clone());
+            nodes.insert(node.clone(), forwarded);
         }
         drop(nodes);
         self.more.notify_one();
@@ -32,12 +34,12 @@ impl Announcements {
     /// Adds two of the nodes that were linked before the other pod was: enough for what leads to any node, and to know
     /// that there are several. It finds the rest by asking.
     pub(super) fn greet(&self, registry: &Registry) {
-        registry.oldest(GREETED).iter().for_each(|node| self.add(node));
+        registry.oldest(GREETED).iter().for_each(|node| self.add(node, None));
     }
 
     /// Forgets all of them, as the link has ended.
     pub(super) fn clear(&self) {
-        *self.lock() = HashSet::new();
+        *self.lock() = HashMap::new();
     }
 
     /// Waits until a node was added; it may have been sent already. Cancel safe.
@@ -51,10 +53,10 @@ impl Announcements {
     /// call. Not cancel safe: a dropped call loses what it had taken out and not sent.
     pub(super) async fn send(&self, to: &Arc<LinkSender>, registry: &Registry, own: Instance) {
         let nodes = std::mem::take(&mut *self.lock());
-        for node in nodes {
+        for (node, forwarded) in nodes {
             // Looked up again now: the node may have gone since it was added, and then there is nothing to announce.
-            let Some(linked) = registry.here(&node) else { continue };
-            let found = linked.found(UNASKED, own);
+            let here = || registry.here(&node).map(|linked| linked.found(UNASKED, own));
+            let Some(found) = forwarded.or_else(here) else { continue };
             while !to.found(&node, found) {
                 if to.is_closed() {
                     return;
@@ -64,7 +66,7 @@ impl Announcements {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashSet<NodeName>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, Option<Found>>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

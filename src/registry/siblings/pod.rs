@@ -39,6 +39,12 @@ pub struct FindAnswer {
     pub pod: Option<Instance>,
     /// Where the node is, if it has it.
     pub yes: Option<NodeFound>,
+    /// How long ago it had the node, or knew of a pod that had it, if it did.
+    pub seen: Option<Duration>,
+    /// The process of the pod at which the node is instead, as far as this one knows.
+    pub at: Option<Instance>,
+    /// Whether it is a home of the node that would know if any pod had it.
+    pub authoritative: bool,
 }
 
 impl SiblingPod {
@@ -56,6 +62,14 @@ impl SiblingPod {
         match &self.0 {
             Which::Known(sibling) => sibling.up(),
             Which::Incoming(sender) => (!sender.is_closed()).then(|| sender.clone()),
+        }
+    }
+
+    /// The process that it is, if that is known.
+    pub fn process(&self) -> Option<Instance> {
+        match &self.0 {
+            Which::Known(sibling) => sibling.process().map(|member| member.pod),
+            Which::Incoming(sender) => sender.instance,
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -98,6 +98,8 @@ pub(super) struct DialContext {
     pub(super) drain: Drain,
     /// Notified when the set of pods that cannot be reached may have changed.
     pub(super) changed: watch::Sender<()>,
+    /// Notified when the pods that may be homes may have changed.
+    pub(super) members_changed: Arc<Notify>,
 }
 
 impl TlsPodDialer {

@@ -1,6 +1,7 @@
 //! One other pod, by its address: a link to it that is made when it is needed, and dropped when it is not.
 
 mod up;
+mod wait;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -8,13 +9,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::news::Announcements;
 use super::reach::{DialContext, Unreachable};
+use super::rendezvous::Member;
+use super::state::{KnownProcess, State};
 use crate::names::NodeName;
-use crate::protocol::{LinkSender, SecondLink};
+use crate::protocol::{Found, LinkSender, SecondLink};
 
 /// One other pod. Its keeper is the one task that runs [`Self::keep`].
 ///
@@ -37,19 +40,7 @@ pub(super) struct Sibling {
     state: watch::Sender<State>,
     /// Why the last try to link to it failed; none once one succeeds.
     trouble: Mutex<Option<Unreachable>>,
-}
-
-#[derive(Debug, Clone)]
-enum State {
-    /// No link, and none is wanted.
-    Away,
-    /// A link is being made since then.
-    Dialling(Instant),
-    /// The last try failed; the next one begins no earlier than that time.
-    Failed(Instant, Unreachable),
-    Up(Arc<LinkSender>),
-    /// Its keeper has ended, or the address is this pod's own.
-    Never(Unreachable),
+    process: KnownProcess,
 }
 
 impl Sibling {
@@ -64,6 +55,7 @@ impl Sibling {
             used: Mutex::new(Instant::now()),
             state: watch::Sender::new(State::Away),
             trouble: Mutex::default(),
+            process: KnownProcess::default(),
         };
         if listed {
             // It is dialled at once, so that the first client need not wait for the link.
@@ -96,38 +88,27 @@ impl Sibling {
         matches!(&*self.state.borrow(), State::Never(Unreachable::Itself(_)))
     }
 
-    /// The link, made if there is none. Waits at most 1 s for one; a later call waits only what is left of it, and for
-    /// a while after a failure nobody waits at all. Cancel safe.
-    pub(super) async fn link(&self) -> Result<Arc<LinkSender>, Unreachable> {
-        let mut state = self.state.subscribe();
-        let begun = Instant::now();
-        loop {
-            let known = state.borrow_and_update().clone();
-            let since = match known {
-                State::Up(sender) if !sender.is_closed() => {
-                    self.touch();
-                    return Ok(sender);
-                }
-                State::Never(why) => return Err(why),
-                State::Failed(until, why) if Instant::now() < until => return Err(why),
-                State::Dialling(since) => since,
-                State::Up(_) | State::Away | State::Failed(..) => {
-                    self.wanted.notify_one();
-                    begun
-                }
-            };
-            let left = LOOK_UP.saturating_sub(since.elapsed());
-            if !matches!(timeout(left, state.changed()).await, Ok(Ok(()))) {
-                let cause = format!("no link within {LOOK_UP:?}");
-                return Err(Unreachable::NoLink { at: self.at, cause });
-            }
-        }
+    /// Announces a node to it, as [`Announcements::add`] does, and makes a link for that if there is none.
+    pub(super) fn announce(&self, node: &NodeName, forwarded: Option<Found>) {
+        self.news.add(node, forwarded);
+        self.want();
     }
 
-    /// Announces a node to it, and makes a link for that if there is none.
-    pub(super) fn announce(&self, node: &NodeName) {
-        self.news.add(node);
+    /// Has a link made if there is none.
+    pub(super) fn want(&self) {
         self.wanted.notify_one();
+    }
+
+    /// The process that it is, if it may be a home and is not known to be gone. It may have no link just now.
+    pub(super) fn process(&self) -> Option<Member> {
+        self.process.get()
+    }
+
+    /// Notes which process it is by its link, or that nobody knows.
+    fn is_process(&self, link: Option<&LinkSender>, means: &DialContext) {
+        if self.process.is(link) {
+            means.members_changed.notify_one();
+        }
     }
 
     /// Notes that its link has just been used.
@@ -157,6 +138,7 @@ impl Sibling {
             let why = "it is not one of our pods any more".into();
             self.state.send_replace(State::Never(Unreachable::NoLink { at: self.at, cause: why }));
             self.note(None, &means);
+            self.is_process(None, &means);
             // This look comes after the state was set, as another thread may have put it back into the list: before the
             // look, the keeper goes on; after it, the list finds the state over, and replaces it.
             if drain.is_draining() || self.dismissed.is_cancelled() || !self.listed.load(Relaxed) {
@@ -191,6 +173,7 @@ impl Sibling {
                 Err(why @ Unreachable::Itself(_)) => {
                     tracing::debug!(at = %self.at, "this address is our own");
                     self.news.clear();
+                    self.is_process(None, means);
                     self.state.send_replace(State::Never(why));
                     return;
                 }
@@ -221,6 +204,7 @@ impl Sibling {
             tracing::debug!(%why, "no link to another pod");
         }
         self.news.clear();
+        self.is_process(None, means);
         let pause = why.pause(failures, listed);
         self.state.send_replace(State::Failed(Instant::now() + pause, why.clone()));
         self.note(Some(why), means);
@@ -254,8 +238,6 @@ impl Sibling {
     }
 }
 
-/// How long a search waits for a link; other pods are asked at the same time.
-const LOOK_UP: Duration = Duration::from_secs(1);
 /// Between two tries of one that is listed and does not answer, while nobody wants it.
 const UNASKED_AGAIN: Duration = Duration::from_secs(10);
 /// Failures in a row after which one is logged as a warning.

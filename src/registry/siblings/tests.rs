@@ -36,6 +36,11 @@ pub(in crate::registry) fn siblings(
     (siblings, tell, made)
 }
 
+/// Waits until all have been told what they are to be told.
+pub(in crate::registry) async fn settled() {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
 fn names(pods: &[SiblingPod]) -> Vec<String> {
     pods.iter().map(SiblingPod::to_string).collect()
 }
@@ -161,7 +166,7 @@ async fn an_answer_goes_to_who_asked_over_that_link_and_no_other() {
     siblings.joined(&link, false);
     let pod = siblings.all().pop().unwrap();
     let node = "node1".parse().unwrap();
-    let found = |question| Found { question, here: true, silence: Duration::ZERO, instance: None, age: None };
+    let found = |question| Found { here: true, ..Found::away(question) };
     let other = LinkSender::new(LinkId(8), Peer::Pod, None, Dialect::NEWEST);
     let answers = async {
         while siblings.questions().is_empty() {

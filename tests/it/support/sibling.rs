@@ -70,20 +70,14 @@ pub(crate) async fn asked(call: &mut Call) -> u64 {
 
 /// Says whether the node is here.
 pub(crate) async fn says(call: &Call, question: u64, here: bool, silence: Duration) {
-    let found = Found { question, here, silence, instance: Some(Instance::from_bits(1)), age: None };
+    let found = Found { here, silence, instance: Some(Instance::from_bits(1)), ..Found::away(question) };
     call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
 }
 
 /// Says unasked that the node is here, and waits until the other pod knows.
 pub(crate) async fn announces(call: &mut Call, instance: u128) {
     let node = &call.node.clone();
-    let found = Found {
-        question: 0,
-        here: true,
-        silence: Duration::ZERO,
-        instance: Some(Instance::from_bits(instance)),
-        age: None,
-    };
+    let found = Found { here: true, instance: Some(Instance::from_bits(instance)), ..Found::away(0) };
     call.send(to_message(Frame { node: node.clone(), body: FrameKind::Found(found) })).await;
     is_heard(call).await;
 }
@@ -93,4 +87,10 @@ pub(crate) async fn opens(call: &mut Call) {
     let (id, word) = call.word().await;
     let SessionFrame::Open { epoch, .. } = word else { panic!("{word:?}") };
     call.say(id, SessionFrame::Opened { limit: 1000, epoch, instance: Some(Instance::from_bits(1)) }).await;
+}
+
+/// Says that the node is at the pod whose process has that number.
+pub(crate) async fn refers(call: &Call, question: u64, pod: u128) {
+    let found = Found { at: Some(Instance::from_bits(pod)), ..Found::away(question) };
+    call.send(to_message(Frame { node: call.node.clone(), body: FrameKind::Found(found) })).await;
 }

@@ -144,6 +144,10 @@ impl PodDialer for Wires {
             let [Some(near), Some(far)] = pods else {
                 return Err(Unreachable::NoLink { at, cause: "refused".to_owned() });
             };
+            if near.cut_off.load(Relaxed) || far.cut_off.load(Relaxed) {
+                sleep(Duration::from_secs(1)).await;
+                return Err(Unreachable::NoLink { at, cause: "no answer".to_owned() });
+            }
             let end = |instance| {
                 LinkSender::new(LinkId(self.net.number()), Peer::Pod, Some(instance), Dialect::NEWEST)
             };
@@ -184,7 +188,9 @@ async fn carry([near, far]: [Arc<Pod>; 2], [end, other]: [Arc<LinkSender>; 2]) {
         }
         frames.iter().for_each(|_| near.figures.says());
         sleep(LATENCY).await;
-        frames.into_iter().for_each(|frame| far.hear(&other, frame));
+        if !near.cut_off.load(Relaxed) && !far.cut_off.load(Relaxed) {
+            frames.into_iter().for_each(|frame| far.hear(&other, frame));
+        }
     }
 }
 

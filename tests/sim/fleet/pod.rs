@@ -2,17 +2,19 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tracing::Span;
 use tunnel::drain::Drain;
 use tunnel::names::{Instance, NodeName};
 use tunnel::policy::Zone;
 use tunnel::protocol::wire::frame::{Frame, FrameKind};
-use tunnel::protocol::{Dialect, Found, LinkId, LinkSender, Peer, SessionLimits, SessionTable, Windows};
-use tunnel::registry::{Dns, Finder, Linked, Path, PodAddresses, Registry, Siblings};
+use tunnel::protocol::{
+    Dialect, Found, LinkId, LinkSender, Load, Peer, SessionLimits, SessionTable, Windows,
+};
+use tunnel::registry::{ANNOUNCE_EVERY, Dns, Finder, Linked, Path, PodAddresses, Registry, Siblings};
 use tunnel::telemetry::Metrics;
 
 use super::figures::Figures;
@@ -29,6 +31,9 @@ pub(crate) struct Pod {
     pub(crate) drain: Drain,
     pub(crate) figures: Arc<Figures>,
     moves: Arc<AtomicUsize>,
+    stopping: AtomicBool,
+    /// Nothing that is sent to it or by it arrives any more.
+    pub(crate) cut_off: AtomicBool,
 }
 
 impl Pod {
@@ -47,10 +52,33 @@ impl Pod {
         let zone = Arc::new(Zone::new(ZONE.to_owned(), Vec::new(), |_| false));
         let dns = Dns::new(names, zone);
         let finder = Finder::new(registry.clone(), own, siblings.clone(), dns, at.port());
+        let [stopping, cut_off] = [false; 2].map(AtomicBool::new);
         let moves = Arc::default();
-        let pod = Arc::new(Self { at, own, registry, siblings, finder, table, drain, figures, moves });
+        let pod =
+            Self { at, own, registry, siblings, finder, table, drain, figures, moves, stopping, cut_off };
+        let pod = Arc::new(pod);
         net.add(&pod);
+        pod.drain.spawn(Span::none(), pod.clone().announce_loads());
         pod
+    }
+
+    /// As the wiring does it.
+    async fn announce_loads(self: Arc<Self>) {
+        while !self.drain.is_draining() {
+            self.announce_load();
+            sleep(ANNOUNCE_EVERY).await;
+        }
+    }
+
+    fn announce_load(&self) {
+        let (stopping, nodes) = (self.stopping.load(Relaxed), self.registry.held().0);
+        self.siblings.announce_load(Load { nodes: nodes as u64, stopping }, !stopping && nodes > 0);
+    }
+
+    /// It begins to stop.
+    pub(crate) fn stops(&self) {
+        self.stopping.store(true, Relaxed);
+        self.announce_load();
     }
 
     /// A node's edge links here.
@@ -61,7 +89,7 @@ impl Pod {
         self.registry.insert(linked, false);
         net.publish(node, self.at.ip());
         self.finder.gained(node);
-        self.make_way(&sender, node, None);
+        self.make_way(self.own, node, None);
     }
 
     /// A node's link here is gone.
@@ -85,24 +113,27 @@ impl Pod {
                 }
                 self.finder.answer(from, &frame.node, question);
             }
-            FrameKind::Found(found) if self.finder.on_found(from, &frame.node, found) => {
-                self.make_way(from, &frame.node, Some(found));
+            FrameKind::Found(found) => {
+                if let Some(at) = self.finder.on_found(from, &frame.node, found) {
+                    self.make_way(at, &frame.node, Some(found));
+                }
             }
+            FrameKind::Load(load) => self.siblings.on_load(from, load),
             FrameKind::Conflict(conflict) => self.finder.gives_way(&frame.node, conflict),
             _ => {}
         }
     }
 
-    fn make_way(self: &Arc<Self>, to: &Arc<LinkSender>, node: &NodeName, found: Option<Found>) {
-        let (pod, to, node) = (self.clone(), to.clone(), node.clone());
+    fn make_way(self: &Arc<Self>, at: Instance, node: &NodeName, found: Option<Found>) {
+        let (pod, node) = (self.clone(), node.clone());
         self.figures.moves(self.moves.fetch_add(1, Relaxed) + 1);
         self.drain.spawn(Span::none(), async move {
             let contest = async {
                 if let Some(found) = found {
-                    pod.finder.contest(&to, &node, found).await;
+                    pod.finder.contest(at, &node, found).await;
                 }
             };
-            tokio::join!(pod.finder.make_way(&to, &node, &pod.table), contest);
+            tokio::join!(pod.finder.make_way(at, &node, &pod.table), contest);
             pod.moves.fetch_sub(1, Relaxed);
         });
     }

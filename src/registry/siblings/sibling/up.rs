@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
@@ -19,25 +20,34 @@ impl Sibling {
         second: &mut SecondLink,
         means: &DialContext,
     ) {
-        while let Some(next) = self.serve_one(&link, second, means).await {
-            self.state.send_replace(State::Up(next.clone()));
-            link.close();
-            link = next;
-        }
+        let end = loop {
+            match self.serve_one(&link, second, means).await {
+                End::Outrun(next) => {
+                    self.state.send_replace(State::Up(next.clone()));
+                    link.close();
+                    link = next;
+                    // What was announced over the silent one may be lost.
+                    self.is_process(None, means);
+                }
+                end => break end,
+            }
+        };
         self.state.send_replace(State::Away);
+        if let End::Lost = end {
+            self.is_process(None, means);
+            if self.listed.load(Relaxed) {
+                // Whether it lives is known by the next link.
+                self.want();
+            }
+        }
     }
 
-    /// Until the link ends: `None`; or until it is silent and a second one beside it answers first.
-    async fn serve_one(
-        &self,
-        link: &Arc<LinkSender>,
-        second: &mut SecondLink,
-        means: &DialContext,
-    ) -> Option<Arc<LinkSender>> {
+    async fn serve_one(&self, link: &Arc<LinkSender>, second: &mut SecondLink, means: &DialContext) -> End {
         let pod = link.instance.map(tracing::field::debug);
         tracing::info!(link = %link.id, at = %self.at, pod, "linked to another pod");
         self.state.send_replace(State::Up(link.clone()));
         self.note(None, means);
+        self.is_process(Some(link), means);
         means.registry.told_of_a_pod();
         self.news.greet(&means.registry);
         self.news.send(link, &means.registry, means.own).await;
@@ -58,11 +68,21 @@ impl Sibling {
                     } else if self.unused() >= IDLE {
                         tracing::debug!(at = %self.at, "the link to another pod is not needed any more");
                         link.close();
+                        return End::Idle;
                     }
                 }
-                next = &mut outrun => return Some(next),
+                next = &mut outrun => return End::Outrun(next),
             }
         }
-        None
+        End::Lost
     }
+}
+
+/// Why a link is not served any more.
+enum End {
+    /// Nobody needs it.
+    Idle,
+    Lost,
+    /// It is silent, and this one beside it has answered first.
+    Outrun(Arc<LinkSender>),
 }

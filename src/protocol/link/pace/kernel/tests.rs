@@ -294,3 +294,27 @@ async fn what_the_doubling_sends_too_much_is_soon_gone_and_costs_no_rate() {
         assert!(share > 0.98 && first <= most && then <= (trip / 6).max(20).into(), "{what}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn on_a_short_way_bulk_waits_for_a_peer_that_is_behind_with_reading() {
+    for (trip, waits) in [(1, true), (10, false)] {
+        let (mut wire, mut pace, mut number) = (Wire::new(8000, trip), Pace::new(), 0);
+        let mut pulled = 0;
+        while pulled < 32 << 20 {
+            // The kernel there has taken all.
+            (wire.written, wire.delivered) = (pulled, pulled);
+            pace.read(wire.reading(), wire.now);
+            if pace.is_capped() {
+                break;
+            }
+            pace.pulled(32 * 1024);
+            pulled += 32 * 1024;
+            if pace.ping_due() {
+                number = pace.ping(wire.now);
+            }
+        }
+        assert_eq!(pulled < 3 << 20, waits, "{pulled} bytes unread at {trip} ms");
+        pace.pong(number, wire.now);
+        assert!(!pace.is_capped());
+    }
+}

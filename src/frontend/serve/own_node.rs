@@ -12,20 +12,20 @@ use crate::telemetry::Access;
 
 /// The node at which a front end stands.
 #[derive(Debug, Clone)]
-pub struct Home {
+pub struct OwnNode {
     /// Its name.
     pub node: NodeName,
     /// Which hosts are nodes; `None`: names without a dot.
     pub nodes: Option<Vec<Glob>>,
 }
 
-impl Home {
+impl OwnNode {
     /// Where a target is: at the node that its host names, or in the cloud.
     pub(super) fn locate(&self, target: Target) -> Result<Destination, Denial> {
         let Host::Name(name) = &target.host else { return cloud(target) };
         let node: NodeName = name.parse()?;
         if node == self.node || node.as_str() == "localhost" {
-            return Err(Denial::Home(target));
+            return Err(Denial::OwnNode(target));
         }
         let is_node = match &self.nodes {
             Some(globs) => globs.iter().any(|glob| glob.matches(&node)),
@@ -79,8 +79,8 @@ mod tests {
 
     fn located(nodes: Option<&[&str]>, target: &str) -> Result<String, u16> {
         let nodes = nodes.map(|globs| globs.iter().map(|glob| glob.parse().unwrap()).collect());
-        let home = Home { node: "Edge-1".parse().unwrap(), nodes };
-        let found = home.locate(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
+        let own_node = OwnNode { node: "Edge-1".parse().unwrap(), nodes };
+        let found = own_node.locate(target.parse().unwrap()).map_err(|denial| denial.status().as_u16())?;
         Ok(format!("{} {}", found.node, found.target))
     }
 

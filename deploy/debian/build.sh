@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Makes a Debian package of a program that was built: deploy/debian/build.sh [PROGRAM [DIR]]
+set -euo pipefail
+root=$(cd "$(dirname "$0")/../.." && pwd)
+program=$(realpath "${1:-$root/target/release/tunnel}")
+to=$(realpath "${2:-.}")
+
+version=$("$program" --version | cut -d' ' -f2)
+arch=$(dpkg --print-architecture)
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+chmod 755 "$tree"
+
+install -D -m 755 "$program" "$tree/usr/bin/tunnel"
+for side in cloud edge; do
+  install -D -m 644 "$root/deploy/systemd/tunnel-$side.service" "$tree/lib/systemd/system/tunnel-$side.service"
+  install -D -m 644 "$root/conf/$side.toml" "$tree/usr/share/doc/tunnel/$side.toml"
+done
+install -D -m 644 "$root/LICENSE" "$tree/usr/share/doc/tunnel/copyright"
+install -d -m 755 "$tree/usr/share/man/man1" "$tree/usr/share/bash-completion/completions" \
+  "$tree/usr/share/zsh/vendor-completions" "$tree/usr/share/fish/vendor_completions.d"
+"$program" man "$tree/usr/share/man/man1"
+gzip -9n "$tree"/usr/share/man/man1/*.1
+"$program" completions bash >"$tree/usr/share/bash-completion/completions/tunnel"
+"$program" completions zsh >"$tree/usr/share/zsh/vendor-completions/_tunnel"
+"$program" completions fish >"$tree/usr/share/fish/vendor_completions.d/tunnel.fish"
+install -d -m 755 "$tree/etc/tunnel"
+
+mkdir "$tree/DEBIAN"
+cat >"$tree/DEBIAN/control" <<END
+Package: tunnel
+Version: $version
+Section: net
+Priority: optional
+Architecture: $arch
+Depends: libc6, adduser
+Maintainer: tunnel <tunnel@example.org>
+Description: cloud-edge reverse tunnel
+ Reaches machines behind NAT by their name, with ssh, curl, kubectl or anything that speaks HTTP CONNECT. A session
+ survives what usually cuts it: a line that breaks, a server that restarts, a rolling update.
+END
+# Neither service is enabled: which one this machine needs, and its settings, only its operator knows.
+cat >"$tree/DEBIAN/postinst" <<'END'
+#!/bin/sh
+set -e
+if [ "$1" = configure ]; then
+  getent passwd tunnel >/dev/null || adduser --system --group --no-create-home --home /nonexistent --quiet tunnel
+  [ ! -d /run/systemd/system ] || systemctl daemon-reload || true
+fi
+END
+cat >"$tree/DEBIAN/prerm" <<'END'
+#!/bin/sh
+set -e
+if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
+  systemctl stop tunnel-cloud.service tunnel-edge.service || true
+fi
+END
+chmod 755 "$tree/DEBIAN/postinst" "$tree/DEBIAN/prerm"
+dpkg-deb -Zgzip --root-owner-group --build "$tree" "$to/tunnel_${version}_$arch.deb"

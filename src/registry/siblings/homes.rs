@@ -1,0 +1,217 @@
+//! The homes of a node: a few pods that keep for all others where it is. Who they are, and announcing it to them.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
+
+use super::list::MOST_KNOWN;
+use super::pod::Which;
+use super::rendezvous::{Member, Members};
+use super::state::process;
+use super::{Sibling, SiblingPod, Siblings};
+use crate::names::{Instance, NodeName};
+use crate::protocol::{Dialect, Found};
+
+/// The pods that may be homes now.
+#[derive(Debug)]
+pub(super) struct Membership {
+    members: Arc<Members>,
+    /// Since when they are these.
+    since: Instant,
+    /// Pods that have said that they are stopping; each is a pod that is known.
+    stopping: HashSet<Instance>,
+    /// How many links that a pod has made have ended, so that announcements that were under way may be lost. Of pods
+    /// that are known.
+    losses: HashMap<Instance, u64>,
+}
+
+impl Membership {
+    /// Of a pod that knows no other.
+    pub(super) fn of_one(own: Instance) -> Self {
+        let members = Arc::new(Members::new(vec![Member { pod: own, generation: 0 }]));
+        Self { members, since: Instant::now(), stopping: HashSet::new(), losses: HashMap::new() }
+    }
+
+    /// Takes the pods that are known now. The members before and from now on, if they are others.
+    fn update(&mut self, mut pods: Vec<Member>) -> Option<[Arc<Members>; 2]> {
+        let known: HashSet<_> = pods.iter().map(|member| member.pod).collect();
+        self.stopping.retain(|pod| known.contains(pod));
+        self.losses.retain(|pod, _| known.contains(pod));
+        pods.retain(|member| !self.stopping.contains(&member.pod));
+        let new = Arc::new(Members::new(pods));
+        if *self.members == *new {
+            return None;
+        }
+        self.since = Instant::now();
+        Some([std::mem::replace(&mut self.members, new.clone()), new])
+    }
+}
+
+impl Siblings {
+    /// Announces that a node is linked here now: to its homes, and to pods that know of no homes.
+    pub fn announce(&self, node: &NodeName) {
+        for home in self.members().homes(node) {
+            self.announce_to(home.pod, node, None);
+        }
+        let (known, incoming) = self.pods();
+        for sibling in known.iter().filter(|sibling| !sibling.is_ourselves()) {
+            match sibling.up() {
+                Some(up) if !up.dialect.has(Dialect::HOMES) => sibling.announce(node, None),
+                // Which process it is shows once it is linked; if that is a home, it gets all its announcements then.
+                None if sibling.process().is_none() => sibling.want(),
+                _ => {}
+            }
+        }
+        let linked: Vec<_> = known.iter().filter_map(|sibling| sibling.up()?.instance).collect();
+        for incoming in incoming.iter().filter(|incoming| !incoming.sender.dialect.has(Dialect::HOMES)) {
+            if incoming.sender.instance.is_none_or(|pod| !linked.contains(&pod)) {
+                incoming.news.add(node, None);
+            }
+        }
+    }
+
+    /// Announces a node to one pod: that it is linked here, or what another pod has said of it, `forwarded`.
+    pub fn announce_to(&self, pod: Instance, node: &NodeName, forwarded: Option<Found>) {
+        match self.of_process(pod) {
+            Some(SiblingPod(Which::Known(sibling))) => sibling.announce(node, forwarded),
+            Some(SiblingPod(Which::Incoming(_))) => {
+                let (_, incoming) = self.pods();
+                if let Some(its) = incoming.iter().find(|incoming| incoming.sender.instance == Some(pod)) {
+                    its.news.add(node, forwarded);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// The other pods that are homes of the node.
+    pub fn homes_of(&self, node: &NodeName) -> Vec<SiblingPod> {
+        self.members().homes(node).filter_map(|home| self.of_process(home.pod)).collect()
+    }
+
+    /// Whether this pod is a home of the node.
+    pub fn is_home(&self, node: &NodeName) -> bool {
+        self.members().is_home(self.means.own, node)
+    }
+
+    /// The same for many nodes: as it is now, without a lock.
+    pub fn own_homes(&self) -> impl Fn(&NodeName) -> bool + use<> {
+        let (members, own) = (self.members(), self.means.own);
+        move |node| members.is_home(own, node)
+    }
+
+    /// How many other pods may be homes.
+    pub fn other_members(&self) -> usize {
+        self.members().others(self.means.own)
+    }
+
+    /// Whether the members have been the same for long enough, and all pods are among them: then every pod derives the
+    /// same homes, and each home of a node has heard of it.
+    pub fn has_converged(&self) -> bool {
+        let same = self.membership().since.elapsed() >= CONVERGED;
+        same && {
+            let (known, incoming) = self.pods();
+            known
+                .iter()
+                .filter(|pod| pod.listed.load(Relaxed))
+                .all(|pod| pod.is_ourselves() || pod.process().is_some())
+                && incoming.iter().all(|incoming| incoming.sender.dialect.has(Dialect::HOMES))
+        }
+    }
+
+    /// Notes that a pod is stopping, which may be this one: from now on it is no home.
+    pub(super) fn note_stopping(&self, pod: Instance) {
+        let mut membership = self.membership();
+        let new = membership.members.contains(pod) && membership.stopping.insert(pod);
+        drop(membership);
+        if new {
+            self.means.members_changed.notify_one();
+        }
+    }
+
+    /// Notes that a link which a pod had made has ended.
+    pub(super) fn note_lost(&self, pod: Instance) {
+        let mut membership = self.membership();
+        if membership.members.contains(pod) {
+            *membership.losses.entry(pod).or_default() += 1;
+        }
+    }
+
+    /// The pod that is this process, if it is known.
+    pub fn of_process(&self, pod: Instance) -> Option<SiblingPod> {
+        let is = |sibling: &Arc<Sibling>| sibling.process().is_some_and(|member| member.pod == pod);
+        if let Some(known) = self.known().into_iter().find(is) {
+            return Some(SiblingPod(Which::Known(known)));
+        }
+        let pods = self.lock();
+        let its = pods.incoming.iter().rev().find(|incoming| incoming.sender.instance == Some(pod))?;
+        Some(SiblingPod(Which::Incoming(its.sender.clone())))
+    }
+
+    /// The same pod by a link that lives, if it was known by one that has ended.
+    pub fn current(&self, pod: SiblingPod) -> Option<SiblingPod> {
+        if pod.is_gone() { self.of_process(pod.process()?) } else { Some(pod) }
+    }
+
+    /// Follows who the members are, and announces to each of them the nodes here whose home it has become.
+    pub(super) async fn follow_members(self: Arc<Self>) {
+        let drain = self.means.drain.clone();
+        loop {
+            tokio::select! {
+                () = drain.draining() => return,
+                () = self.means.members_changed.notified() => {}
+            }
+            let begun = Instant::now();
+            if self.announce_to_new_homes().await {
+                // Pods that come and go without end cost a tenth of a core at most.
+                sleep(GATHERED.max(9 * begun.elapsed())).await;
+            }
+        }
+    }
+
+    /// Returns whether the members have changed.
+    async fn announce_to_new_homes(&self) -> bool {
+        let pods = self.candidates();
+        let Some([old, new]) = self.membership().update(pods) else { return false };
+        for (n, node) in self.means.registry.nodes().iter().enumerate() {
+            let before: Vec<_> = old.homes(node).collect();
+            for home in new.homes(node).filter(|home| !before.contains(home)) {
+                self.announce_to(home.pod, node, None);
+            }
+            if n % AT_ONCE == 0 {
+                yield_now().await;
+            }
+        }
+        true
+    }
+
+    /// The pods that may be homes unless they are stopping: those that are linked, or were when that was last tried, and
+    /// this one.
+    fn candidates(&self) -> Vec<Member> {
+        let (known, incoming) = self.pods();
+        let own = Member { pod: self.means.own, generation: 0 };
+        let known = known.iter().filter_map(|sibling| sibling.process());
+        let losses = self.membership().losses.clone();
+        let member = |pod| Member { pod, generation: losses.get(&pod).copied().unwrap_or(0) };
+        let incoming = incoming.iter().filter_map(|incoming| process(&incoming.sender)).map(member);
+        [own].into_iter().chain(known).chain(incoming).take(MOST_KNOWN).collect()
+    }
+
+    fn members(&self) -> Arc<Members> {
+        self.membership().members.clone()
+    }
+}
+
+/// Pods have their lists from DNS every 5 s, and dial those that are new at once; a long while beyond that.
+const CONVERGED: Duration = Duration::from_secs(30);
+/// Pods that come and go within this time are looked at together: each look goes through all nodes.
+const GATHERED: Duration = Duration::from_millis(100);
+/// Nodes that are looked at before other tasks may run.
+const AT_ONCE: usize = 1000;
+
+#[cfg(test)]
+mod tests;

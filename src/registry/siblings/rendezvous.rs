@@ -1,0 +1,128 @@
+//! Rendezvous hashing: which pods are the homes of a node.
+//!
+//! Every pod derives them from the node's name and from the processes that it takes for members, so nobody has to be
+//! asked who they are, and a pod that comes or goes changes the homes of few nodes.
+
+use crate::names::{Instance, NodeName};
+
+/// The pods that may be homes, as far as this one knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Members(Vec<Member>);
+
+/// One pod that may be a home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) pod: Instance,
+    /// Another number after each time that announcements to it may have been lost.
+    pub(super) generation: u64,
+}
+
+impl Members {
+    /// Those of the pods; of one that is there twice the first counts.
+    pub(super) fn new(mut pods: Vec<Member>) -> Self {
+        pods.sort_by_key(|member| member.pod.to_bytes());
+        pods.dedup_by_key(|member| member.pod);
+        Self(pods)
+    }
+
+    pub(super) fn contains(&self, pod: Instance) -> bool {
+        self.0.iter().any(|member| member.pod == pod)
+    }
+
+    /// How many of them are other pods than this one.
+    pub(super) fn others(&self, own: Instance) -> usize {
+        self.0.iter().filter(|member| member.pod != own).count()
+    }
+
+    /// The homes of the node: the [`HOMES`] pods of the highest weight for its name, or all pods if there are no more.
+    pub(super) fn homes(&self, node: &NodeName) -> impl Iterator<Item = Member> + use<> {
+        let name = name_hash(node);
+        let mut highest: [Option<(u64, Member)>; HOMES] = [None; HOMES];
+        for member in &self.0 {
+            let mut next = Some((weight(name, member.pod), *member));
+            for ranked in &mut highest {
+                if next.map(|(weight, _)| weight) > ranked.map(|(weight, _)| weight) {
+                    std::mem::swap(ranked, &mut next);
+                }
+            }
+        }
+        highest.into_iter().flatten().map(|(_, member)| member)
+    }
+
+    /// Whether the pod is one of the node's homes.
+    pub(super) fn is_home(&self, pod: Instance, node: &NodeName) -> bool {
+        self.homes(node).any(|home| home.pod == pod)
+    }
+}
+
+/// FNV-1a of the name in lower case: pods of all builds have to agree on it.
+fn name_hash(node: &NodeName) -> u64 {
+    let bytes = node.as_str().bytes().map(|byte| u64::from(byte.to_ascii_lowercase()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ byte).wrapping_mul(0x100_0000_01b3))
+}
+
+/// The pod's weight for that name: the two mixed as SplitMix64 does it.
+fn weight(name: u64, pod: Instance) -> u64 {
+    let [high, low] = [0, 8].map(|at| {
+        let mut half = [0; 8];
+        half.copy_from_slice(&pod.to_bytes()[at..at + 8]);
+        u64::from_be_bytes(half)
+    });
+    let mixed = name ^ high ^ low.rotate_left(32);
+    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}
+
+/// How many homes a node has: with three, two may go at once and it is still known where the node is.
+const HOMES: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn members(pods: impl Iterator<Item = u128>) -> Members {
+        let random = |n: u128| (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        Members::new(pods.map(|n| Member { pod: Instance::from_bits(random(n)), generation: 0 }).collect())
+    }
+
+    fn node(n: usize) -> NodeName {
+        format!("node-{n}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_node_has_three_homes_whatever_the_case_of_its_name_and_few_pods_are_all_homes() {
+        let (few, many) = (members(0..3), members(0..100));
+        for n in 0..100 {
+            assert_eq!(few.homes(&node(n)).count(), 3);
+            let homes: Vec<_> = many.homes(&node(n)).map(|home| home.pod).collect();
+            assert_eq!(homes.len(), 3);
+            assert!(homes[0] != homes[1] && homes[1] != homes[2] && homes[0] != homes[2]);
+            assert!(many.homes(&format!("NODE-{n}").parse().unwrap()).map(|home| home.pod).eq(homes));
+        }
+        assert_eq!(members(0..1).homes(&node(1)).count(), 1);
+    }
+
+    #[test]
+    fn each_pod_is_a_home_of_as_many_nodes_and_one_that_goes_changes_only_its_own() {
+        let (all, fewer) = (members(0..20), members(0..19));
+        let mut kept: HashMap<_, usize> = HashMap::new();
+        let gone = members(19..20).0[0].pod;
+        for n in 0..20_000 {
+            let before: Vec<_> = all.homes(&node(n)).map(|home| home.pod).collect();
+            let after: Vec<_> = fewer.homes(&node(n)).map(|home| home.pod).collect();
+            assert!(before.iter().all(|home| *home == gone || after.contains(home)), "{n}");
+            before.into_iter().for_each(|home| *kept.entry(home).or_default() += 1);
+        }
+        assert!(kept.len() == 20 && kept.values().all(|n| (2_500..3_500).contains(n)), "{kept:?}");
+    }
+
+    #[test]
+    fn the_weights_are_what_the_protocol_says() {
+        let pod = Instance::from_bits(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+        let name = name_hash(&"A".parse().unwrap());
+        assert_eq!(name, 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(weight(name, pod), 0x5089_3235_db27_5820);
+    }
+}

@@ -1,0 +1,189 @@
+//! `tunnel doctor`: each fault that is made on purpose is named, by the check that it belongs to.
+
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, date_time_ymd,
+};
+use tunnel::command::{self, Doctor, Mode};
+
+use crate::certificates::Authority;
+use crate::support::peer::ScriptedPod;
+use crate::support::pods;
+use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, edge};
+use crate::support::{soon, targets};
+
+/// What the doctor finds of a config: for each check its state and what was found.
+async fn found(
+    place: &TestDir,
+    mode: Mode,
+    text: &str,
+    more: impl FnOnce(&mut Doctor),
+) -> Vec<(String, String, String)> {
+    found_in(place, mode, text, |_| None, more).await
+}
+
+async fn found_in(
+    place: &TestDir,
+    mode: Mode,
+    text: &str,
+    variable: fn(&str) -> Option<String>,
+    more: impl FnOnce(&mut Doctor),
+) -> Vec<(String, String, String)> {
+    let config = Some(place.file("doctor.toml", text));
+    let mut asked = Doctor { mode, config, target: Vec::new(), node: None, json: true };
+    more(&mut asked);
+    let found = soon("the doctor's findings", command::doctor(&asked, variable)).await;
+    let json: Vec<serde_json::Value> = serde_json::from_str(&found.json()).unwrap();
+    let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
+    let all: Vec<_> =
+        json.iter().map(|one| (text(one, "check"), text(one, "state"), text(one, "found"))).collect();
+    assert_eq!(found.is_well(), all.iter().all(|(_, state, _)| state != "bad"), "{all:?}");
+    let mended = |one: &serde_json::Value| {
+        one["state"] != "bad" || one["check"] == "config" || !text(one, "remedy").is_empty()
+    };
+    assert!(json.iter().all(mended), "each fault has its remedy: {json:#?}");
+    all
+}
+
+/// The only check that has failed.
+async fn fails(place: &TestDir, text: &str, check: &str, found_text: &str) {
+    let all = found(place, Mode::Edge, text, |_| ()).await;
+    let bad: Vec<_> = all.iter().filter(|(_, state, _)| state == "bad").collect();
+    assert!(
+        matches!(bad.as_slice(), [(name, _, told)] if name == check && told.contains(found_text)),
+        "{check}: {all:#?}"
+    );
+}
+
+#[tokio::test]
+async fn an_edge_that_has_all_it_needs_is_well() {
+    let (place, echo) = (TestDir::new(), targets::echo().await);
+    let pod = TestPod::start(&place);
+    let text = place.edge("node1", pod.pod.bound.grpc, "");
+    let all = found(&place, Mode::Edge, &text, |asked| asked.target = vec![echo.into()]).await;
+    for check in ["config", "port", "tls", "token", "dialect", "target"] {
+        assert!(all.iter().any(|(name, state, _)| name == check && state == "good"), "{check}: {all:#?}");
+    }
+    assert!(all.iter().all(|(_, state, _)| state != "bad"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn each_fault_on_the_way_to_the_cloud_is_named() {
+    let (place, other) = (TestDir::new(), tempfile::tempdir().unwrap());
+    let pod = TestPod::start(&place);
+    let (text, nothing) = (place.edge("node1", pod.pod.bound.grpc, ""), targets::nothing().await);
+    fails(&place, &place.edge("node1", nothing, ""), "port", "refused").await;
+    fails(&place, &place.edge("node1", pod.connect, ""), "port", "does not speak TLS").await;
+    fails(&place, &text.replace(TOKEN, "wrong"), "token", "invalid token").await;
+    fails(&place, &text.replace(NAME, "other.test"), "certificate name", NAME).await;
+    let strange = Authority::new().write(other.path(), &[NAME]).ca;
+    let strange = text.replace(place.files.ca.to_str().unwrap(), strange.to_str().unwrap());
+    fails(&place, &strange, "authority", "an authority that is not believed").await;
+    fails(&place, &place.edge("node1", "no-such-name.invalid:9000", ""), "dns", "no-such-name.invalid").await;
+    let all = found(&place, Mode::Edge, &text.replace("token = ", "tokken = "), |_| ()).await;
+    assert!(
+        all.iter().any(|(check, state, told)| check == "config" && state == "bad" && told.contains("tokken"))
+    );
+    let proxied = |name: &str| (name == "HTTPS_PROXY").then(|| "http://127.0.0.1:1".to_owned());
+    let away = place.edge("node1", "192.0.2.1:9000", "");
+    let all = found_in(&place, Mode::Edge, &away, proxied, |_| ()).await;
+    assert!(all.iter().any(|(check, state, _)| check == "proxy" && state == "bad"), "{all:#?}");
+}
+
+#[tokio::test]
+async fn two_machines_with_one_name_and_an_older_dialect_are_named() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let _edge = edge(&place, &pod, "node1").await;
+    fails(&place, &place.edge("node1", pod.pod.bound.grpc, ""), "name", "node1").await;
+
+    let mut plain = ScriptedPod::start(&place).await;
+    let text = place.edge("node1", plain.at, "");
+    let answers = async {
+        let mut call = plain.call().await;
+        call.answer(None);
+        call
+    };
+    let (all, _call) = tokio::join!(found(&place, Mode::Edge, &text, |_| ()), answers);
+    let dialect = all.iter().find(|(check, ..)| check == "dialect").unwrap();
+    assert_eq!(dialect.1, "doubt", "{all:#?}");
+}
+
+#[tokio::test]
+async fn a_target_that_is_forbidden_or_away_is_named() {
+    let place = TestDir::new();
+    let pod = TestPod::start(&place);
+    let (text, nothing) = (place.edge("node1", pod.pod.bound.grpc, ""), targets::nothing().await);
+    let asked = ["10.1.2.3:22".parse().unwrap(), nothing.into()];
+    let all = found(&place, Mode::Edge, &text, |asking| asking.target = asked.into()).await;
+    let told: Vec<_> = all.iter().filter(|(check, ..)| check == "target").map(|(_, _, told)| told).collect();
+    assert!(told[0].contains("may not dial 10.1.2.3:22") && told[1].contains("refused"), "{told:?}");
+}
+
+/// Writes a server's certificate of an authority of its own over the pod's, changed in some way.
+fn certify(place: &TestDir, change: impl FnOnce(&mut CertificateParams)) {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    std::fs::write(&place.files.ca, params.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(params, key);
+    let (key, mut params) =
+        (KeyPair::generate().unwrap(), CertificateParams::new([NAME.to_owned()]).unwrap());
+    change(&mut params);
+    std::fs::write(&place.files.cert, params.signed_by(&key, &issuer).unwrap().pem()).unwrap();
+    std::fs::write(&place.files.key, key.serialize_pem()).unwrap();
+}
+
+#[tokio::test]
+async fn dates_the_clock_and_the_kind_of_a_certificate_are_named() {
+    let year = |params: &mut CertificateParams, from, to| {
+        params.not_before = date_time_ymd(from, 1, 1);
+        params.not_after = date_time_ymd(to, 1, 1);
+    };
+    type Change = Box<dyn FnOnce(&mut CertificateParams)>;
+    let changes: [(&str, Change); 3] = [
+        ("certificate dates", Box::new(move |params| year(params, 2000, 2001))),
+        ("clock", Box::new(move |params| year(params, 2190, 2191))),
+        (
+            "certificate kind",
+            Box::new(|params| params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]),
+        ),
+    ];
+    for (check, change) in changes {
+        let place = TestDir::new();
+        certify(&place, change);
+        let pod = TestPod::start(&place);
+        fails(&place, &place.edge("node1", pod.pod.bound.grpc, ""), check, "its certificate").await;
+        let all = found(&place, Mode::Cloud, &place.cloud(""), |_| ()).await;
+        let told = |(name, state, told): &(String, String, String)| {
+            name == check && state == "bad" && told.contains("cloud.crt")
+        };
+        assert!(all.iter().any(told), "the pod's doctor finds it, too: {check}: {all:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_pods_siblings_and_what_it_publishes_are_looked_at() {
+    let (place, other) = (TestDir::new(), TestDir::new());
+    let (sibling, stranger) = (TestPod::start(&place), TestPod::start(&other));
+    let nothing = targets::nothing().await;
+    let list =
+        [sibling.pod.bound.grpc, stranger.pod.bound.grpc, nothing].map(|at| format!("\"{at}\"")).join(", ");
+    let dns = pods::Dns::start(pods::Says::NoSuchName).await;
+    let registry = format!(
+        "[mode.cloud.registry]\nsiblings = [{list}]\npublish = \"hosts\"\nhosts = \"{}/none/hosts\"\ndns = [\"{}\"]\n",
+        place.path().display(),
+        dns.at
+    );
+    let pod_ip = |name: &str| (name == "POD_IP").then(|| "127.0.0.9".to_owned());
+    let asks = |asked: &mut Doctor| asked.node = Some("node1".parse().unwrap());
+    let all = found_in(&place, Mode::Cloud, &place.cloud(&registry), pod_ip, asks).await;
+    let states = |check: &str| {
+        all.iter().filter(|(name, ..)| name == check).map(|(_, state, _)| state.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!((states("siblings"), states("authority")), (vec!["good", "bad"], vec!["bad"]), "{all:#?}");
+    assert_eq!(states("registry"), ["bad", "bad"], "{all:#?}");
+    assert_eq!(states("token"), ["doubt"], "the test's token is shared by all: {all:#?}");
+    assert!(Path::new(&place.files.cert).exists());
+}

@@ -1,0 +1,240 @@
+//! What stands in `deploy`, given to the programs that it is for.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::parts::{have, kept, root};
+use crate::process::{PATIENCE, Running, run, run_command};
+use crate::tunnel::{PROGRAM, TOKEN, TestDir};
+use crate::wait::wait_until;
+
+fn deploy(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
+}
+
+/// A kube-apiserver that has been given all of the kustomize base, and what asks it.
+struct Applied {
+    kubernetes: Kubernetes,
+    kubectl: PathBuf,
+}
+
+impl Applied {
+    fn new() -> Option<Self> {
+        let (kubectl, kubernetes) = (kept("kubernetes-1.36.3/kubectl")?, Kubernetes::start()?);
+        let applied = Self { kubernetes, kubectl };
+        let base = deploy("kustomize/base");
+        let mut said = String::new();
+        wait_until("all objects are taken", 3 * PATIENCE, || {
+            let (is_well, text) = applied.asks(&["apply", "-k", base.to_str().unwrap()]);
+            said = text;
+            is_well
+        });
+        for object in ["deployment.apps/tunnel-cloud", "daemonset.apps/tunnel-edge", "service/tunnel-coredns"]
+        {
+            assert!(said.contains(object), "{object}: {said}");
+        }
+        // The test has made the namespace before, by other means.
+        let warned = |line: &&str| line.starts_with("Warning") && !line.contains("namespaces/edge-system");
+        assert_eq!(said.lines().find(warned), None);
+        Some(applied)
+    }
+
+    /// Runs kubectl; whether it did what it was told, and all it said.
+    fn asks(&self, args: &[&str]) -> (bool, String) {
+        let admin = self.kubernetes.admin();
+        let mut command = Command::new(&self.kubectl);
+        command.arg("--kubeconfig").arg(admin).args(["-n", NAMESPACE]).args(args);
+        let said = run_command("kubectl", &mut command, None, PATIENCE);
+        (said.status.success(), said.stdout + &said.stderr)
+    }
+
+    fn object(&self, kind: &str, name: &str) -> Value {
+        let (is_well, text) = self.asks(&["get", kind, name, "-o", "json"]);
+        assert!(is_well, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// The one container of a workload.
+fn container(workload: &Value) -> &Value {
+    &workload["spec"]["template"]["spec"]["containers"][0]
+}
+
+fn args(workload: &Value) -> Vec<String> {
+    let args = container(workload)["args"].as_array().unwrap();
+    args.iter().map(|arg| arg.as_str().unwrap().to_owned()).collect()
+}
+
+/// What a pod of these manifests finds below /etc/tunnel.
+fn mounted(dir: &Path, place: &TestDir, config: &str) {
+    for name in ["conf", "certs", "token"] {
+        std::fs::create_dir_all(dir.join(name)).unwrap();
+    }
+    std::fs::write(dir.join("conf/mode.toml"), config).unwrap();
+    let files =
+        [("ca.crt", &place.files.ca), ("cloud.crt", &place.files.cert), ("cloud.key", &place.files.key)];
+    let egress = [("egress.crt", &place.files.cert), ("egress.key", &place.files.key)];
+    for (name, from) in files.into_iter().chain(egress) {
+        std::fs::copy(from, dir.join("certs").join(name)).unwrap();
+    }
+}
+
+/// The manifests' arguments, environment and files serve: a pod and an edge in a network of their own, a client that
+/// comes from the networks that they name, and the probes.
+#[test]
+fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
+    if !root() || !have(&["unshare", "curl", "busybox", "ip"]) {
+        return;
+    }
+    let Some(applied) = Applied::new() else { return };
+    let (cloud, edge) =
+        (applied.object("deployment", "tunnel-cloud"), applied.object("daemonset", "tunnel-edge"));
+    let config =
+        |name: &str| applied.object("configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
+    let place = TestDir::serving(&["tunnel.cloud.io"]);
+    let (for_cloud, for_edge) = (place.path().join("cloud"), place.path().join("edge"));
+    mounted(&for_cloud, &place, &config("tunnel-cloud-conf"));
+    std::fs::write(for_cloud.join("token/token"), format!("node1:{TOKEN}\n")).unwrap();
+    // The one line that an operator has to change.
+    let edge_config = config("tunnel-edge-conf").replace("tunnel.example.org:9000", "127.0.0.1:9000");
+    mounted(&for_edge, &place, &edge_config);
+    std::fs::write(for_edge.join("token/token"), TOKEN).unwrap();
+    std::fs::write(place.path().join("page"), "from the node\n").unwrap();
+    std::fs::create_dir_all("/etc/tunnel").unwrap();
+
+    let probe = |workload: &Value, name: &str| {
+        container(workload)[name]["httpGet"]["path"].as_str().unwrap().to_owned()
+    };
+    let start = |dir: &Path, workload: &Value| {
+        format!(
+            "unshare -m sh -c 'mount --bind {} /etc/tunnel && exec {PROGRAM} {}' & pids=\"$pids $!\"",
+            dir.display(),
+            args(workload).join(" ")
+        )
+    };
+    let until =
+        |what: &str| format!("n=0; until {what}; do n=$((n+1)); [ $n -lt 300 ] || exit 9; sleep 0.1; done");
+    let script = [
+        "set -e; pids=; trap 'kill $pids' EXIT; ip link set lo up; ip addr add 10.9.9.9/32 dev lo".to_owned(),
+        format!("busybox httpd -f -p 127.0.0.1:9100 -h {} & pids=$!", place.path().display()),
+        "export POD_IP=10.9.9.9 POD_NAME=tunnel-cloud-0 POD_NAMESPACE=edge-system KUBERNETES_SERVICE_HOST=192.0.2.1".to_owned(),
+        start(&for_cloud, &cloud),
+        until(&format!("curl -sf http://10.9.9.9:6000{}", probe(&cloud, "readinessProbe"))),
+        format!("curl -sf http://10.9.9.9:6000{}", probe(&cloud, "livenessProbe")),
+        "export NODE_NAME=node1 NODE_IP=10.9.9.9".to_owned(),
+        start(&for_edge, &edge),
+        until("curl -sf http://127.0.0.1:51010/cloud/healthz | grep -q node1"),
+        "curl -sf --interface 10.9.9.9 -p -x http://10.9.9.9:22 http://node1:9100/page".to_owned(),
+        "curl -sf --interface 10.9.9.9 -x http://10.9.9.9:8080 http://node1:9100/page".to_owned(),
+        "! curl -sf -p -x http://127.0.0.1:22 http://node1:9100/page".to_owned(),
+    ];
+    let said = run("unshare", &["-n", "sh", "-c", &script.join("\n")], None, 3 * PATIENCE);
+    assert!(said.status.success() && said.stdout.matches("from the node").count() == 2, "{said:?}");
+    let grace = cloud["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap();
+    assert!(grace > 30, "a pod drains for 25 s, and edges get their last frames");
+}
+
+/// The role is what a pod needs, shown by one that runs with it, and nothing else.
+#[test]
+fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
+    let Some(applied) = Applied::new() else { return };
+    let account = format!("system:serviceaccount:{NAMESPACE}:tunnel-cloud");
+    let may = |verb: &str, what: &str| applied.asks(&["auth", "can-i", verb, what, "--as", &account]).0;
+    for (verb, what) in [
+        ("get", "configmaps/tunnel-nodes"),
+        ("update", "configmaps/tunnel-nodes"),
+        ("create", "configmaps"),
+        ("list", "nodes"),
+        ("watch", "endpointslices.discovery.k8s.io"),
+    ] {
+        assert!(may(verb, what), "{verb} {what}");
+    }
+    for (verb, what) in [
+        ("get", "secrets"),
+        ("list", "secrets"),
+        ("update", "configmaps/other"),
+        ("delete", "configmaps/tunnel-nodes"),
+        ("create", "pods"),
+        ("create", "pods/exec"),
+        ("get", "nodes/proxy"),
+        ("update", "endpointslices.discovery.k8s.io"),
+    ] {
+        assert!(!may(verb, what), "{verb} {what}");
+    }
+    let place = TestDir::new();
+    let (grpc, log_port) = (crate::parts::free_port(), crate::parts::free_port());
+    let config = format!(
+        "{}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n[mode.cloud.registry]\npublish = \"configmap\"\n\
+         service = \"tunnel-cloud-pods\"\n[mode.cloud.addresses]\nkubernetes = true\n",
+        place.cloud_config(crate::parts::loopback(grpc), log_port)
+    );
+    let file = place.config("cloud", &config);
+    let kubeconfig = applied.kubernetes.kubeconfig_as(&account);
+    let mut command = crate::tunnel::tunnel();
+    command.args(["--m=cloud", &format!("--c={}", file.display()), &format!("--k={}", kubeconfig.display())]);
+    command.envs([("POD_IP", "127.0.0.1"), ("POD_NAMESPACE", NAMESPACE), ("POD_NAME", "tunnel-cloud-0")]);
+    let mut pod = Running::start("cloud", place.path(), &mut command);
+    let _edge = crate::tunnel::Edge::start(&place, &format!("127.0.0.1:{grpc}"));
+    wait_until("the node is published", 3 * PATIENCE, || {
+        pod.lives();
+        applied.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1"))
+    });
+    pod.answers_only(log_port, "/readyz", "ok\n");
+}
+
+#[test]
+fn the_debian_package_has_the_program_its_services_and_its_pages() {
+    if !have(&["dpkg-deb", "gzip", "strip"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let build = deploy("debian/build.sh");
+    // A debug build is ten times as large.
+    let program = dir.path().join("program");
+    let stripped = run("strip", &["-o", program.to_str().unwrap(), PROGRAM], None, PATIENCE);
+    assert!(stripped.status.success(), "{stripped:?}");
+    let package = dir.path().join("package");
+    std::fs::create_dir(&package).unwrap();
+    let args = [program.to_str().unwrap(), package.to_str().unwrap()];
+    let built = run(build.to_str().unwrap(), &args, None, 4 * PATIENCE);
+    assert!(built.status.success(), "{built:?}");
+    let package = std::fs::read_dir(package).unwrap().next().unwrap().unwrap().path();
+    let listed = run("dpkg-deb", &["--contents", package.to_str().unwrap()], None, PATIENCE);
+    for file in [
+        "./usr/bin/tunnel",
+        "./lib/systemd/system/tunnel-cloud.service",
+        "./lib/systemd/system/tunnel-edge.service",
+        "./usr/share/man/man1/tunnel.1.gz",
+        "./usr/share/bash-completion/completions/tunnel",
+        "./etc/tunnel/",
+    ] {
+        assert!(listed.stdout.lines().any(|line| line.ends_with(file)), "{file}: {listed:?}");
+    }
+    let unpacked = dir.path().join("tree");
+    let args = ["--extract", package.to_str().unwrap(), unpacked.to_str().unwrap()];
+    assert!(run("dpkg-deb", &args, None, PATIENCE).status.success());
+    let program = unpacked.join("usr/bin/tunnel");
+    assert!(run(program.to_str().unwrap(), &["--version"], None, PATIENCE).stdout.starts_with("tunnel "));
+}
+
+/// What systemd itself says of the units.
+#[test]
+fn the_units_are_sound() {
+    if !have(&["systemd-analyze"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for side in ["cloud", "edge"] {
+        let name = format!("tunnel-{side}.service");
+        let text = std::fs::read_to_string(deploy("systemd").join(&name)).unwrap();
+        let text = text.replace("/usr/bin/tunnel", PROGRAM).replace("Documentation=man:tunnel(1)\n", "");
+        let file = dir.path().join(&name);
+        std::fs::write(&file, text).unwrap();
+        let said = run("systemd-analyze", &["verify", file.to_str().unwrap()], None, PATIENCE);
+        let of_it: Vec<_> = said.stderr.lines().filter(|line| line.contains(&name)).collect();
+        assert!(said.status.success() && of_it.is_empty(), "{said:?}");
+    }
+}

@@ -1,0 +1,220 @@
+//! What etcd and CoreDNS take from the publishers of many pods: the figures of docs/scale.md.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::Span;
+use tunnel::drain::Drain;
+use tunnel::names::NodeName;
+use tunnel::net::resolver::Resolver;
+use tunnel::policy::Zone;
+use tunnel::protocol::{Dialect, LinkId, LinkSender, Peer};
+use tunnel::registry::{Etcd, EtcdAccess, EtcdParams, Linked, Publisher, Registry, Store, Vet};
+use tunnel::telemetry::Metrics;
+
+use crate::parts::{asked, free_port, kept};
+use crate::process::Running;
+use crate::publish::Dns;
+use crate::tunnel::TestDir;
+
+/// One pod, as far as its publisher sees it.
+struct Pod {
+    registry: Arc<Registry>,
+    metrics: Metrics,
+}
+
+impl Pod {
+    fn start(number: u8, etcd: SocketAddr, drain: &Drain) -> Self {
+        let metrics = Metrics::cloud("", "");
+        let registry = Registry::new(metrics.clone());
+        let resolver = Resolver::of_servers(&[([127, 0, 0, 1], 9).into()]).unwrap();
+        let members = vec![(false, etcd.to_string().parse().unwrap())];
+        let access = EtcdAccess { members, ca: None, identity: None, login: None };
+        let params = EtcdParams { access, prefix: "/skydns".into(), address: [10, 0, 0, number].into() };
+        let publisher = Publisher {
+            registry: registry.clone(),
+            store: Store::Etcd(Box::new(Etcd::new(params, resolver.clone()))),
+            zone: Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false)),
+            vet: Vet::new(resolver, |_| Box::pin(std::future::ready(false))),
+            metrics: metrics.clone(),
+            report: Box::new(|_| {}),
+        };
+        drain.spawn(Span::none(), publisher.run(drain.clone()));
+        Self { registry, metrics }
+    }
+
+    fn link(&self, node: usize) {
+        let name: NodeName = format!("node-{node:07}").parse().unwrap();
+        let sender = LinkSender::new(LinkId(node as u64), Peer::Edge(name), None, Dialect::NEWEST);
+        self.registry.insert(Linked { sender, instance: None, from: ([127, 0, 0, 1], 1).into() }, false);
+    }
+
+    fn lose(&self, node: usize) {
+        let name: NodeName = format!("node-{node:07}").parse().unwrap();
+        self.registry.remove(&self.registry.here(&name).unwrap().sender);
+    }
+}
+
+/// An etcd that writes to the disk as it does by default.
+fn etcd(place: &TestDir, at: SocketAddr, peers: u16) -> Running {
+    let (url, peers) = (format!("http://{at}"), format!("http://127.0.0.1:{peers}"));
+    let mut command = Command::new(kept("etcd-3.6.16/etcd").expect("etcd"));
+    command.arg("--data-dir").arg(place.path().join("etcd"));
+    command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+    command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+    command.args(["--initial-cluster", &format!("default={peers}")]);
+    let mut process = Running::start("etcd", place.path(), &mut command);
+    process.says("ready to serve client requests");
+    process
+}
+
+/// Until so many records stand, as the publishers know. How long that took.
+async fn stand(pods: &[Pod], records: usize) -> Duration {
+    let begun = Instant::now();
+    while pods.iter().map(|pod| usize::try_from(pod.metrics.published.get()).unwrap()).sum::<usize>()
+        != records
+    {
+        assert!(begun.elapsed() < Duration::from_secs(600), "the records do not stand");
+        sleep(Duration::from_millis(20)).await;
+    }
+    begun.elapsed()
+}
+
+/// Questions a second that CoreDNS answers, 64 under way at once, of so many names in turn.
+async fn questions(dns: u16, names: usize) -> usize {
+    let answered = Arc::new(AtomicUsize::new(0));
+    let until = Instant::now() + Duration::from_secs(5);
+    let asking = (0..64).map(|task| {
+        let answered = answered.clone();
+        async move {
+            let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+            socket.connect(("127.0.0.1", dns)).await.unwrap();
+            let mut space = [0; 512];
+            for n in (task..).step_by(64) {
+                socket.send(&question(&format!("node-{:07}", n % names))).await.unwrap();
+                let answer = timeout(Duration::from_secs(2), socket.recv(&mut space)).await;
+                if Instant::now() >= until {
+                    return;
+                }
+                // No error, and one answer.
+                if answer.is_ok() && space[3] & 15 == 0 && space[7] == 1 {
+                    answered.fetch_add(1, Relaxed);
+                }
+            }
+        }
+    });
+    futures_util::future::join_all(asking).await;
+    answered.load(Relaxed) / 5
+}
+
+/// A question for the address of a node.
+fn question(node: &str) -> Vec<u8> {
+    let mut bytes = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    for label in [node, "nodes", "test", ""] {
+        bytes.push(u8::try_from(label.len()).unwrap());
+        bytes.extend(label.bytes());
+    }
+    bytes.extend([0, 1, 0, 1]);
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "no test by itself: it prints the figures of docs/scale.md"]
+async fn what_etcd_and_coredns_take() {
+    let number = |name: &str, default| asked(name).map_or(default, |said| said.parse().unwrap());
+    let (count, each, away) = (number("PODS", 10), number("EDGES", 1000), number("AWAY", 60));
+    let place = TestDir::new();
+    let (at, peers): (SocketAddr, _) = (([127, 0, 0, 1], free_port()).into(), free_port());
+    let mut process = etcd(&place, at, peers);
+    let coredns = kept("coredns-1.15.0/coredns").expect("CoreDNS");
+    let corefile = |cache: &str| {
+        format!(
+            "nodes.test:{{$PORT}} {{\n bind 127.0.0.1\n {cache}\n etcd {{\n path /skydns\n endpoint http://{at}\n }}\n}}\n"
+        )
+    };
+    let say = |row: String| writeln!(std::io::stderr(), "{row}").unwrap();
+    let drain = Drain::new();
+    let (by_way, way) = way_to(at).await;
+    let pods: Vec<_> = (0..count).map(|pod| Pod::start(pod as u8, by_way, &drain)).collect();
+    let all = count * each;
+    let per_second = |records: usize, took: Duration| records as f64 / took.as_secs_f64();
+    (0..all).for_each(|node| pods[node % count].link(node));
+    let took = stand(&pods, all).await;
+    say(format!("{count} pods publish {all} nodes in {took:.1?}: {:.0} a second", per_second(all, took)));
+    let dns = Dns::start(&place, &coredns, &corefile(""));
+    say(format!("CoreDNS answers {} questions a second without a cache", questions(dns.port, all).await));
+    drop(dns);
+    let dns = Dns::start(&place, &coredns, &corefile("cache 5"));
+    say(format!("{} of 1,000 names with a cache of 5 s", questions(dns.port, 1000).await));
+    let fifth = (0..all).step_by(5);
+    fifth.clone().for_each(|node| pods[node % count].lose(node));
+    let gone = stand(&pods, all - fifth.len()).await;
+    fifth.clone().for_each(|node| pods[(node + 1) % count].link(node));
+    let back = stand(&pods, all).await;
+    say(format!("a fifth goes in {gone:.1?} and comes back elsewhere in {back:.1?}"));
+    way.send_replace(false);
+    sleep(Duration::from_secs(away as u64)).await;
+    assert_eq!(resolving(dns.port, all).await, 0, "the leases have ended");
+    way.send_replace(true);
+    let begun = Instant::now();
+    while resolving(dns.port, all).await < SAMPLE {
+        assert!(begun.elapsed() < Duration::from_secs(600), "the records are not back");
+    }
+    let back = begun.elapsed();
+    say(format!("pods did not reach etcd for {away} s; all names resolve {back:.1?} after they do"));
+    let size = std::fs::metadata(place.path().join("etcd/member/snap/db")).unwrap().len();
+    say(format!("etcd's file has {size} bytes, {} for each node", size / all as u64));
+    process.kill();
+}
+
+/// How many of some names have addresses.
+async fn resolving(dns: u16, names: usize) -> usize {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(("127.0.0.1", dns)).await.unwrap();
+    let (mut space, mut found) = ([0; 512], 0);
+    for n in 0..SAMPLE {
+        socket.send(&question(&format!("node-{:07}", n * (names - 1) / (SAMPLE - 1)))).await.unwrap();
+        let answer = timeout(Duration::from_secs(2), socket.recv(&mut space)).await;
+        found += usize::from(answer.is_ok() && space[3] & 15 == 0 && space[7] == 1);
+    }
+    found
+}
+
+/// A way to an etcd that can be cut.
+async fn way_to(etcd: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (at, (open, is_open)) = (listener.local_addr().unwrap(), watch::channel(true));
+    beside(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let mut is_open = is_open.clone();
+            beside(async move {
+                let carry = async {
+                    let mut far = TcpStream::connect(etcd).await.unwrap();
+                    let _ = copy_bidirectional(&mut near, &mut far).await;
+                };
+                tokio::select! {
+                    () = carry => {}
+                    _ = is_open.wait_for(|open| !open) => {}
+                }
+            });
+        }
+    });
+    (at, open)
+}
+
+/// Runs until the test is over.
+#[expect(clippy::disallowed_methods, reason = "nobody waits for it")]
+fn beside(task: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(task);
+}
+
+/// Names that are asked for to know whether all resolve.
+const SAMPLE: usize = 200;
