@@ -8,5 +8,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure().build_transport(false).compile_fds(enrol)?;
     let etcd = protox::compile(["proto/etcd.proto"], ["proto"])?;
     tonic_prost_build::configure().build_server(false).build_transport(false).bytes(".").compile_fds(etcd)?;
+    let mut debugging = protox::Compiler::new(["proto"])?;
+    debugging.include_imports(true).open_files(["channelz.proto", "reflection.proto"])?;
+    tonic_prost_build::configure().build_client(false).compile_fds(debugging.file_descriptor_set())?;
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo says where to")?);
+    std::fs::write(out.join("channelz.bin"), debugging.encode_file_descriptor_set())?;
     Ok(())
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds CoreDNS, etcd and programs of Kubernetes for the tests, once for each version; minutes the first time, nothing
+# Builds CoreDNS, etcd, grpcurl and programs of Kubernetes for the tests, once for each version; minutes the first time, nothing
 # after.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
@@ -8,6 +8,7 @@ alone "$@"
 cd "$(dirname "$0")/../tests/real"
 
 coredns=1.15.0
+grpcurl=1.9.3
 etcd=$(sed -n 's/^require go.etcd.io\/etcd\/server\/v3 v//p' etcd/go.mod)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
 export CGO_ENABLED=0 GOFLAGS=-trimpath
@@ -28,6 +29,11 @@ fi
 if [[ ! -x $cache/etcd-$etcd/etcd ]]; then
   go -C etcd build -ldflags='-s -w' -o "$build/etcd" go.etcd.io/etcd/server/v3
   keep "$build/etcd" "$cache/etcd-$etcd/etcd"
+fi
+
+if [[ ! -x $cache/grpcurl-$grpcurl/grpcurl ]]; then
+  GOBIN=$build go install -ldflags='-s -w' "github.com/fullstorydev/grpcurl/cmd/grpcurl@v$grpcurl"
+  keep "$build/grpcurl" "$cache/grpcurl-$grpcurl/grpcurl"
 fi
 
 # One of Kubernetes' own programs.

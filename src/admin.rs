@@ -2,8 +2,11 @@
 
 mod answers;
 mod asker;
+mod channelz;
 mod enrol;
+mod events;
 mod expiry;
+mod page;
 mod readiness;
 mod response;
 mod status;
@@ -15,6 +18,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::{Either, Full};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -30,8 +35,11 @@ use crate::net::listen::{Accept, Listener, LocalListener};
 use crate::policy::Networks;
 use crate::telemetry::{LogLevel, Metrics};
 
+use events::Events;
+
 pub use asker::Asker;
 pub use enrol::Invited;
+pub use page::{Streams, Viewers};
 pub use readiness::Readiness;
 pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};
 pub use view::{Clock, EdgeView, PodView};
@@ -51,7 +59,14 @@ pub struct Admin {
     pub level_from_anywhere: bool,
     /// The time, set at the start.
     pub clock: Clock,
+    /// Who may look from other machines.
+    pub viewers: Viewers,
+    /// The live pages that are open.
+    pub streams: Streams,
 }
+
+/// The body of an answer: a text, or events.
+type Reply = Either<Full<Bytes>, Events>;
 
 /// Which program this is, and what it is looked at by.
 #[derive(Debug, Clone)]
@@ -82,6 +97,10 @@ pub struct Listeners {
     pub metrics: Option<Listener>,
     /// Commands of this machine.
     pub local: Option<LocalListener>,
+    /// gRPC's debugging clients.
+    pub channelz: Option<Listener>,
+    /// Where edges link, of a pod; not served here.
+    pub grpc: Option<SocketAddr>,
 }
 
 /// Answers on an admin port until `drain` begins.
@@ -137,6 +156,10 @@ impl Admin {
                 drain.spawn(info_span!("admin"), serve(listener, self.clone(), port, drain.clone()));
             }
         }
+        if let Some(listener) = listeners.channelz {
+            let serving = channelz::serve(listener, self.clone(), listeners.grpc, drain.clone());
+            drain.spawn(info_span!("channelz"), serving);
+        }
         if let Some(listener) = listeners.local {
             drain.spawn(info_span!("admin"), serve(listener, self.clone(), Port::Local, drain.clone()));
         }
@@ -158,7 +181,7 @@ where
 {
     let answer = |request| async move {
         slot.busy();
-        let answer = served.admin.answer(request, served.port, asker).await;
+        let answer = served.admin.answer(request, served.port, asker, &served.drain).await;
         slot.waits();
         Ok::<_, Infallible>(answer)
     };

@@ -36,7 +36,7 @@ use policies::Policies;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
 
-use crate::admin::{Admin, Clock, Listeners, PodView, Program, Readiness};
+use crate::admin::{Admin, Clock, Listeners, PodView, Program, Readiness, Streams, Viewers};
 use crate::config::cloud::Cloud;
 use crate::enrol::Enrolment;
 use crate::frontend::{Module, Ssh};
@@ -57,6 +57,8 @@ pub struct PodBound {
     pub log: SocketAddr,
     /// Address of the port for metrics alone.
     pub metrics: Option<SocketAddr>,
+    /// Address of gRPC's debugging port.
+    pub channelz: Option<SocketAddr>,
 }
 
 /// A running pod: its addresses, and how to stop it.
@@ -85,6 +87,7 @@ struct Prepared {
     ports: Ports,
     gates: Gates,
     client_ports: Vec<ClientPort>,
+    viewers: Viewers,
 }
 
 /// From the settings of a module to its ports; `None`: something is wrong, and noted.
@@ -106,7 +109,7 @@ impl Pod {
     pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
-        let Prepared { files, ports, gates, client_ports } = startup.finish(prepared)?;
+        let Prepared { files, ports, gates, client_ports, viewers } = startup.finish(prepared)?;
         let port = ports.grpc.at().port();
         let core = Core::new(&settings, &files, port, ports.own(&client_ports));
         let bound = PodBound {
@@ -114,6 +117,7 @@ impl Pod {
             clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
             log: ports.log.as_ref().map_or(settings.server.log_listen.at, Listener::at),
             metrics: ports.metrics.as_ref().map(Listener::at),
+            channelz: ports.channelz.as_ref().map(Listener::at),
         };
         let doors = gates.watch(&core.stopping.links);
         for port in client_ports {
@@ -140,8 +144,14 @@ impl Pod {
             enrolment: core.context.enrolment.clone(),
             port,
         };
-        let admin = pod.admin(view, level, !settings.server.log_listen.is_local());
-        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
+        let admin = pod.admin(view, viewers, level, !settings.server.log_listen.is_local());
+        let listeners = Listeners {
+            log: ports.log,
+            metrics: ports.metrics,
+            local: ports.admin,
+            channelz: ports.channelz,
+            grpc: Some(pod.bound.grpc),
+        };
         admin.spawn(listeners, &pod.stopping.admin);
         admin.follow_certificates(settings.certificates(), settings.authorities(), &pod.stopping.admin);
         let proxies = settings.server.proxy_protocol;
@@ -164,10 +174,18 @@ impl Pod {
         Prepared::new(settings, startup);
     }
 
-    fn admin(&self, view: PodView, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
+    fn admin(
+        &self,
+        view: PodView,
+        viewers: Viewers,
+        level: Option<LogLevel>,
+        level_from_anywhere: bool,
+    ) -> Admin {
         Admin {
             side: Program::Cloud(view),
             clock: Clock::now(),
+            viewers,
+            streams: Streams::default(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -189,9 +207,10 @@ impl Prepared {
         let files = PodFiles::read(settings, startup);
         let ports = Ports::bind(settings, startup);
         let mut gates = Gates::default();
+        let viewers = gates.viewers(&settings.admin, startup);
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
         let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
         let client_ports = client_ports?.into_iter().flatten().collect();
-        Some(Self { files: files?, ports: ports?, gates, client_ports })
+        Some(Self { files: files?, ports: ports?, gates, client_ports, viewers: viewers? })
     }
 }

@@ -22,7 +22,6 @@ pub mod edge;
 mod fold;
 mod listen;
 mod report;
-mod unserved;
 mod value;
 
 /// Values of the environment and the command line, as plain text; empty means absent. `main` alone reads it.
@@ -70,13 +69,15 @@ pub struct Listen {
     pub key: &'static str,
 }
 
-/// The unix socket for commands of this machine, as `tunnel status`.
+/// The table `admin`: how operators look at the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AdminSocket {
-    /// The file, which only its owner may open.
+pub struct AdminSettings {
+    /// The unix socket for commands of this machine, as `tunnel status`; only its owner may open it.
     pub path: PathBuf,
     /// No key names it: if it cannot be had, the program goes on without it.
     pub implicit: bool,
+    /// Who may look at the log port from other machines: users, or else nobody.
+    pub access: Access,
 }
 
 /// The settings of a file and the environment, as far as they can be read.

@@ -46,6 +46,16 @@ pub enum Drained {
     Cut(usize),
 }
 
+/// hyper's tasks, spawned where they are waited for.
+impl<F> hyper::rt::Executor<F> for Drain
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        self.spawn(Span::current(), task.map(drop));
+    }
+}
+
 impl Drain {
     /// A handle in the state running.
     pub fn new() -> Self {

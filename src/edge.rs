@@ -17,13 +17,13 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
-use files::{EdgeFiles, Ports};
+use files::{EdgeFiles, Ports, prepare};
 use keeper::Keeper;
 use link_dialer::LinkDialer;
 pub use link_dialer::tls_remedy;
 use proxy::ProxyPort;
 
-use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness};
+use crate::admin::{Admin, Clock, EdgeView, Listeners, Program, Readiness, Streams, Viewers};
 use crate::backend::Backend;
 use crate::config::edge::{EdgeSettings as Settings, MEMORY};
 use crate::dialer::{LocalAddresses, Place, TargetDialer};
@@ -46,6 +46,8 @@ pub struct EdgeBound {
     pub log: Option<SocketAddr>,
     /// Metrics alone.
     pub metrics: Option<SocketAddr>,
+    /// gRPC's debugging port.
+    pub channelz: Option<SocketAddr>,
     /// The HTTP proxy.
     pub proxy: Option<SocketAddr>,
 }
@@ -80,8 +82,9 @@ impl Edge {
     pub fn start(settings: Settings, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = prepare(&settings, &mut startup);
-        let (files, ports, proxy) = startup.finish(prepared)?;
+        let (files, ports, proxy, (viewers, gates)) = startup.finish(prepared)?;
         let mut edge = Self::new(&settings, &ports, proxy.as_ref().map(ProxyPort::at));
+        gates.watch(&edge.links);
         let level_from_anywhere = !settings.client.log_listen.is_local();
         let pool = Pool::new();
         if let Some(proxy) = proxy {
@@ -94,8 +97,14 @@ impl Edge {
         let keeper = Arc::new(keeper);
         edge.links.spawn(info_span!("network"), keeper.clone().follow_network());
         edge.links.spawn(span, keeper.keep());
-        let listeners = Listeners { log: ports.log, metrics: ports.metrics, local: ports.admin };
-        let admin = edge.admin(level, level_from_anywhere);
+        let listeners = Listeners {
+            log: ports.log,
+            metrics: ports.metrics,
+            local: ports.admin,
+            channelz: ports.channelz,
+            grpc: None,
+        };
+        let admin = edge.admin(viewers, level, level_from_anywhere);
         admin.spawn(listeners, &edge.admin);
         let shown = cert.iter().map(|cert| ("mode.edge.https.cert", cert.as_path())).collect();
         admin.follow_certificates(shown, vec![("mode.edge.stream.client.cert", ca.as_path())], &edge.admin);
@@ -141,6 +150,7 @@ impl Edge {
             bound: EdgeBound {
                 log: ports.log.as_ref().map(Listener::at),
                 metrics: ports.metrics.as_ref().map(Listener::at),
+                channelz: ports.channelz.as_ref().map(Listener::at),
                 proxy,
             },
             route: Route::from_edge(uplinks.clone(), table.clone(), OPEN_TIMEOUT, session.grace),
@@ -167,7 +177,10 @@ impl Edge {
             own: LocalAddresses::of_interfaces(own),
             targets: self.targets.clone(),
             // Not the one for metrics: it is read-only, and so that others reach it.
-            listening: self.bound.log.into_iter().chain(self.bound.proxy).collect(),
+            listening: [self.bound.log, self.bound.channelz, self.bound.proxy]
+                .into_iter()
+                .flatten()
+                .collect(),
             resolver: resolver.clone(),
         };
         let ground = LinkContext {
@@ -213,11 +226,13 @@ impl Edge {
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
     }
 
-    fn admin(&self, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
+    fn admin(&self, viewers: Viewers, level: Option<LogLevel>, level_from_anywhere: bool) -> Admin {
         let view = EdgeView { uplinks: self.uplinks.clone(), table: self.table.clone() };
         Admin {
             side: Program::Edge(view),
             clock: Clock::now(),
+            viewers,
+            streams: Streams::default(),
             metrics: self.metrics.clone(),
             readiness: self.readiness.clone(),
             level,
@@ -255,18 +270,6 @@ impl Edge {
         self.admin.finish(CLOSE_TIMEOUT, std::future::pending()).await;
         drained
     }
-}
-
-/// What the settings name, had before anything runs; `None`: something is wrong, and noted.
-fn prepare(settings: &Settings, startup: &mut Startup) -> Option<(EdgeFiles, Ports, Option<ProxyPort>)> {
-    let files = EdgeFiles::read(settings, startup);
-    let ports = Ports::bind(settings, startup);
-    // Outer: whether it can be served; inner: whether it is asked for.
-    let proxy = match &settings.http_proxy {
-        None => Some(None),
-        Some(proxy) => ProxyPort::prepare(proxy, startup).map(Some),
-    };
-    Some((files?, ports?, proxy?))
 }
 
 /// How long opening a session from here may take.

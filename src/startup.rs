@@ -13,7 +13,7 @@ use std::path::Path;
 
 use tracing::debug;
 
-use crate::config::{self, AdminSocket, Fault, Faults, Listen};
+use crate::config::{self, AdminSettings, Fault, Faults, Listen};
 use crate::net::listen::{BindError, Listener, LocalListener, try_congestion};
 
 pub use gates::{Doors, Gates, Guard};
@@ -153,7 +153,7 @@ impl Startup {
     }
 
     /// As [`Self::bind_local`], for the socket of commands; `Some(None)` where nobody asked for it and it cannot be had.
-    pub fn bind_admin(&mut self, key: &str, socket: &AdminSocket) -> Option<Option<LocalListener>> {
+    pub fn bind_admin(&mut self, key: &str, socket: &AdminSettings) -> Option<Option<LocalListener>> {
         if !socket.implicit {
             return self.bind_local(key, &socket.path).map(Some);
         }

@@ -151,7 +151,11 @@ fn knowledge_faults(file: &str, text: &str) -> Vec<Fault> {
     let below = |i: usize| home.get(i).map_or("", String::as_str);
     // etcd is asked over gRPC too, with messages of its own.
     let etcd = room == "registry" && below(1) == "etcd";
-    let wire = etcd || matches!((below(1), below(2)), ("wire", "codec" | "extension") | ("link", "grpc"));
+    // The debugging port answers calls of gRPC's own clients.
+    let channelz = (room.as_str(), below(1)) == ("admin", "channelz");
+    let wire = etcd
+        || channelz
+        || matches!((below(1), below(2)), ("wire", "codec" | "extension") | ("link", "grpc"));
     let wiring = matches!(room.as_str(), "config" | "startup" | "cloud" | "edge" | "command");
     // gRPC is spoken over HTTP, so its ends look at statuses too.
     let http = matches!(room.as_str(), "frontend" | "admin") || (below(1), below(2)) == ("link", "grpc");

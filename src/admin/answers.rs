@@ -9,8 +9,10 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use tracing::info;
 
+use super::page::live_page;
 use super::response::{json, only, plain_text, text};
-use super::{Admin, Asker, Port, Program, enrol};
+use super::{Admin, Asker, Port, Program, Reply, enrol};
+use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::telemetry::{AUDIT, Form, log_trouble};
 
@@ -21,14 +23,37 @@ impl Admin {
         request: Request<Incoming>,
         port: Port,
         asker: Asker,
+        drain: &Drain,
+    ) -> Response<Reply> {
+        let path = request.uri().path();
+        if port != Port::Metrics && PRIVATE.contains(&path) && READS.contains(request.method()) {
+            if let Some(refused) = self.turned_away(asker, request.headers()).await {
+                return refused.map(Reply::Left);
+            }
+            return match path {
+                "/events" => self.events(asker, drain),
+                "/status" => json(&self.status()).map(Reply::Left),
+                _ => live_page().map(Reply::Left),
+            };
+        }
+        self.answer_at_once(request, port, asker).await.map(Reply::Left)
+    }
+
+    async fn answer_at_once(
+        &self,
+        request: Request<Incoming>,
+        port: Port,
+        asker: Asker,
     ) -> Response<Full<Bytes>> {
         if port == Port::Metrics && !PUBLIC.contains(&request.uri().path()) {
             return plain_text(StatusCode::NOT_FOUND, NOT_FOUND);
         }
-        let read = matches!(*request.method(), Method::GET | Method::HEAD);
+        let read = READS.contains(request.method());
         let get = *request.method() == Method::GET;
         match (request.uri().path(), &self.side) {
-            ("/metrics" | "/livez" | "/readyz" | "/status", _) if !read => only("GET, HEAD", READ_ONLY),
+            ("/metrics" | "/livez" | "/readyz" | "/status" | "/events" | "/", _) if !read => {
+                only("GET, HEAD", READ_ONLY)
+            }
             ("/metrics", _) => {
                 let accept = request.headers().get(ACCEPT).and_then(|accept| accept.to_str().ok());
                 let form = Form::wanted(accept.unwrap_or_default());
@@ -40,10 +65,6 @@ impl Admin {
                 Err(reasons) => {
                     plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble()))
                 }
-            },
-            ("/status", _) => match asker.may_look(request.headers()) {
-                Ok(()) => json(&self.status()),
-                Err(why) => plain_text(StatusCode::FORBIDDEN, format!("{why}\n")),
             },
             ("/cloud/healthz", Program::Cloud(_)) | ("/edge/healthz", Program::Edge(_)) if !get => {
                 only("GET", READ_ONLY)
@@ -118,6 +139,11 @@ fn go_parse_int(text: &str) -> Result<i32, String> {
     let why = if number { "value out of range" } else { "invalid syntax" };
     text.parse().map_err(|_| format!("strconv.ParseInt: parsing {text:?}: {why}"))
 }
+
+/// What is not for everybody.
+const PRIVATE: [&str; 3] = ["/", "/events", "/status"];
+
+const READS: [Method; 2] = [Method::GET, Method::HEAD];
 
 /// What the port for metrics has.
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];

@@ -2,6 +2,7 @@ use super::*;
 use crate::names::{Instance, NodeName};
 use crate::protocol::{Dialect, LinkId, LinkSender, Peer, SessionLimits, SessionTable, Windows};
 use crate::registry::{Linked, Registry, Uplinks};
+use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -43,6 +44,8 @@ fn admin(side: Program) -> Admin {
     Admin {
         side,
         clock: Clock::now(),
+        viewers: Viewers::default(),
+        streams: Streams::default(),
         metrics: Metrics::cloud("ns", "pod"),
         readiness: Readiness::waiting_for(&["link"]),
         level: None,
@@ -279,4 +282,93 @@ async fn the_socket_answers_its_owner_whatever_the_host() {
     socket.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK") && answer.contains("\"name\":\"a\""), "{answer}");
     drain.begin();
+}
+
+#[tokio::test]
+async fn the_page_loads_nothing_and_runs_only_its_own_script() {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (at, drain) = (listener.at(), Drain::new());
+    let client = async {
+        let mut answers = Vec::new();
+        for _ in 0..2 {
+            let mut socket = TcpStream::connect(at).await.unwrap();
+            socket
+                .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                .await
+                .unwrap();
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).await.unwrap();
+            answers.push(answer);
+        }
+        drain.begin();
+        answers
+    };
+    let (pages, ()) = tokio::join!(client, serve(listener, cloud(&[]), Port::Log, drain.clone()));
+    let nonces: Vec<_> = pages
+        .iter()
+        .map(|page| {
+            let policy = page.split("content-security-policy: ").nth(1).unwrap().lines().next().unwrap();
+            assert!(policy.starts_with("default-src 'none';") && !policy.contains("unsafe"), "{policy}");
+            let nonce = policy.split("'nonce-").nth(1).unwrap().split('\'').next().unwrap();
+            assert_eq!(page.matches(&format!("nonce=\"{nonce}\"")).count(), 2, "its script and its style");
+            nonce
+        })
+        .collect();
+    assert_ne!(nonces[0], nonces[1]);
+    let body = pages[0].split_once("\r\n\r\n").unwrap().1;
+    for foreign in ["http://", "https://", "src=", "href=", "@import", "url(", "innerHTML"] {
+        let found = body.matches(foreign).count()
+            - body.matches("http://www.w3.org/2000/svg").count() * usize::from(foreign == "http://");
+        assert_eq!(found, 0, "{foreign}");
+    }
+}
+
+#[tokio::test]
+async fn pages_are_for_this_machine_or_for_users_with_their_password() {
+    let pod = cloud(&[]);
+    let elsewhere = Asker::Address("192.0.2.1".parse().unwrap());
+    let head = |password: &str| {
+        let mut head = http::HeaderMap::new();
+        head.insert("authorization", password.parse().unwrap());
+        head
+    };
+    let refused = pod.turned_away(elsewhere, &head("right")).await.unwrap();
+    assert_eq!(refused.status(), 403, "there are no users");
+    let viewers = Viewers::new(|head, _| Box::pin(async move { head["authorization"] == "right" }));
+    let pod = Admin { viewers, ..pod };
+    assert!(pod.turned_away(elsewhere, &head("right")).await.is_none());
+    let refused = pod.turned_away(elsewhere, &head("wrong")).await.unwrap();
+    assert_eq!((refused.status().as_u16(), refused.headers().contains_key("www-authenticate")), (401, true));
+}
+
+#[tokio::test]
+async fn events_begin_with_all_and_end_with_the_drain_and_are_bounded_for_each_source() {
+    let (pod, drain) = (cloud(&["a"]), Drain::new());
+    let near = Asker::Address("127.0.0.1".parse().unwrap());
+    let mut open = Vec::new();
+    let refused = loop {
+        let answer = pod.events(near, &drain);
+        if answer.status() != 200 {
+            break answer;
+        }
+        open.push(answer.into_body());
+    };
+    assert_eq!((refused.status().as_u16(), open.len()), (503, 8));
+    let other = pod.events(Asker::Address("192.0.2.1".parse().unwrap()), &drain);
+    assert_eq!(other.status(), 200, "another source has its share");
+    let mut first = open.swap_remove(0);
+    let event = first.frame().await.unwrap().unwrap().into_data().unwrap();
+    let event = std::str::from_utf8(&event).unwrap();
+    let json = event.strip_prefix("event: status\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
+    let told: serde_json::Value = serde_json::from_str(json).unwrap();
+    assert_eq!(told["links"]["set"][0][1]["name"], "a");
+    drop(open);
+    drain.begin();
+    while let Some(more) = first.frame().await {
+        more.unwrap();
+    }
+    assert_eq!(
+        drain.finish(Duration::from_secs(20), std::future::pending()).await,
+        crate::drain::Drained::Finished
+    );
 }

@@ -52,9 +52,14 @@ impl Clock {
 
     /// Seconds since 1970, in whole milliseconds.
     fn time(&self, at: Instant) -> f64 {
+        seconds(self.since_epoch(at))
+    }
+
+    /// The time since 1970.
+    pub(super) fn since_epoch(&self, at: Instant) -> Duration {
         let wall = self.wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let since = at.checked_duration_since(self.at).map(|after| wall + after);
-        seconds(since.unwrap_or_else(|| wall.saturating_sub(self.at.duration_since(at))))
+        let after = at.checked_duration_since(self.at).map(|after| wall + after);
+        after.unwrap_or_else(|| wall.saturating_sub(self.at.duration_since(at)))
     }
 }
 

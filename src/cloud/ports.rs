@@ -21,6 +21,8 @@ pub(super) struct Ports {
     pub(super) log: Option<Listener>,
     /// Metrics alone.
     pub(super) metrics: Option<Listener>,
+    /// For gRPC's debugging clients.
+    pub(super) channelz: Option<Listener>,
     /// For commands of this machine.
     pub(super) admin: Option<LocalListener>,
 }
@@ -83,15 +85,19 @@ impl Ports {
             None => None,
             Some(bound) => Some(bound?),
         };
+        let channelz = match server.channelz.map(|at| startup.bind(&format!("{TABLE}.channelz_addr"), at)) {
+            None => None,
+            Some(bound) => Some(bound?),
+        };
         let admin = startup.bind_admin("mode.cloud.admin.listen", &settings.admin);
-        Some(Self { grpc: grpc?, log: log?, metrics, admin: admin? })
+        Some(Self { grpc: grpc?, log: log?, metrics, channelz, admin: admin? })
     }
 
     /// The addresses at which this pod listens, which edges must not reach through it. The read-only port for metrics
     /// is not among them.
     pub(super) fn own(&self, front_ends: &[ClientPort]) -> Vec<SocketAddr> {
-        let log = self.log.as_ref().map(Listener::at);
-        [self.grpc.at()].into_iter().chain(log).chain(front_ends.iter().filter_map(|end| end.at)).collect()
+        let more = self.log.iter().chain(&self.channelz).map(Listener::at);
+        [self.grpc.at()].into_iter().chain(more).chain(front_ends.iter().filter_map(|end| end.at)).collect()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fold::{Report, Table};
-use super::{AdminSocket, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
+use super::{AdminSettings, Concern, Environment, Faults, Listen, Reading, Warning, listen, value};
 use crate::policy::{Glob, Networks, TargetEntry, Targets};
 
 mod addresses;
@@ -56,7 +56,7 @@ pub struct Cloud {
     /// HTTP ports, each for one port of every node.
     pub http: Http,
     /// Where commands of this machine come in.
-    pub admin: AdminSocket,
+    pub admin: AdminSettings,
     /// Limits of sessions.
     pub session: PodSessions,
     /// Where others learn which node is at this pod.
@@ -86,6 +86,8 @@ pub struct Server {
     pub log_listen: Listen,
     /// Metrics alone; `None`: only on the log port.
     pub metrics_listen: Option<Listen>,
+    /// gRPC's debugging port; `None`: there is none.
+    pub channelz: Option<std::net::SocketAddr>,
     /// The kernel's congestion control for links; `None`: the system's default.
     pub congestion: Option<Arc<str>>,
     /// PEM file of the server's private key.
@@ -188,13 +190,13 @@ fn server(stream: &mut Table<'_>, report: &mut Report) -> Server {
         proxy_protocol: listen::proxies(&mut table, report).unwrap_or_default(),
         log_listen: listen::log(&mut table, report),
         metrics_listen: listen::read(&mut table, "metrics_listen", "metrics_port", report),
+        channelz: listen::channelz(&mut table, report),
         congestion: table.read("congestion", value::nonempty, report).map(Arc::from),
         key: table.read("key", value::path, report).unwrap_or_else(|| KEY_FILE.into()),
         cert: table.read("cert", value::path, report).unwrap_or_else(|| CERT.into()),
         tokenfile: table.read("tokenfile", value::path, report).unwrap_or_else(|| TOKENFILE.into()),
         ca: table.read("ca", value::path, report).unwrap_or_else(|| super::CA.into()),
     };
-    super::unserved::channelz(&mut table, report);
     table.finish(report);
     server
 }

@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use super::fold::{Report, Table};
 use super::{
-    AdminSocket, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, unserved,
-    value,
+    AdminSettings, Auth, Concern, Environment, Faults, Listen, Reading, Secret, Warning, listen, value,
 };
 use crate::names::{Host, NodeName, Target};
 use crate::policy::{TargetEntry, Targets};
@@ -25,7 +24,7 @@ pub struct EdgeSettings {
     /// Whom to dial, and as whom.
     pub client: Client,
     /// Where commands of this machine come in.
-    pub admin: AdminSocket,
+    pub admin: AdminSettings,
     /// Limits of sessions.
     pub session: EdgeSessions,
     /// What it may dial for others.
@@ -53,6 +52,8 @@ pub struct Client {
     pub log_listen: Listen,
     /// Metrics alone, which clients may reach through the tunnel; `None`: only on the log port.
     pub metrics_listen: Option<SocketAddr>,
+    /// gRPC's debugging port; `None`: there is none.
+    pub channelz: Option<SocketAddr>,
     /// The kernel's congestion control for the link; `None`: the system's default.
     pub congestion: Option<Arc<str>>,
     /// `HTTPS_PROXY`: through which proxy to dial, a URL.
@@ -116,9 +117,11 @@ impl EdgeSettings {
             Token::File(file) => ("mode.edge.stream.client.token_file", file.as_path()),
         };
         let key = self.https.identity.iter().map(|(_, key)| ("mode.edge.https.key", key.as_path()));
-        let users = self.http_proxy.iter().filter_map(|proxy| match &proxy.access.auth {
+        let proxy = self.http_proxy.iter().map(|proxy| ("mode.edge.http_proxy.users", &proxy.access));
+        let all = proxy.chain([("mode.edge.admin.users", &self.admin.access)]);
+        let users = all.filter_map(|(key, access)| match &access.auth {
             Auth::None => None,
-            Auth::Basic { users, .. } => Some(("mode.edge.http_proxy.users", users.as_path())),
+            Auth::Basic { users, .. } => Some((key, users.as_path())),
         });
         std::iter::once(token).chain(key).chain(users).collect()
     }
@@ -156,7 +159,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Cli
     let log_listen = listen::log(&mut table, report);
     let metrics_listen = table.read("metrics_listen", value::socket, report);
     let congestion = table.read("congestion", value::nonempty, report).map(Arc::from);
-    unserved::channelz(&mut table, report);
+    let channelz = listen::channelz(&mut table, report);
     table.finish(report);
     Client {
         node: node.unwrap_or_else(NodeName::none),
@@ -165,6 +168,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Cli
         servers,
         log_listen,
         metrics_listen,
+        channelz,
         congestion,
         https_proxy: env.https_proxy.clone().filter(|url| !url.reveal().is_empty()),
         no_proxy: env.no_proxy.clone().filter(|hosts| !hosts.is_empty()),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::de::DeValue;
 
 use super::fold::{Report, Table};
-use super::{AdminSocket, Concern, Listen, value};
+use super::{Access, AdminSettings, Auth, Concern, Listen, value};
 use crate::policy::Networks;
 
 impl Listen {
@@ -44,16 +44,20 @@ pub(super) fn read(
     }
 }
 
-/// Reads `listen = "unix:/path"` of a table `admin`. Absent: `name` in the directory that systemd makes for programs.
-pub(super) fn admin(parent: &mut Table<'_>, name: &str, report: &mut Report) -> AdminSocket {
+/// Reads a table `admin`. Without `listen = "unix:/path"`: `name` in the directory that systemd makes for programs.
+pub(super) fn admin(parent: &mut Table<'_>, name: &str, report: &mut Report) -> AdminSettings {
     let mut table = parent.table("admin", report);
     let wanted = "want unix:/path, for example unix:/run/tunnel/cloud.sock";
     let reader =
         |value: &DeValue<'_>| unix_path(&value::text(value)?).ok_or_else(|| value::wrong(value, wanted));
     let path = table.read(LISTEN, reader, report);
     let implicit = !table.has(LISTEN);
+    let key = table.key("users");
+    let users = table.read("users", value::path, report);
+    let auth = users.map_or(Auth::None, |users| Auth::Basic { users, key });
     table.finish(report);
-    AdminSocket { path: path.unwrap_or_else(|| Path::new(RUN_DIR).join(name)), implicit }
+    let path = path.unwrap_or_else(|| Path::new(RUN_DIR).join(name));
+    AdminSettings { path, implicit, access: Access { auth, ..Access::default() } }
 }
 
 /// The path in `unix:/path`.
@@ -144,6 +148,23 @@ pub(super) fn log(table: &mut Table<'_>, report: &mut Report) -> Listen {
     log
 }
 
+/// Reads where gRPC's debugging clients come in. `None`: nowhere, as with an empty text.
+pub(super) fn channelz(table: &mut Table<'_>, report: &mut Report) -> Option<SocketAddr> {
+    let read = |value: &DeValue<'_>| match value::text(value)?.is_empty() {
+        true => Ok(None),
+        false => value::socket(value).map(Some),
+    };
+    let at = table.read(CHANNELZ, read, report)??;
+    if !at.ip().is_loopback() {
+        let text = format!(
+            "whoever reaches {at} sees the addresses and names of all links; 127.0.0.1:{} closes it",
+            at.port()
+        );
+        report.warn(table.key(CHANNELZ), Concern::OpenDoor, text);
+    }
+    Some(at)
+}
+
 /// Reads the networks of balancers whose PROXY headers are believed. `None`: the key is absent.
 pub(super) fn proxies(table: &mut Table<'_>, report: &mut Report) -> Option<Networks> {
     let proxies: Networks = table.list(PROXIES, value::network, report)?.into_iter().collect();
@@ -162,6 +183,9 @@ const PROXIES: &str = "proxy_protocol";
 
 /// Where programs have their sockets.
 const RUN_DIR: &str = "/run/tunnel";
+
+/// SuperEdge's key for gRPC's debugging port.
+const CHANNELZ: &str = "channelz_addr";
 
 /// The port SuperEdge's manifests probe.
 const LOG_PORT: u16 = 51010;

@@ -5,6 +5,8 @@ use std::path::Path;
 use tokio_rustls::rustls::ClientConfig;
 
 use super::link_dialer::CloudServer;
+use super::proxy::ProxyPort;
+use crate::admin::Viewers;
 use crate::backend::TargetTls;
 use crate::config::Secret;
 use crate::config::edge::{Client, EdgeSettings as Settings, Https, Token};
@@ -13,7 +15,7 @@ use crate::net::proxy::Proxy;
 use crate::net::reload::Reload;
 use crate::net::resolver::Resolver;
 use crate::net::tls::{self, Identity, Trust};
-use crate::startup::{FaultKind, Startup};
+use crate::startup::{FaultKind, Gates, Startup};
 
 /// What stands in the files; what is watched follows them.
 pub(super) struct EdgeFiles {
@@ -38,8 +40,27 @@ pub(super) struct Ports {
     pub(super) log: Option<Listener>,
     /// Metrics alone.
     pub(super) metrics: Option<Listener>,
+    /// For gRPC's debugging clients.
+    pub(super) channelz: Option<Listener>,
     /// For commands of this machine.
     pub(super) admin: Option<LocalListener>,
+}
+
+/// What the settings name; who may look from other machines, with the files that say so.
+pub(super) type Prepared = (EdgeFiles, Ports, Option<ProxyPort>, (Viewers, Gates));
+
+/// What the settings name, had before anything runs; `None`: something is wrong, and noted.
+pub(super) fn prepare(settings: &Settings, startup: &mut Startup) -> Option<Prepared> {
+    let files = EdgeFiles::read(settings, startup);
+    let ports = Ports::bind(settings, startup);
+    // Outer: whether it can be served; inner: whether it is asked for.
+    let proxy = match &settings.http_proxy {
+        None => Some(None),
+        Some(proxy) => ProxyPort::prepare(proxy, startup).map(Some),
+    };
+    let mut gates = Gates::default();
+    let viewers = gates.viewers(&settings.admin, startup);
+    Some((files?, ports?, proxy?, (viewers?, gates)))
 }
 
 impl EdgeFiles {
@@ -77,8 +98,13 @@ impl Ports {
             None => None,
             Some(bound) => Some(bound?),
         };
+        let at = settings.client.channelz;
+        let channelz = match at.map(|at| startup.bind(&format!("{TABLE}.channelz_addr"), at)) {
+            None => None,
+            Some(bound) => Some(bound?),
+        };
         let admin = startup.bind_admin("mode.edge.admin.listen", &settings.admin);
-        Some(Self { log: log?, metrics, admin: admin? })
+        Some(Self { log: log?, metrics, channelz, admin: admin? })
     }
 }
 

@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use http::HeaderMap;
+use http::header::{AUTHORIZATION, PROXY_AUTHORIZATION};
 use tracing::{info, info_span};
 
 use super::{FaultKind, Startup};
-use crate::config::{Access, Auth};
+use crate::admin::Viewers;
+use crate::config::{Access, AdminSettings, Auth};
 use crate::drain::Drain;
 use crate::frontend::{Gate, Logins, Users};
 use crate::net::reload::Reload;
@@ -54,6 +57,21 @@ impl Gates {
         let gate = Arc::new(ArcSwap::from_pointee(Gate { allow_from, logins, names, rules, zone: None }));
         self.doors.0.push((door.to_owned(), gate.clone()));
         Some(Guard { proxies: proxy_protocol, gate })
+    }
+
+    /// Who may look at the admin ports from other machines; `None`: a file will not do, which is noted.
+    pub fn viewers(&mut self, admin: &AdminSettings, startup: &mut Startup) -> Option<Viewers> {
+        if admin.access.auth == Auth::None {
+            return Some(Viewers::default());
+        }
+        let gate = self.prepare("admin", &admin.access, startup)?.gate(None);
+        Some(Viewers::new(move |head, from| {
+            let gate = gate.load_full();
+            // The gate reads what clients say to a proxy; a browser says the same to a server.
+            let said = head.get(AUTHORIZATION).map(|said| (PROXY_AUTHORIZATION, said.clone()));
+            let said = HeaderMap::from_iter(said);
+            Box::pin(async move { gate.identify(&said, from).await.is_ok() })
+        }))
     }
 
     /// Follows the files.

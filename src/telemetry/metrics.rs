@@ -84,7 +84,7 @@ pub struct Metrics {
 
 /// A counter for each cause; causes are fixed words.
 #[derive(Debug, Clone, Default)]
-pub struct Causes(Family<CauseLabels, Counter>);
+pub struct Causes(Family<CauseLabels, Counter>, Counter);
 
 /// Bytes held of each budget, and its bound.
 #[derive(Debug, Clone, Default)]
@@ -193,6 +193,12 @@ impl Causes {
     /// Counts one more for `cause`.
     pub fn count(&self, cause: &'static str) {
         self.0.get_or_create(&CauseLabels { cause }).inc();
+        self.1.inc();
+    }
+
+    /// The count of all causes together.
+    pub fn all(&self) -> u64 {
+        self.1.get()
     }
 
     /// The count of `cause`.

@@ -12,6 +12,7 @@ mod wait;
 #[cfg(feature = "kubernetes")]
 mod addresses;
 mod apiserver;
+mod channelz;
 mod cluster;
 mod command;
 #[cfg(feature = "kubernetes")]
@@ -32,6 +33,7 @@ mod measure;
 mod monitoring;
 mod names;
 mod network;
+mod page;
 mod parts;
 mod plain;
 mod play;

@@ -117,7 +117,7 @@ log_listen = "127.0.0.1:{log_port}"
     }
 
     /// Starts the program; its config and its log are called `name`.
-    fn tunnel(
+    pub(crate) fn tunnel(
         &self,
         (mode, name): (&str, &str),
         config: &str,

@@ -14,7 +14,9 @@ impl Cloud {
         ];
         let egress = self.egress.as_ref().map(Egress::access);
         let proxy = self.http_proxy.as_ref().map(|proxy| &proxy.access);
-        for access in [&self.ssh.access, &self.https.access].into_iter().chain(egress).chain(proxy) {
+        for access in
+            [&self.ssh.access, &self.https.access, &self.admin.access].into_iter().chain(egress).chain(proxy)
+        {
             // What several tables take from one is one file.
             if let Auth::Basic { users, key } = &access.auth
                 && !all.contains(&(key, users))

@@ -65,6 +65,7 @@ fn ends(io: &impl Connection) -> Ends {
     Ends {
         local: tcp.and_then(|tcp| tcp.local_addr().ok()),
         remote: tcp.and_then(|tcp| tcp.peer_addr().ok()),
+        dialled: false,
         version: None,
     }
 }

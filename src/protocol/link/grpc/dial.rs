@@ -189,7 +189,7 @@ where
         .map_err(broken)?;
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
-    let ends = Ends { version: program(&headers.headers), ..ends };
+    let ends = Ends { version: program(&headers.headers), dialled: true, ..ends };
     Ok(Answered { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, connection })
 }
 

@@ -16,6 +16,8 @@ pub struct Ends {
     pub local: Option<SocketAddr>,
     /// The other end's address, a proxy's where one was dialled through.
     pub remote: Option<SocketAddr>,
+    /// Whether this end has dialled.
+    pub dialled: bool,
     /// The program at the other end as it calls itself, at most 40 printable characters.
     pub version: Option<Box<str>>,
 }

@@ -1,0 +1,64 @@
+//! gRPC's debugging port, asked by grpcurl, which knows nothing of it but by reflection.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::parts::{free_port, kept, loopback};
+use crate::process::{PATIENCE, run_command};
+use crate::tunnel::TestDir;
+
+#[test]
+fn grpcurl_finds_the_services_and_the_links_with_their_counts() {
+    let Some(program) = kept("grpcurl-1.9.3/grpcurl") else { return };
+    let place = TestDir::new();
+    let (pod, node) = (free_port(), free_port());
+    let at = |port: u16| format!("127.0.0.1:{port}");
+    let (grpc, log, edge_log) = (free_port(), free_port(), free_port());
+    let config = format!(
+        "{}channelz_addr = \"{}\"\n[mode.cloud.ssh]\nlisten = \"{}\"\n",
+        place.cloud_config(loopback(grpc), log),
+        at(pod),
+        at(free_port())
+    );
+    let mut cloud = place.tunnel(("cloud", "cloud"), &config, &[], &[]);
+    cloud.answers(log, "/readyz", "");
+    let config =
+        format!("{}channelz_addr = \"{}\"\n", place.edge_config("node1", &at(grpc), edge_log), at(node));
+    let mut edge = place.tunnel(("edge", "edge"), &config, &[], &[]);
+    edge.answers(edge_log, "/readyz", "");
+    let ask = |port: u16, method: &str, asked: &str| -> Value {
+        let mut grpcurl = Command::new(&program);
+        grpcurl.args(["-plaintext", "-d", asked, &at(port), &format!("grpc.channelz.v1.Channelz/{method}")]);
+        let said = run_command("grpcurl", &mut grpcurl, None, PATIENCE);
+        assert!(said.status.success(), "{method}: {said:?}");
+        serde_json::from_str(&said.stdout).unwrap()
+    };
+    let mut list = Command::new(&program);
+    let said = run_command("grpcurl", list.args(["-plaintext", &at(pod), "list"]), None, PATIENCE);
+    assert_eq!(said.stdout, "grpc.channelz.v1.Channelz\ngrpc.reflection.v1.ServerReflection\n", "{said:?}");
+
+    let servers = ask(pod, "GetServers", "{}");
+    let server = &servers["server"][0];
+    assert_eq!(server["ref"]["name"], "links", "{servers}");
+    assert_eq!(server["data"]["callsStarted"], "1", "{servers}");
+    assert_eq!(server["listenSocket"][0]["name"], at(grpc));
+    let id = server["ref"]["serverId"].as_str().unwrap();
+    let sockets = ask(pod, "GetServerSockets", &format!("{{\"server_id\": {id}}}"));
+    assert_eq!(sockets["socketRef"][0]["name"], "node1", "{sockets}");
+    let id = sockets["socketRef"][0]["socketId"].as_str().unwrap();
+    let socket = ask(pod, "GetSocket", &format!("{{\"socket_id\": {id}}}"));
+    let data = &socket["socket"]["data"];
+    assert_eq!(data["streamsStarted"], "1", "{socket}");
+    // The edge begins with a message, its heartbeat.
+    assert!(data["messagesReceived"].as_str().unwrap().parse::<u64>().unwrap() >= 1, "{socket}");
+    assert_eq!(socket["socket"]["remote"]["tcpipAddress"]["ipAddress"], "fwAAAQ==", "{socket}");
+
+    let channels = ask(node, "GetTopChannels", "{}");
+    let channel = &channels["channel"][0];
+    assert_eq!(
+        (&channel["data"]["target"], &channel["data"]["state"]["state"]),
+        (&at(grpc).into(), &"READY".into())
+    );
+    assert_eq!(ask(node, "GetServers", "{}")["server"], Value::Null, "an edge is no server");
+}

@@ -1,0 +1,171 @@
+//! The live page as a browser shows it: 500 nodes, one that joins and goes, a session that ends, and a phone.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tunnel::cloud::Pod;
+use tunnel::config::Environment;
+use tunnel::config::cloud::Cloud;
+use tunnel::names::Instance;
+use tunnel::protocol::{Category, Dialect, LinkId, LinkSender, Peer};
+use tunnel::registry::Linked;
+
+use crate::parts::{free_port, have, loopback};
+use crate::process::{PATIENCE, Running};
+use crate::tunnel::TestDir;
+use crate::wait::wait_until;
+
+/// Chromium without a window, driven over two pipes by its debugging protocol.
+struct Browser {
+    // Fields drop in order: the process before its files.
+    _process: Running,
+    input: File,
+    answers: mpsc::Receiver<Value>,
+    page: String,
+    next: u64,
+    /// What went wrong in the page.
+    faults: Vec<Value>,
+    _dir: TempDir,
+}
+
+impl Browser {
+    fn open(url: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (input, output) = (dir.path().join("in"), dir.path().join("out"));
+        assert!(Command::new("mkfifo").args([&input, &output]).status().unwrap().success());
+        let line = format!(
+            "exec chromium --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
+             --disable-background-networking --remote-debugging-pipe --user-data-dir={0} about:blank 3<{0}/in 4>{0}/out",
+            dir.path().display()
+        );
+        let process = Running::start("chromium", dir.path(), Command::new("sh").arg("-c").arg(line));
+        // In the order in which the shell opens them, each waits for the other end.
+        let input = File::options().write(true).open(input).unwrap();
+        let output = File::open(output).unwrap();
+        let (send, answers) = mpsc::channel();
+        std::thread::spawn(move || {
+            for message in BufReader::new(output).split(0) {
+                let Ok(message) = message else { return };
+                if send.send(serde_json::from_slice(&message).unwrap()).is_err() {
+                    return;
+                }
+            }
+        });
+        let (page, next, faults) = (String::new(), 1, Vec::new());
+        let mut browser = Self { _process: process, input, answers, page, next, faults, _dir: dir };
+        let target = browser.call("Target.createTarget", &json!({"url": "about:blank"}))["targetId"].clone();
+        let attached = browser.call("Target.attachToTarget", &json!({"targetId": target, "flatten": true}));
+        browser.page = attached["sessionId"].as_str().unwrap().to_owned();
+        for domain in ["Runtime.enable", "Log.enable", "Page.enable"] {
+            browser.call(domain, &json!({}));
+        }
+        browser.call("Page.navigate", &json!({"url": url}));
+        browser
+    }
+
+    /// Asks for one thing; notes what the page complains about meanwhile.
+    fn call(&mut self, method: &str, params: &Value) -> Value {
+        let id = self.next;
+        self.next += 1;
+        let mut message = json!({"id": id, "method": method, "params": params});
+        if !self.page.is_empty() {
+            message["sessionId"] = json!(self.page);
+        }
+        self.input.write_all(format!("{message}\0").as_bytes()).unwrap();
+        loop {
+            let answer =
+                self.answers.recv_timeout(3 * PATIENCE).unwrap_or_else(|_| panic!("no answer to {method}"));
+            if answer["id"] == id {
+                assert!(answer["error"].is_null(), "{method}: {answer}");
+                return answer["result"].clone();
+            }
+            if matches!(answer["method"].as_str(), Some("Runtime.exceptionThrown" | "Log.entryAdded")) {
+                self.faults.push(answer["params"].clone());
+            }
+        }
+    }
+
+    /// The value of an expression in the page.
+    fn says(&mut self, expression: &str) -> Value {
+        let params = json!({"expression": expression, "returnByValue": true});
+        self.call("Runtime.evaluate", &params)["result"]["value"].clone()
+    }
+
+    fn shows(&mut self, what: &str, expression: &str) {
+        wait_until(what, 3 * PATIENCE, || self.says(expression) == true);
+    }
+}
+
+/// A node's link that nobody is behind.
+fn link(pod: &Pod, number: u64) -> Arc<LinkSender> {
+    let peer = Peer::Edge(format!("node{number:04}").parse().unwrap());
+    let instance: Option<Instance> = format!("{number:032x}").parse().ok();
+    let sender = LinkSender::new(LinkId(1_000_000 + number), peer, instance, Dialect::NEWEST);
+    pod.registry.insert(Linked { sender: sender.clone(), instance, from: ([10, 0, 0, 1], 9).into() }, false);
+    sender
+}
+
+#[test]
+fn the_live_page_shows_500_nodes_and_what_comes_and_goes() {
+    if !have(&["chromium", "mkfifo"]) {
+        return;
+    }
+    let place = TestDir::new();
+    let log = free_port();
+    let text = format!(
+        "{}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n",
+        place.cloud_config(loopback(free_port()), log)
+    );
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let pod = Pod::start(Cloud::read(&text, &Environment::default()).unwrap().0, None).unwrap();
+    let _links: Vec<_> = (0..500).map(|number| link(&pod, number)).collect();
+
+    let mut browser = Browser::open(&format!("http://127.0.0.1:{log}/"));
+    browser.shows("500 nodes", "document.querySelectorAll('#links tr').length === 500");
+    assert_eq!(browser.says("document.getElementById('count').textContent"), "500");
+    assert_eq!(browser.says("document.querySelector('#links tr td').textContent"), "node0000");
+
+    let begun = Instant::now();
+    let joined = link(&pod, 777);
+    browser.shows(
+        "the node that joins",
+        "document.querySelector('#links tr:last-child td').textContent === 'node0777'",
+    );
+    println!("a node that joins is shown after {:?}", begun.elapsed());
+    pod.registry.ended(&joined, "nothing was received for 15s");
+    browser.shows("that it has gone", "document.querySelectorAll('#links tr').length === 500");
+    browser
+        .shows("why", "document.querySelector('#gone').textContent.includes('nothing was received for 15s')");
+
+    let session = pod
+        .table
+        .open("node0001".parse().unwrap(), "node0001:22".parse().unwrap(), Category::Ssh, "10.1.2.3:4".into())
+        .unwrap();
+    browser.shows("the session", "document.querySelector('#sessions').textContent.includes('node0001:22')");
+    let begun = Instant::now();
+    drop(session);
+    browser.shows("its end", "document.querySelectorAll('#sessions tr').length === 0");
+    println!("a session that ends is gone after {:?}", begun.elapsed());
+
+    let filter = "document.getElementById('filter')";
+    browser.says(&format!("{filter}.value = 'node0042'; {filter}.dispatchEvent(new Event('input'))"));
+    browser.shows(
+        "one of them",
+        "[...document.querySelectorAll('#links tr')].filter(row => row.offsetParent).length === 1",
+    );
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        &json!({"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": true}),
+    );
+    browser.shows("no wider page on a phone", "document.documentElement.scrollWidth <= 360");
+    assert_eq!(browser.faults, Vec::<Value>::new(), "the page complains");
+    drop(browser);
+    runtime.block_on(pod.stop(std::future::ready(())));
+}
