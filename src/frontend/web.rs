@@ -9,11 +9,13 @@ use http::header::HOST;
 use http::request::Parts;
 use http::uri::Authority;
 use tokio::net::TcpStream;
+use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, field, info_span};
 
 use super::requests::{Requests, credentials};
-use super::{Denial, FrontEnd, Gate, Handshake, OpenRequest, Visit, forward};
+use super::{Denial, FrontEnd, Gate, Handshake, OpenRequest, Proof, Visit, forward};
 use crate::names::{NodeName, Target};
+use crate::net::reload::Reload;
 use crate::net::socket::Connection;
 use crate::net::tls::TlsSocket;
 use crate::protocol::Category;
@@ -36,6 +38,16 @@ pub struct Http(pub NodePort);
 #[derive(Debug)]
 pub struct Https(pub NodePort);
 
+/// A node port behind TLS, where this pod uses TLS to the target as well, with a certificate of its own that no edge has:
+/// only for clients that have shown one.
+#[derive(Debug)]
+pub struct Reencrypted {
+    /// The port.
+    pub port: NodePort,
+    /// What is shown to targets, and which of them are believed.
+    pub tls: Reload<ClientConfig>,
+}
+
 impl FrontEnd<TcpStream> for Http {
     const NAME: &'static str = "http";
     /// Not `Https`, with which the edge would use TLS to the target.
@@ -51,7 +63,7 @@ impl FrontEnd<TcpStream> for Http {
     }
 
     async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
-        self.0.serve(socket, None, || Denial::NoHost, visit).await
+        self.0.serve(socket, None, (None, || Denial::NoHost), visit).await
     }
 }
 
@@ -70,7 +82,27 @@ impl FrontEnd<TlsSocket> for Https {
 
     async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.0.serve(socket, name, || Denial::Unnamed, visit).await
+        self.0.serve(socket, name, (None, || Denial::Unnamed), visit).await
+    }
+}
+
+impl FrontEnd<TlsSocket> for Reencrypted {
+    const NAME: &'static str = Https::NAME;
+    /// Not `Https`, with which the edge would use TLS to the target.
+    const CATEGORY: Category = Category::HttpProxy;
+    type Connection = TlsSocket;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("https", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
+        let name = socket.get_ref().1.server_name().map(str::to_owned);
+        self.port.serve(socket, name, (Some(self.tls.clone()), || Denial::Unnamed), visit).await
     }
 }
 
@@ -79,17 +111,21 @@ impl NodePort {
         &self,
         socket: C,
         server_name: Option<String>,
-        unnamed: fn() -> Denial,
+        (tls, unnamed): (Option<Reload<ClientConfig>>, fn() -> Denial),
         visit: &mut Visit<'_>,
     ) -> Handshake<C> {
         let context = visit.context();
+        let shown = tls.is_none() || matches!(visit.proof, Proof::Certificate(_));
         let parse = |head: &Parts| {
+            if !shown {
+                return Err(Denial::Forbidden("this port is for clients that show a certificate".to_owned()));
+            }
             let gate = context.gate.load();
             let node = self.node(head, server_name.as_deref(), &gate, &context.addresses);
             let node = Some(node.ok_or_else(unnamed)?);
             Ok(OpenRequest { node, target: self.target.clone(), credentials: credentials(&head.headers) })
         };
-        forward(socket, Requests::new(visit, parse), context).await
+        forward(socket, Requests::over(tls, visit, parse), context).await
     }
 
     /// The node that a request is for: of those that Host and server name (SNI) name, the one that is known; else the

@@ -17,6 +17,8 @@ mod cluster;
 mod command;
 #[cfg(feature = "kubernetes")]
 mod configmap;
+#[cfg(feature = "kubernetes")]
+mod csr;
 mod cut;
 #[cfg(feature = "kubernetes")]
 mod deploy;
