@@ -8,9 +8,9 @@ use super::core::Core;
 use super::ports::ClientPort;
 use crate::config::cloud::{Cloud, HttpsMode, NodePort};
 use crate::frontend::{self, Http, Https, Passthrough, Reencrypted, Tls};
-use crate::names::Target;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
+use crate::policy::StandsFor;
 use crate::startup::{Gates, Guard, Startup};
 
 /// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
@@ -34,11 +34,17 @@ pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
     let sides = clients.map(|clients| Sides { clients, targets });
     // One port follows the files for all.
     let mut watched = sides.clone();
-    let port = |(listener, target)| match sides.clone() {
-        None => ClientPort::tcp(listener, guard.clone(), |_| Passthrough { target }),
-        Some(sides) => terminating((listener, target), guard.clone(), sides, watched.take()),
+    let port = |(listener, stands_for)| match (sides.clone(), stands_for) {
+        (Some(sides), stands_for) => {
+            Some(terminating((listener, stands_for), guard.clone(), sides, watched.take()))
+        }
+        (None, StandsFor::Target(target)) => {
+            Some(ClientPort::tcp(listener, guard.clone(), |_| Passthrough { target }))
+        }
+        // The settings do not have it: no Host is read there.
+        (None, StandsFor::Host) => None,
     };
-    Some(ports.into_iter().map(port).collect())
+    Some(ports.into_iter().filter_map(port).collect())
 }
 
 /// The TLS of a port that ends the clients'.
@@ -73,15 +79,15 @@ pub(super) fn prepare_plain(
     let (guard, ports) =
         (gates.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
     let (guard, ports) = (guard?, ports?);
-    let port = |(listener, target)| {
-        ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(target, core)))
+    let port = |(listener, stands_for)| {
+        ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(stands_for, core)))
     };
     Some(ports.into_iter().map(port).collect())
 }
 
 /// A port that ends the clients' TLS. It follows the files of what is `watched`.
 fn terminating(
-    (listener, target): (Listener, Target),
+    (listener, stands_for): (Listener, StandsFor),
     guard: Guard,
     Sides { clients, targets }: Sides,
     watched: Option<Sides>,
@@ -94,22 +100,23 @@ fn terminating(
     match targets {
         None => ClientPort::tcp(listener, guard, move |core: &Core| {
             follow(core);
-            Tls::new(Https(node_port(target, core)), clients, core.context.pool.clone())
+            Tls::new(Https(node_port(stands_for, core)), clients, core.context.pool.clone())
         }),
         Some(tls) => ClientPort::tcp(listener, guard, move |core: &Core| {
             follow(core);
-            let front_end = Reencrypted { port: node_port(target, core), tls };
+            let front_end = Reencrypted { port: node_port(stands_for, core), tls };
             Tls::new(front_end, clients, core.context.pool.clone())
         }),
     }
 }
 
 /// Binds all of them first, so that each fault is noted.
-fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, Target)>> {
-    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.target.clone())));
+fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, StandsFor)>> {
+    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
     bound.collect::<Vec<_>>().into_iter().collect()
 }
 
-fn node_port(target: Target, core: &Core) -> frontend::NodePort {
-    frontend::NodePort { target, finder: core.context.finder.clone() }
+fn node_port(stands_for: StandsFor, core: &Core) -> frontend::NodePort {
+    let (finder, ports) = (core.context.finder.clone(), core.context.ports.clone());
+    frontend::NodePort { stands_for, finder, ports }
 }
