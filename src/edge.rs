@@ -1,5 +1,6 @@
 //! Builds and runs an edge.
 
+mod csr;
 mod files;
 mod keeper;
 mod link_dialer;
@@ -17,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
+use csr::OwnCertificate;
 use files::{EdgeFiles, Ports, prepare};
 use keeper::Keeper;
 use link_dialer::LinkDialer;
@@ -91,6 +93,8 @@ impl Edge {
             edge.doors = proxy.spawn(settings.client.node.clone(), &edge, pool.clone());
         }
         let (ca, cert) = (settings.client.ca.clone(), settings.https.identity.clone().map(|(cert, _)| cert));
+        #[cfg(feature = "kubernetes")]
+        csr::keep(&settings, &edge);
         let keeper = edge.keeper(settings, files, pool.clone());
         edge.spawn_upkeep(&keeper, pool);
         let span = info_span!("link", node = %keeper.dialer.node);
@@ -169,7 +173,7 @@ impl Edge {
 
     /// What keeps the link to the cloud, and serves what comes over it.
     fn keeper(&self, settings: Settings, files: EdgeFiles, pool: Pool) -> Keeper {
-        let Settings { client, own, .. } = settings;
+        let Settings { client, own, csr, .. } = settings;
         let EdgeFiles { tls, servers, targets: target_tls, tokens, proxy, resolver } = files;
         target_tls.watch(&self.links);
         let dialer = TargetDialer {
@@ -195,6 +199,7 @@ impl Edge {
             tokens,
             turn: AtomicUsize::new(0),
             tls,
+            own: csr.map(|csr| OwnCertificate { file: csr.file, ca: client.ca }),
             proxy,
             resolver,
             pool: pool.clone(),

@@ -18,6 +18,8 @@ mod follow;
 mod kept;
 mod linked;
 mod moves;
+#[cfg(feature = "kubernetes")]
+mod nodes;
 mod overview;
 mod publish;
 mod shared_file;
@@ -59,6 +61,8 @@ pub use find::{Finder, NotFound, Path};
 #[cfg(feature = "kubernetes")]
 pub use kept::{NodeNameParams, NodeNames, PortParams, PortWatch};
 pub use linked::Linked;
+#[cfg(feature = "kubernetes")]
+pub use nodes::{KnownNodes, NodeWatch};
 use overview::Errors;
 pub use overview::{LastError, Overview, Standing};
 #[cfg(feature = "kubernetes")]

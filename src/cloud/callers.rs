@@ -47,9 +47,11 @@ impl ConnectionHandler for Callers {
             }
         };
         let Shaken { stream: io, turn, until } = shaken;
-        // Only pods have certificates that pass the check, so a caller with one may claim to be a pod.
-        let certified = io.get_ref().1.peer_certificates().is_some();
-        let waiting = Unaccepted { certified, until, slots: (slot, turn) };
+        let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+        // Beside edges only pods have certificates that pass the check, so any other caller with one may claim to be a pod.
+        let edge = shown.and_then(|leaf| self.shared.proven.edge(leaf));
+        let certified = shown.is_some() && edge.is_none();
+        let waiting = Unaccepted { certified, agent: edge.flatten(), until, slots: (slot, turn) };
         let (arrivals, ground) = (self.arrivals.clone(), self.shared.ground.clone());
         drop(self);
         serve(io, from, arrivals, ground, waiting).await;

@@ -70,7 +70,13 @@ impl Core {
         let table = ground.table.clone();
         let readiness = Readiness::waiting_for(&[]);
         let enrolment = enrol::start(settings, files, &readiness, &links);
-        let proven = Proven::start(files.tokens.clone(), enrolment.clone(), table.clone(), &links);
+        let proven = Proven::start(
+            files.tokens.clone(),
+            enrolment.clone(),
+            kubernetes::edge_certificates(settings, &links),
+            table.clone(),
+            &links,
+        );
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);

@@ -3,7 +3,7 @@
 use tokio_rustls::rustls::ServerConfig;
 use tracing::warn;
 
-use super::{proven, siblings};
+use super::{kubernetes, proven, siblings};
 use crate::config::cloud::{Cloud, Publish, TlsVersion};
 use crate::enrol::CloudAuthority;
 use crate::net::pem;
@@ -86,6 +86,13 @@ fn tls(settings: &Cloud, startup: &mut Startup) -> Option<Reload<ServerConfig>> 
     } else {
         ClientCertificates::Anonymous
     };
+    let clients = match kubernetes::agents(settings) {
+        Some(agents) if startup.holds(AGENT_CA, &agents.ca, |text| pem::certs(&agents.ca, text)) => {
+            ClientCertificates::Agents(agents, Box::new(clients))
+        }
+        Some(_) => return None,
+        None => clients,
+    };
     let (offer, warnings) = offer.filter(|_| cert && key && ca)?;
     for warning in warnings {
         warn!("{warning}");
@@ -141,4 +148,5 @@ fn not_empty(text: &[u8]) -> Result<(), &'static str> {
 
 const CERT: &str = "mode.cloud.stream.server.cert";
 const KEY: &str = "mode.cloud.stream.server.key";
+const AGENT_CA: &str = "mode.cloud.csr.agent_ca";
 const CA: &str = "mode.cloud.stream.server.ca";

@@ -6,14 +6,19 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use super::proven::EdgeCertificates;
 use crate::admin::Readiness;
 use crate::config::cloud::{AddressSettings, Cloud, ClusterSettings};
+#[cfg(feature = "kubernetes")]
+use crate::csr::Profile;
 use crate::drain::Drain;
+use crate::net::tls::Agents;
 use crate::policy::ProxyPorts;
 use crate::registry::AddressBook;
 #[cfg(feature = "kubernetes")]
 use crate::registry::{
-    self, AddressWatch, EndpointWatch, KnownEndpoints, NodeNameParams, NodeNames, PortParams, PortWatch,
+    self, AddressWatch, EndpointWatch, KnownEndpoints, NodeNameParams, NodeNames, NodeWatch, PortParams,
+    PortWatch,
 };
 
 /// The pods as Kubernetes reports them; all absent if it is not asked.
@@ -133,4 +138,33 @@ pub(super) fn follow_node_names(
 pub(super) fn reached(cluster: &ClusterSettings) -> registry::Cluster {
     let ClusterSettings { kubeconfig, namespace, .. } = cluster.clone();
     registry::Cluster { kubeconfig, namespace }
+}
+
+/// Whose certificates edges may show; `None`: nobody's.
+#[cfg(feature = "kubernetes")]
+pub(super) fn agents(settings: &Cloud) -> Option<Agents> {
+    let ca = settings.csr.as_ref()?.agent_ca.clone()?;
+    let profile = Profile::Agent;
+    Some(Agents { ca, common_name: profile.common_name(), organization: profile.organization() })
+}
+
+/// Nobody's: a build without Kubernetes has no cluster in its settings.
+#[cfg(not(feature = "kubernetes"))]
+pub(super) fn agents(_: &Cloud) -> Option<Agents> {
+    None
+}
+
+/// Follows the Nodes for which edges' certificates count, if any do.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no cluster then"))]
+pub(super) fn edge_certificates(settings: &Cloud, drain: &Drain) -> Option<EdgeCertificates> {
+    let agents = agents(settings)?;
+    #[cfg(feature = "kubernetes")]
+    {
+        let followed = NodeWatch::new(reached(&settings.csr.as_ref()?.cluster));
+        let nodes = followed.known();
+        drain.spawn(tracing::info_span!("nodes"), followed.follow(drain.clone()));
+        Some(EdgeCertificates { agents, nodes })
+    }
+    #[cfg(not(feature = "kubernetes"))]
+    None
 }

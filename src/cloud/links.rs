@@ -9,6 +9,7 @@ use tracing::{debug, field, info, info_span, warn};
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
 use crate::cloud::enrol;
+use crate::cloud::proven::Claim;
 use crate::cloud::requests;
 use crate::cloud::unshaken::Unshaken;
 use crate::names::{Instance, NodeName};
@@ -87,7 +88,8 @@ async fn admit(call: Call, shared: PodContext) {
 
 async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let refused = &shared.ground.metrics.calls_refused;
-    if let Err(why) = shared.proven.judge(&hello).await {
+    let claim = Claim { hello: hello.clone(), agent: call.agent.clone() };
+    if let Err(why) = shared.proven.judge(&claim).await {
         refused.count("token");
         if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
             warn!("refused: {why}");
@@ -111,7 +113,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let link = call.accept();
     let sender = link.sender.clone();
     info!(link = %sender.id, edge = hello.instance.map(field::debug), dialect = %hello.dialect, "node is linked");
-    shared.proven.begin(&sender, &hello);
+    shared.proven.begin(&sender, &claim);
     let linked = Linked { sender: sender.clone(), instance: hello.instance, from };
     if let Some(silent) = shared.registry.insert(linked, hello.beside) {
         move_from(&silent, &shared);

@@ -1,6 +1,7 @@
-//! Edges that have proved their name by a token, and the end of their links when the token file loses that token.
+//! Edges that have proved their name, by a token or a certificate, and the end of their links when the token file loses that
+//! token, or the cluster that Node.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,7 @@ use crate::drain::Drain;
 use crate::enrol::Enrolment;
 use crate::names::NodeName;
 use crate::net::reload::Reload;
+use crate::net::tls::Agents;
 use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
 use crate::startup::{FaultKind, Startup};
@@ -26,14 +28,31 @@ pub(super) struct Proven {
     tokens: Reload<Tokens>,
     /// Who has joined by invitation; `None`: nobody.
     enrolment: Option<Arc<Enrolment>>,
+    /// Whose certificates prove edges; `None`: nobody's.
+    certificates: Option<EdgeCertificates>,
     links: Mutex<HashMap<LinkId, Proof>>,
 }
 
-/// The token for which a link was accepted.
+/// Certificates of edges, and the Nodes for which they count.
+#[derive(Debug, Clone)]
+pub(super) struct EdgeCertificates {
+    pub(super) agents: Agents,
+    /// All Nodes of the cluster; `None` until they are known.
+    pub(super) nodes: watch::Receiver<Option<BTreeSet<String>>>,
+}
+
+/// What an edge says, and the node of the certificate that it has shown, if any.
+#[derive(Debug, Clone)]
+pub(super) struct Claim {
+    pub(super) hello: Hello,
+    pub(super) agent: Option<NodeName>,
+}
+
+/// What a link was accepted for.
 #[derive(Debug, Clone)]
 struct Proof {
     sender: Arc<LinkSender>,
-    hello: Hello,
+    claim: Claim,
 }
 
 /// Reads the token file; `None`: it cannot be read, which `startup` has noted.
@@ -64,11 +83,12 @@ impl Proven {
     pub(super) fn start(
         tokens: Reload<Tokens>,
         enrolment: Option<Arc<Enrolment>>,
+        certificates: Option<EdgeCertificates>,
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
-        let proven = Arc::new(Self { tokens, enrolment, links: Mutex::default() });
+        let proven = Arc::new(Self { tokens, enrolment, certificates, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
         proven
     }
@@ -78,24 +98,39 @@ impl Proven {
         self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
+    /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
+    /// one node's.
+    pub(super) fn edge(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
+        let agents = &self.certificates.as_ref()?.agents;
+        agents.node(leaf).map(|node| node?.parse().ok())
+    }
+
     /// As [`Self::check`], for who may have joined at another pod a moment ago.
-    pub(super) async fn judge(&self, hello: &Hello) -> Result<(), Unproven> {
-        match (self.check(hello), &self.enrolment) {
+    pub(super) async fn judge(&self, claim: &Claim) -> Result<(), Unproven> {
+        match (self.check(claim), &self.enrolment) {
             (Err(_), Some(enrolment)) => {
                 enrolment.look_soon().await;
-                self.check(hello)
+                self.check(claim)
             }
             (judged, _) => judged,
         }
     }
 
-    /// Checks the edge's token: what it has joined with counts as well as a line of its own.
+    /// Checks what the edge has shown. With a certificate for its node that counts alone: whose Node is gone comes in by no
+    /// token. Of tokens what it has joined with counts as well as a line of its own.
     ///
     /// # Errors
     ///
     /// The reason, for the log alone.
-    pub(super) fn check(&self, hello: &Hello) -> Result<(), Unproven> {
+    pub(super) fn check(&self, Claim { hello, agent }: &Claim) -> Result<(), Unproven> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
+        if let Some(certificates) = self.certificates.as_ref().filter(|_| agent.as_ref() == Some(node)) {
+            return match &*certificates.nodes.borrow() {
+                None => Err(Unproven::NodesUnknown),
+                Some(nodes) if nodes.contains(node.as_str()) => Ok(()),
+                Some(_) => Err(Unproven::NoNode(node.clone())),
+            };
+        }
         match self.enrolment.as_ref().and_then(|all| all.known().proves(node, &hello.token)) {
             Some(true) => Ok(()),
             Some(false) if !tokens.names(node) => Err(Unproven::Joined),
@@ -104,11 +139,11 @@ impl Proven {
     }
 
     /// Records the link of an edge that was checked, so that it ends with the token.
-    pub(super) fn begin(&self, sender: &Arc<LinkSender>, hello: &Hello) {
-        let proof = Proof { sender: sender.clone(), hello: hello.clone() };
+    pub(super) fn begin(&self, sender: &Arc<LinkSender>, claim: &Claim) {
+        let proof = Proof { sender: sender.clone(), claim: claim.clone() };
         self.lock().insert(sender.id, proof);
         // The file may have changed in between.
-        if self.check(hello).is_err() {
+        if self.check(claim).is_err() {
             sender.close();
         }
     }
@@ -121,52 +156,63 @@ impl Proven {
     /// Until draining begins, ends each link whose token has left the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
+        let mut nodes = self.certificates.as_ref().map(|certificates| certificates.nodes.clone());
         let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
         let mut known = self.tokens.load();
         loop {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
-                // They never end: `tokens` and `enrolment` hold the senders.
+                // They never end: `tokens` and `enrolment` hold the senders, the task that follows Nodes the third.
                 _ = changes.changed() => {
                     let read = self.tokens.load();
                     tell(&read, &known);
                     known = read;
                 }
                 _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
+                Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
             }
             let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
-            revoked.retain(|proof| self.check(&proof.hello).is_err());
+            revoked.retain(|proof| self.check(&proof.claim).is_err());
             if revoked.is_empty() {
                 continue;
             }
             let names: Vec<&str> =
-                revoked.iter().take(MOST_NAMED).map(|proof| proof.hello.node.as_str()).collect();
+                revoked.iter().take(MOST_NAMED).map(|proof| proof.claim.hello.node.as_str()).collect();
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
-                "tokens were revoked: their links are ended"
+                "tokens were revoked, or Nodes deleted: their links are ended"
             );
-            for Proof { sender, hello } in &revoked {
-                let why = format!("the token of node {} was revoked", hello.node);
-                table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
-            }
-            // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
-            let said = async {
-                let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
-                while revoked.iter().any(|proof| !proof.sender.is_closed() && says(&proof.sender)) {
-                    sleep(POLL_INTERVAL).await;
-                }
-            };
-            let _ = tokio::join!(sleep(LAST_WORDS), timeout(MOST_LAST_WORDS, said));
-            for proof in revoked {
-                proof.sender.close();
-            }
+            end_all(revoked, &table).await;
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<LinkId, Proof>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends links, after their sessions were told why.
+async fn end_all(revoked: Vec<Proof>, table: &SessionTable) {
+    for Proof { sender, claim } in &revoked {
+        let node = &claim.hello.node;
+        let why = match claim.agent {
+            Some(_) => format!("Node {node} was deleted"),
+            None => format!("the token of node {node} was revoked"),
+        };
+        table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
+    }
+    // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
+    let said = async {
+        let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
+        while revoked.iter().any(|proof| !proof.sender.is_closed() && says(&proof.sender)) {
+            sleep(POLL_INTERVAL).await;
+        }
+    };
+    let _ = tokio::join!(sleep(LAST_WORDS), timeout(MOST_LAST_WORDS, said));
+    for proof in revoked {
+        proof.sender.close();
     }
 }
 

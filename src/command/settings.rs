@@ -82,7 +82,10 @@ impl Settings {
     /// Why nothing here asks Kubernetes; `None`: something does.
     fn asks_no_kubernetes(&self) -> Option<&'static str> {
         match self {
-            Self::Edge(_) => Some("an edge asks nothing of Kubernetes"),
+            Self::Edge(edge) => {
+                let unused = "an edge asks nothing of Kubernetes but its certificate: set agent = true in [mode.edge.csr]";
+                edge.csr.is_none().then_some(unused)
+            }
             Self::Cloud(_) if cfg!(not(feature = "kubernetes")) => {
                 Some("this program is built without Kubernetes; build it with --features kubernetes")
             }

@@ -29,6 +29,7 @@ mod tls;
 pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
+pub(super) use csr::issuing;
 pub use csr::{Csr, ServerNames};
 pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort, TargetIdentity};

@@ -1,5 +1,6 @@
 //! Settings of an edge, as read from the table `mode.edge`.
 
+mod csr;
 mod https;
 mod proxy;
 
@@ -15,6 +16,7 @@ use super::{
 use crate::names::{Host, NodeName, Target};
 use crate::policy::{TargetEntry, Targets};
 
+pub use csr::Csr;
 pub use https::Https;
 pub use proxy::HttpProxy;
 
@@ -33,6 +35,8 @@ pub struct EdgeSettings {
     pub https: Https,
     /// The proxy for programs at this node; `None`: there is none.
     pub http_proxy: Option<HttpProxy>,
+    /// The certificate that proves this edge beside its token; `None`: there is none.
+    pub csr: Option<Csr>,
     /// `NODE_IP` and `POD_IP`: addresses of this machine beside those of its interfaces.
     pub own: Vec<IpAddr>,
 }
@@ -141,11 +145,12 @@ impl EdgeSettings {
         let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
         let https = https::read(&mut edge, report);
         let http_proxy = proxy::read(&mut edge, report);
+        let csr = csr::read(&mut edge, node_ip, env, report);
         for table in [edge, mode, file] {
             table.finish(report);
         }
         let own = node_ip.into_iter().chain(pod_ip).collect();
-        Self { client, admin, session, targets, https, http_proxy, own }
+        Self { client, admin, session, targets, https, http_proxy, csr, own }
     }
 }
 

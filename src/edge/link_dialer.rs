@@ -16,6 +16,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
+use super::csr::OwnCertificate;
 use crate::config::Secret;
 use crate::config::edge::Server;
 use crate::names::{Host, NodeName, Target};
@@ -41,6 +42,8 @@ pub(super) struct LinkDialer {
     /// Which of them is tried next: the one that was taken last.
     pub(super) turn: AtomicUsize,
     pub(super) tls: Reload<ClientConfig>,
+    /// What is shown beside the token, once it has been issued.
+    pub(super) own: Option<OwnCertificate>,
     pub(super) proxy: Option<Proxy>,
     pub(super) resolver: Resolver,
     pub(super) pool: Pool,
@@ -141,7 +144,11 @@ impl LinkDialer {
             timeout(patience, self.dial(to, hint, patience)).await.context("connecting took too long")??;
         let congestion = self.ground.congestion.as_deref();
         tune_link(&socket, congestion).context("connection was gone at once")?;
-        let tls = TlsConnector::from(self.tls.load());
+        let shown = match &self.own {
+            Some(own) => own.tls().await,
+            None => None,
+        };
+        let tls = TlsConnector::from(shown.unwrap_or_else(|| self.tls.load()));
         let io = timeout(CONNECT, tls.connect(to.name.clone(), Buffered::new(socket, self.pool.clone())));
         let io = io.await.context("the TLS handshake took too long")?;
         let io = io.map_err(|e| anyhow::anyhow!(words::no_tls(&e, &to.at, &to.name.to_str())))?;

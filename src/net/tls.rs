@@ -1,6 +1,7 @@
 //! TLS settings from files. They are rebuilt when the files change, for the handshakes that follow.
 
 mod accept;
+mod agents;
 mod ends;
 mod fault;
 mod leaf;
@@ -21,6 +22,8 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::warn;
 
 pub use accept::{Acceptor, Encrypted, HANDSHAKES, Shaken, TlsSocket, Unshaken};
+use agents::AgentVerifier;
+pub use agents::Agents;
 pub use ends::{Ends, date};
 pub use fault::Fault;
 pub use leaf::{About, Oddity, Summary, host_of, summary};
@@ -78,6 +81,8 @@ pub enum ClientCertificates {
     /// For a pod's own port: edges show none; another pod shows one that a CA of this file issued to a *server* of
     /// this name (none: the first DNS name of our own), as our own is. Any other ends the handshake.
     Siblings(PathBuf, Option<ServerName<'static>>),
+    /// Edges may show one as well; what others show is as the inner one says.
+    Agents(Agents, Box<Self>),
 }
 
 /// Which servers a client trusts.
@@ -114,14 +119,14 @@ impl ServerSettings {
     /// Call [`Reload::load`] for each handshake, and run [`Reload::watch`]; established connections are not affected.
     pub fn load(self) -> Result<Reload<ServerConfig>, ReloadError> {
         let mut paths = vec![self.identity.cert.clone(), self.identity.key.clone()];
-        paths.extend(self.clients.ca().cloned());
+        paths.extend(self.clients.files());
         Reload::new(paths, move |contents| match contents {
-            [cert, key, ca @ ..] => self.config(cert, key, ca.first().map(Vec::as_slice)),
+            [cert, key, cas @ ..] => self.config(cert, key, cas),
             _ => Err("a file is missing".into()),
         })
     }
 
-    fn config(&self, cert: &[u8], key: &[u8], ca: Option<&[u8]>) -> Result<ServerConfig, String> {
+    fn config(&self, cert: &[u8], key: &[u8], cas: &[Vec<u8>]) -> Result<ServerConfig, String> {
         let provider = self.offer.provider();
         let identity = self.identity.certified(cert, key, &provider)?;
         for warning in
@@ -132,11 +137,7 @@ impl ServerSettings {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(self.offer.versions())
             .map_err(text)?;
-        let verifier = match ca {
-            Some(pem) => self.clients.verifier(pem, &identity, provider)?,
-            None => None,
-        };
-        let builder = match verifier {
+        let builder = match self.clients.verifier(cas, &identity, provider)? {
             Some(verifier) => builder.with_client_cert_verifier(verifier),
             None => builder.with_no_client_auth(),
         };
@@ -215,22 +216,30 @@ impl Identity {
 }
 
 impl ClientCertificates {
-    fn ca(&self) -> Option<&PathBuf> {
+    fn files(&self) -> Vec<PathBuf> {
         match self {
-            Self::Anonymous => None,
-            Self::Optional(ca) | Self::Required(ca) | Self::Siblings(ca, _) => Some(ca),
+            Self::Anonymous => Vec::new(),
+            Self::Optional(ca) | Self::Required(ca) | Self::Siblings(ca, _) => vec![ca.clone()],
+            Self::Agents(agents, others) => [vec![agents.ca.clone()], others.files()].concat(),
         }
     }
 
-    /// The verifier of clients' certificates, from the file of CAs; `None` if no certificate is asked for.
+    /// The verifier of clients' certificates, from the files of CAs; `None` if no certificate is asked for.
     fn verifier(
         &self,
-        ca: &[u8],
+        cas: &[Vec<u8>],
         own: &CertifiedKey,
         provider: Arc<CryptoProvider>,
     ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+        let Some((ca, more)) = cas.split_first() else { return Ok(None) };
         let (path, optional) = match self {
             Self::Anonymous => return Ok(None),
+            Self::Agents(agents, others) => {
+                let roots = Arc::new(roots(&agents.ca, ca)?);
+                let issued = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
+                let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
+                return Ok(Some(Arc::new(AgentVerifier::new(agents.clone(), issued, others))));
+            }
             Self::Optional(path) => (path, true),
             Self::Required(path) => (path, false),
             Self::Siblings(path, name) => {

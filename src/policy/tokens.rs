@@ -34,6 +34,12 @@ pub enum Unproven {
          its own in the file that mode.cloud.stream.server.tokenfile names"
     )]
     Joined,
+    /// It has shown a certificate, and its Node is gone.
+    #[error("it has shown the certificate of Node {0}, and there is no such Node in the cluster")]
+    NoNode(NodeName),
+    /// It has shown a certificate, and which Nodes there are is not known yet.
+    #[error("it has shown a certificate, and kube-apiserver has not told yet which Nodes there are")]
+    NodesUnknown,
 }
 
 impl Tokens {

@@ -111,7 +111,7 @@ fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
     assert!(done.load(Relaxed) > 20);
     edge.process.lives();
     let ready = crate::process::ask(cloud.log_port, "GET", "/readyz", "").unwrap();
-    assert!(ready.starts_with("HTTP/1.1 200") && !ready.contains("certificate of the"), "{ready}");
+    assert!(ready.contains(" 200 OK") && !ready.contains("certificate of the"), "{ready}");
 }
 
 /// curl with a client's certificate that the pod's front end knows, through the pod to node1.
@@ -222,4 +222,49 @@ fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_to
     for name in &foreign {
         assert_eq!(outcome(kubernetes, name), None, "{name}");
     }
+}
+
+#[test]
+fn an_edge_proves_itself_by_its_certificate_for_as_long_as_its_node_exists() {
+    let Some(mut signer) = Signer::start("1h") else { return };
+    let named = |name: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    signer.kubernetes.apply_everywhere::<Node>(&named("node1"));
+    signer.approve();
+    let (kubernetes, place) = (&signer.kubernetes, TestDir::new());
+    let tables = format!("[mode.cloud.csr]\nagent_ca = {:?}\n", kubernetes.place().files.ca);
+    let k = format!("--k={}", kubernetes.kubeconfig_as(PODS).display());
+    let mut cloud = Cloud::start_as(&place, &tables, &[("POD_NAMESPACE", NAMESPACE)], &[&k]);
+    let file = place.path().join("agent.pem");
+    let asks = format!("--k={}", kubernetes.place().path().join("node1").display());
+    let at = format!("127.0.0.1:{}", cloud.grpc);
+    let start = |node: &str, token: &str, log: &str| {
+        let config = place.edge_config(node, &at, free_port());
+        let config = format!(
+            "{}[mode.edge.csr]\nagent = true\nfile = {file:?}\n",
+            config.replace(crate::tunnel::TOKEN, token)
+        );
+        place.tunnel(("edge", log), &config, &[], &[&asks])
+    };
+    // It has its token alone, until it has its certificate.
+    let mut edge = start("node1", crate::tunnel::TOKEN, "edge-token");
+    cloud.has("node1");
+    edge.says("a certificate was issued");
+    edge.terminate();
+    edge.ends(PATIENCE);
+    // The certificate alone, in another process.
+    let mut edge = start("node1", "wrong", "edge-certificate");
+    edge.says_of("cloud=", "linked");
+    cloud.has("node1");
+    // It is no proof of another node.
+    let mut other = start("node2", "wrong", "edge-other");
+    other.says("invalid token");
+    other.kill();
+
+    let nodes: Api<Node> = Api::all(kubernetes.client(&kubernetes.admin()));
+    kubernetes.run(nodes.delete("node1", &kube::api::DeleteParams::default())).unwrap();
+    cloud.process.says("Nodes deleted: their links are ended");
+    cloud.process.says("there is no such Node in the cluster");
+    kubernetes.apply_everywhere::<Node>(&named("node1"));
+    cloud.has("node1");
+    edge.lives();
 }

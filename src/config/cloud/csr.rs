@@ -24,6 +24,8 @@ pub struct Csr {
     pub proxy_client: bool,
     /// How long each is to be valid; `None`: the signer decides.
     pub lifetime: Option<Duration>,
+    /// PEM file of the authority that signs edges' certificates; `None`: edges prove themselves by tokens alone.
+    pub agent_ca: Option<PathBuf>,
 }
 
 /// By what the ports of a pod are reached.
@@ -50,23 +52,47 @@ pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report
     let services = table.list("services", cluster::name, report).unwrap_or_default();
     let services: Vec<_> = services.into_iter().flatten().collect();
     let names: BTreeSet<_> = table.list("names", name, report).unwrap_or_default().into_iter().collect();
-    let lifetime = table.read("lifetime", value::duration(SHORTEST..=LONGEST), report);
+    let lifetime = issuing::lifetime(&mut table, report);
+    let agent_ca = table.read("agent_ca", value::path, report);
     let server = kinds.contains(&Kind::Server);
     if server && services.is_empty() && names.is_empty() {
         let wanted =
             "name the Services by which this pod's ports are reached, or with names what they are reached by";
         table.complain("services", Some("neither services nor names".to_owned()), wanted, report);
     }
-    let cluster = cluster::reached(env);
-    if let (Err(why), false) = (&cluster, kinds.is_empty()) {
-        table.complain("profiles", Some("asks for Kubernetes".to_owned()), *why, report);
-    }
+    let asks = if kinds.is_empty() { "agent_ca" } else { "profiles" };
+    let cluster = issuing::cluster(&mut table, asks, !kinds.is_empty() || agent_ca.is_some(), env, report);
     table.finish(report);
     // A pod's own address is one that clients may come to.
     let own = env.pod_ip.clone().filter(|ip| !ip.is_empty());
     let server = server.then(|| ServerNames { services, names: names.into_iter().chain(own).collect() });
-    let cluster = cluster.ok().filter(|_| !kinds.is_empty())?;
-    Some(Csr { cluster, dir, server, proxy_client: kinds.contains(&Kind::ProxyClient), lifetime })
+    let proxy_client = kinds.contains(&Kind::ProxyClient);
+    Some(Csr { cluster: cluster?, dir, server, proxy_client, lifetime, agent_ca })
+}
+
+/// What the tables of pods and edges share.
+pub(in crate::config) mod issuing {
+    use super::{ClusterSettings, Duration, Environment, LONGEST, Report, SHORTEST, Table, cluster, value};
+
+    /// How long a certificate is to be valid.
+    pub(in crate::config) fn lifetime(table: &mut Table<'_>, report: &mut Report) -> Option<Duration> {
+        table.read("lifetime", value::duration(SHORTEST..=LONGEST), report)
+    }
+
+    /// The cluster, if one is `wanted`; `key` asks for it.
+    pub(in crate::config) fn cluster(
+        table: &mut Table<'_>,
+        key: &'static str,
+        wanted: bool,
+        env: &Environment,
+        report: &mut Report,
+    ) -> Option<ClusterSettings> {
+        let reached = cluster::reached(env);
+        if let (Err(why), true) = (&reached, wanted) {
+            table.complain(key, Some("asks for Kubernetes".to_owned()), *why, report);
+        }
+        reached.ok().filter(|_| wanted)
+    }
 }
 
 fn kind(value: &DeValue<'_>) -> Result<Kind, Wrong> {

@@ -78,3 +78,23 @@ fn certificates_are_asked_for_by_profile() {
     assert_eq!(server.services, ["s"]);
     assert_eq!(server.names, ["10.244.0.9", "fd00::1", "tunnel.test"].map(str::to_owned).into());
 }
+
+#[test]
+fn an_edge_and_its_pods_say_whether_certificates_prove_it() {
+    let outside = "[mode.edge.csr]\nagent = true\n";
+    let told = edge_faults(&format!("{LEAST}{outside}")).to_string();
+    assert!(told.contains("mode.edge.csr.agent"), "{told}");
+    assert_eq!(edge(&format!("{LEAST}[mode.edge.csr]\nagent = false\n")).0.csr, None);
+    let told = faults("[mode.cloud.csr]\nagent_ca = \"/ca\"\n");
+    assert!(told[0].contains("mode.cloud.csr.agent_ca"), "{told:?}");
+    if !cfg!(feature = "kubernetes") {
+        return;
+    }
+    let env = Environment { kubeconfig: Some("/k".into()), node_ip: Some("10.0.0.7".to_owned()), ..node1() };
+    let text = format!("{LEAST}{outside}lifetime = \"24h\"\n");
+    let csr = EdgeSettings::read(&text, &env).unwrap().0.csr.unwrap();
+    assert_eq!(csr.file.to_str(), Some("/var/lib/tunnel/pki/agent.pem"));
+    assert_eq!((csr.node_ip, csr.lifetime), ("10.0.0.7".parse().ok(), Some(Duration::from_secs(86_400))));
+    let csr = Cloud::read("[mode.cloud.csr]\nagent_ca = \"/ca\"\n", &env).unwrap().0.csr.unwrap();
+    assert_eq!((csr.agent_ca, csr.server, csr.proxy_client), (Some("/ca".into()), None, false));
+}

@@ -51,6 +51,27 @@ pub(super) fn names(der: &[u8]) -> Vec<String> {
     common.chain(dns).map(str::to_owned).collect()
 }
 
+/// Its DNS names.
+pub(super) fn dns_names(der: &[u8]) -> Vec<String> {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return Vec::new() };
+    let names = cert.subject_alternative_name().ok().flatten().map(|names| &names.value.general_names);
+    let dns = names.into_iter().flatten().filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    });
+    dns.collect()
+}
+
+/// Whether its subject is exactly one common name and one organization, these.
+pub(super) fn has_subject(der: &[u8], common_name: &str, organization: &str) -> bool {
+    let Ok((_, cert)) = X509Certificate::from_der(der) else { return false };
+    let subject = cert.subject();
+    let is = |name: Option<&str>, wanted| name == Some(wanted);
+    subject.iter_attributes().count() == 2
+        && is(subject.iter_common_name().next().and_then(|name| name.as_str().ok()), common_name)
+        && is(subject.iter_organization().next().and_then(|name| name.as_str().ok()), organization)
+}
+
 /// The dates between which it is valid, in seconds since 1970.
 pub(super) fn validity(der: &[u8]) -> Result<RangeInclusive<u64>, String> {
     let (_, cert) =

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
+use crate::names::NodeName;
 use crate::net::door::Slot;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
@@ -46,6 +47,8 @@ pub struct Call {
     pub from: SocketAddr,
     /// The caller by its hello. A pod has proved itself with its certificate, an edge has not yet.
     pub caller: Caller,
+    /// The node of the edge's certificate that the connection has shown, if it has shown one.
+    pub agent: Option<NodeName>,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
     ahead: ReadAhead,
@@ -61,6 +64,8 @@ pub struct Call {
 pub struct Unaccepted {
     /// Whether it has shown a pod's certificate.
     pub certified: bool,
+    /// The node whose edge's certificate it has shown.
+    pub agent: Option<NodeName>,
     /// When it is closed if it still has no accepted call.
     pub until: Instant,
     /// Its slots among those that wait, and that have their turn; given back once it is let in. The connection is
@@ -102,6 +107,7 @@ where
         let handler = CallHandler {
             from,
             certified: waiting.certified,
+            agent: waiting.agent.clone(),
             arrivals,
             ground: ground.clone(),
             ahead: ahead.clone(),
@@ -212,6 +218,7 @@ impl From<Dismissal> for Status {
 struct CallHandler {
     from: SocketAddr,
     certified: bool,
+    agent: Option<NodeName>,
     arrivals: mpsc::Sender<Arrival>,
     ground: LinkContext,
     ahead: ReadAhead,
@@ -244,6 +251,7 @@ impl CallHandler {
         let call = Call {
             from: self.from,
             caller,
+            agent: self.agent.clone(),
             incoming,
             answer,
             ahead: self.ahead.clone(),

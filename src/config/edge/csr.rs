@@ -1,0 +1,41 @@
+//! `[mode.edge.csr]`: a certificate by which this edge proves itself, issued by its cluster's signer.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::Environment;
+use crate::config::cloud::{ClusterSettings, issuing};
+use crate::config::fold::{Report, Table};
+use crate::config::value;
+
+/// Where it is asked for and kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Csr {
+    /// The cluster that is asked, as this node.
+    pub cluster: ClusterSettings,
+    /// The file, of certificate and key.
+    pub file: PathBuf,
+    /// How long it is to be valid; `None`: the signer decides.
+    pub lifetime: Option<Duration>,
+    /// `NODE_IP`, which stands in it.
+    pub node_ip: Option<IpAddr>,
+}
+
+/// Reads the table; `None`: the token alone proves this edge.
+pub(super) fn read(
+    edge: &mut Table<'_>,
+    node_ip: Option<IpAddr>,
+    env: &Environment,
+    report: &mut Report,
+) -> Option<Csr> {
+    let mut table = edge.table("csr", report);
+    let asked = table.read("agent", value::flag, report).unwrap_or(false);
+    let file = table.read("file", value::path, report).unwrap_or_else(|| FILE.into());
+    let lifetime = issuing::lifetime(&mut table, report);
+    let cluster = issuing::cluster(&mut table, "agent", asked, env, report);
+    table.finish(report);
+    Some(Csr { cluster: cluster?, file, lifetime, node_ip })
+}
+
+const FILE: &str = "/var/lib/tunnel/pki/agent.pem";

@@ -1,0 +1,185 @@
+//! Edges that show a certificate: which of them are believed, beside whoever else may show one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
+use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
+use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use tokio_rustls::rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
+};
+
+use super::leaf;
+
+/// What edges' certificates are: issued by a CA of this file, with exactly this subject.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agents {
+    /// The file of CAs.
+    pub ca: PathBuf,
+    /// The one common name.
+    pub common_name: &'static str,
+    /// The one organization.
+    pub organization: &'static str,
+}
+
+impl Agents {
+    /// The node whose certificate this is: its one DNS name; `None`: it is not an edge's, inner `None`: it has none, or several.
+    /// Whether it is to be believed was settled by the handshake.
+    pub fn node(&self, der: &[u8]) -> Option<Option<String>> {
+        self.is_meant(der).then(|| match leaf::dns_names(der).as_slice() {
+            [node] => Some(node.clone()),
+            _ => None,
+        })
+    }
+
+    /// Whether it says of itself to be an edge's.
+    fn is_meant(&self, der: &[u8]) -> bool {
+        leaf::has_subject(der, self.common_name, self.organization)
+    }
+}
+
+/// Believes certificates with the subject of edges' by one rule, and all others by another: no CA makes both.
+#[derive(Debug)]
+pub(super) struct AgentVerifier {
+    agents: Agents,
+    issued: Arc<dyn ClientCertVerifier>,
+    /// `None`: nobody else may show one.
+    others: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl AgentVerifier {
+    /// `issued` believes those of the agents' CAs.
+    pub(super) fn new(
+        agents: Agents,
+        issued: Arc<dyn ClientCertVerifier>,
+        others: Option<Arc<dyn ClientCertVerifier>>,
+    ) -> Self {
+        Self { agents, issued, others }
+    }
+}
+
+impl ClientCertVerifier for AgentVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        // Who calls has one certificate and needs no hint.
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        if self.agents.is_meant(leaf) {
+            return self.issued.verify_client_cert(leaf, above, now);
+        }
+        match &self.others {
+            Some(others) => others.verify_client_cert(leaf, above, now),
+            None => Err(Error::InvalidCertificate(CertificateError::UnknownIssuer)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.issued.verify_tls12_signature(message, cert, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.issued.verify_tls13_signature(message, cert, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.issued.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::tls::tests::{Authority, client, server};
+    use crate::net::tls::{ClientCertificates, Identity, Trust, server_name};
+    use rcgen::{
+        BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    };
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    /// A cluster's authority, in a folder.
+    struct Cluster {
+        issuer: Issuer<'static, KeyPair>,
+        dir: tempfile::TempDir,
+    }
+
+    impl Cluster {
+        fn new() -> Self {
+            let (key, mut params) = (KeyPair::generate().unwrap(), CertificateParams::default());
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join("ca.crt"), params.self_signed(&key).unwrap().pem()).unwrap();
+            Self { issuer: Issuer::new(params, key), dir }
+        }
+
+        /// A client's certificate of that subject for these nodes.
+        fn issue(&self, common_name: &str, nodes: &[&str]) -> Identity {
+            let names: Vec<_> = nodes.iter().map(|node| (*node).to_owned()).collect();
+            let mut params = CertificateParams::new(names).unwrap();
+            params.distinguished_name.push(DnType::CommonName, common_name);
+            params.distinguished_name.push(DnType::OrganizationName, "o");
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            let key = KeyPair::generate().unwrap();
+            let file = self.dir.path().join(format!("{common_name}-{}.pem", nodes.join("-")));
+            let text = params.signed_by(&key, &self.issuer).unwrap().pem() + &key.serialize_pem();
+            std::fs::write(&file, text).unwrap();
+            Identity { cert: file.clone(), key: file }
+        }
+    }
+
+    #[tokio::test]
+    async fn an_edges_certificate_is_of_the_clusters_authority_and_a_pods_of_the_clouds() {
+        let (cloud, cluster, other) = (Authority::new("cloud"), Cluster::new(), Cluster::new());
+        let agents =
+            Agents { ca: cluster.dir.path().join("ca.crt"), common_name: "agent", organization: "o" };
+        let siblings = ClientCertificates::Siblings(cloud.ca(), None);
+        let pod = cloud.issue("pod", "a.b");
+        let tls = server(pod.clone(), ClientCertificates::Agents(agents.clone(), Box::new(siblings)));
+        let shows = async |shown: Option<Identity>| {
+            let connector = TlsConnector::from(client(Trust::Ca(cloud.ca()), shown).load());
+            let (near, far) = duplex(1 << 16);
+            let connect = async {
+                let mut near = connector.connect(server_name("a.b").unwrap(), near).await?;
+                near.read_u8().await
+            };
+            let accept = async {
+                let mut stream = TlsAcceptor::from(tls.load()).accept(far).await?;
+                stream.write_all(b"x").await?;
+                let leaf = stream.get_ref().1.peer_certificates().map(|shown| shown[0].clone());
+                Ok::<_, std::io::Error>(leaf.map(|leaf| agents.node(&leaf)))
+            };
+            let (accepted, _) = tokio::join!(accept, connect);
+            accepted.map_err(|cause| cause.to_string())
+        };
+        assert_eq!(shows(None).await, Ok(None));
+        assert_eq!(shows(Some(pod)).await, Ok(Some(None)), "it is no edge's");
+        let node = Some(Some(Some("node1".to_owned())));
+        assert_eq!(shows(Some(cluster.issue("agent", &["node1"]))).await, Ok(node));
+        let several = shows(Some(cluster.issue("agent", &["node1", "node2"]))).await;
+        assert_eq!(several, Ok(Some(Some(None))), "it is no one node's");
+        for foreign in [other.issue("agent", &["node1"]), cluster.issue("kubelet", &["a.b"])] {
+            assert!(shows(Some(foreign)).await.is_err());
+        }
+    }
+}
