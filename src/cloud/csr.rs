@@ -36,7 +36,10 @@ impl Issued {
 
 impl Pod {
     /// Renews them until the pod stops; `/readyz` shows what is in the way.
-    #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there are none then"))]
+    #[cfg_attr(
+        not(feature = "kubernetes"),
+        expect(unused_variables, clippy::needless_pass_by_value, reason = "there are none then")
+    )]
     pub fn keep(&self, issued: Issued) {
         #[cfg(feature = "kubernetes")]
         for keeper in issued.keepers {
