@@ -37,8 +37,8 @@ use crate::telemetry::Metrics;
 #[cfg(feature = "kubernetes")]
 pub use addresses::AddressWatch;
 pub use addresses::{
-    AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
-    ServiceFacts, ServicePort, ServiceSide, SliceFacts,
+    AddressBook, Claim, Claimant, Claims, FactTable, Facts, Holders, Location, NodeFacts, NotLocated,
+    PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts, Void, Why,
 };
 pub use awaited::Arrival;
 use awaited::Awaited;

@@ -151,6 +151,7 @@ fn stopping(settings: &Cloud) -> Stopping {
     Stopping {
         begun: CancellationToken::new(),
         several: false,
+        caught: None,
         clients: Drain::new(),
         publisher: Drain::new(),
         links: Drain::new(),

@@ -14,6 +14,7 @@ mod certificates;
 mod cluster;
 mod egress;
 mod https;
+mod intercept;
 mod invitations;
 mod lists;
 mod proxy;
@@ -28,6 +29,7 @@ pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
 pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort};
+pub use intercept::{Intercept, MarkBits};
 pub use invitations::Invitations;
 pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
@@ -49,6 +51,8 @@ pub struct Cloud {
     pub egress: Option<Egress>,
     /// The HTTP proxy; `None`: there is none.
     pub http_proxy: Option<HttpProxy>,
+    /// Traffic of the host that is caught by its address; `None`: none is.
+    pub intercept: Option<Intercept>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// TLS ports, each for one port of every node.
@@ -160,6 +164,7 @@ impl Cloud {
             tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
             http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
+            intercept: intercept::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             https: https::read(&mut cloud, &ssh.access, report),
             http: https::read_http(&mut cloud, &ssh.access, report),

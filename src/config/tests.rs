@@ -8,6 +8,7 @@ use super::*;
 use crate::policy::Targets;
 
 mod addresses;
+mod intercept;
 mod modules;
 mod registry;
 mod superedge;

@@ -26,6 +26,7 @@ mod edge_proxy;
 mod enrol;
 mod fleet;
 mod halfclose;
+mod intercept;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
