@@ -93,8 +93,8 @@ impl Keeper {
             let why = [
                 (!self.settings.networks.contains(ip), OUTSIDE),
                 (is_off_limits(ip), "loopback, link-local, metadata or the like"),
-                (own.contains(&ip), "this host's"),
-                (siblings.contains(&ip), "another pod's"),
+                (own.contains(&ip), HOST),
+                (siblings.contains(&ip), SIBLING),
             ];
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
@@ -115,8 +115,11 @@ impl Keeper {
 
     /// Logs the claims that count for nothing, each once for as long as it does.
     fn tell(&mut self, void: Vec<Void>) {
-        // A cluster has many Nodes that are no edges, and are nobody's slip of the pen.
-        let is_usual = |void: &Void| void.by == Claimant::Kubernetes && void.why == Why::NotANodes(OUTSIDE);
+        // A cluster has many Nodes that are no edges, some with pods of ours, and they are nobody's slip of the pen.
+        let is_usual = |void: &Void| {
+            void.by == Claimant::Kubernetes
+                && [OUTSIDE, HOST, SIBLING].iter().any(|why| void.why == Why::NotANodes(why))
+        };
         let now: HashSet<Void> = void.into_iter().filter(|void| !is_usual(void)).take(MOST_TOLD).collect();
         for Void { ip, node, by, why } in now.difference(&self.told) {
             warn!(
@@ -166,6 +169,10 @@ const MOST_TOLD: usize = 100;
 
 /// Why most claims are refused.
 const OUTSIDE: &str = "outside of the networks of [mode.cloud.intercept]";
+
+/// Why no edge has some addresses.
+const HOST: &str = "this host's";
+const SIBLING: &str = "another pod's";
 
 /// Its name in `/readyz`.
 const NAME: &str = "intercept";

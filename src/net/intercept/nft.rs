@@ -18,7 +18,7 @@ pub(super) async fn run(commands: &str) -> Result<(), CatchError> {
             // Where it ends before it has read all, it says why.
             let _ = input.write_all(commands.as_bytes()).await;
         }
-        judge(child.wait_with_output().await.map_err(CatchError::Program)?)
+        judge(&child.wait_with_output().await.map_err(CatchError::Program)?)
     };
     timeout(PATIENCE, done).await.unwrap_or(Err(CatchError::Silent)).map(drop)
 }
@@ -29,7 +29,7 @@ pub(super) fn wait(args: &[&str], commands: &str) -> Result<String, CatchError> 
     if let Some(mut input) = child.stdin.take() {
         let _ = input.write_all(commands.as_bytes());
     }
-    judge(child.wait_with_output().map_err(CatchError::Program)?)
+    judge(&child.wait_with_output().map_err(CatchError::Program)?)
 }
 
 fn command(args: &[&str]) -> Command {
@@ -38,7 +38,7 @@ fn command(args: &[&str]) -> Command {
     nft
 }
 
-fn judge(output: Output) -> Result<String, CatchError> {
+fn judge(output: &Output) -> Result<String, CatchError> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() {
         return Ok(text(&output.stdout));
