@@ -89,7 +89,7 @@ fn a_table_that_somebody_else_has_made_is_left_alone() {
     world.host.sh("nft add table inet tunnel; nft add chain inet tunnel theirs");
     let mut pod = world.launch("pod", &world.config(""), &[], &[]);
     assert!(!pod.ends(PATIENCE).success());
-    pod.said("mode.cloud.intercept: the table inet tunnel is there, and not made by this program");
+    pod.said("the table inet tunnel is there, and not made by this program");
     assert!(world.host.sh("nft list table inet tunnel").contains("theirs"));
 }
 
@@ -139,7 +139,7 @@ fn what_is_for_this_host_or_from_the_pod_itself_is_never_led_back() {
     let config = world.place.edge_config("node1", "127.0.0.1:9000", ADMIN + 1);
     let mut edge =
         world.place.tunnel_as(world.host.command(PROGRAM), ("edge", "near"), &config, &[], &["--v=2"]);
-    world.ready(&mut edge, &world.host, ADMIN + 1);
+    ready(&mut edge, &world.host, ADMIN + 1);
     pod.says("10.79.1.1 is not caught for node1, as [mode.cloud.addresses] has it: it is this host's");
     let mut socat = world.host.command("socat");
     socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.says("here"));
@@ -194,14 +194,14 @@ fn a_session_goes_on_through_a_cut_and_by_another_pod_and_yurttunnels_chains_do_
     let closed = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:2222\"\nauth = \"none\"\n";
     let mut second =
         world.place.tunnel_as(far.command(PROGRAM), ("cloud", "far"), &(config + closed), &[], &["--v=4"]);
-    world.ready(&mut second, &far, ADMIN);
+    ready(&mut second, &far, ADMIN);
     let mut socat = world.nodes[0].command("socat");
     socat.args(["TCP-LISTEN:9100,pf=ip6,ipv6only=0,fork,reuseaddr", "EXEC:cat"]);
     let _echo = Running::start("echo", world.place.path(), &mut socat);
     let config = world.place.edge_config("node1", "10.79.100.2:9000", ADMIN);
     let command = world.nodes[0].command(PROGRAM);
     let mut edge = world.place.tunnel_as(command, ("edge", "edge-1"), &config, &[], &["--v=4"]);
-    world.ready(&mut edge, &world.nodes[0], ADMIN);
+    ready(&mut edge, &world.nodes[0], ADMIN);
     let ip = &addresses(1)[0];
     world.is_caught(ip, true);
     let mut client = world.host.command("socat");
@@ -333,7 +333,7 @@ impl World {
     /// Starts a pod on the host that catches, with these tables beside the usual, and waits for it.
     fn pod(&self, tables: &str) -> Running {
         let mut pod = self.launch("pod", &self.config(tables), &[], &[]);
-        self.ready(&mut pod, &self.host, ADMIN);
+        ready(&mut pod, &self.host, ADMIN);
         pod
     }
 
@@ -367,7 +367,7 @@ impl World {
         let command = machine.command(PROGRAM);
         let mut edge =
             self.place.tunnel_as(command, ("edge", &format!("edge-{number}")), &config, &[], &["--v=2"]);
-        self.ready(&mut edge, machine, ADMIN);
+        ready(&mut edge, machine, ADMIN);
         edge
     }
 
@@ -397,15 +397,6 @@ impl World {
             let mut client = self.kubelet_client(number, &addresses(number)[0]);
             let said = run_command("curl", &mut client, None, PATIENCE);
             said.stderr.contains("reset")
-        });
-    }
-
-    fn ready(&self, running: &mut Running, machine: &Machine, admin: u16) {
-        wait_until("it is ready", PATIENCE, || {
-            running.lives();
-            let mut curl = machine.command("curl");
-            curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
-            run_command("curl", &mut curl, None, PATIENCE).status.success()
         });
     }
 
@@ -477,6 +468,16 @@ impl World {
             listed.contains(&format!("\"{ip}\"")) == caught
         });
     }
+}
+
+/// Waits until a program of ours, on that machine, is ready.
+fn ready(running: &mut Running, machine: &Machine, admin: u16) {
+    wait_until("it is ready", PATIENCE, || {
+        running.lives();
+        let mut curl = machine.command("curl");
+        curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
+        run_command("curl", &mut curl, None, PATIENCE).status.success()
+    });
 }
 
 /// A machine with a cable to the host; if it is `shut`, nobody can open a connection to it.
