@@ -9,6 +9,8 @@ mod init;
 mod invite;
 mod join;
 mod manual;
+#[cfg(feature = "kubernetes")]
+mod migrate;
 mod settings;
 mod socket;
 mod status;
@@ -21,6 +23,8 @@ pub use init::{Init, run as init};
 pub use invite::{Invite, Revoke, invite, revoke};
 pub use join::{Join, run as join};
 pub use manual::{completions, man};
+#[cfg(feature = "kubernetes")]
+pub use migrate::{Migrate, run as migrate};
 pub use settings::Settings;
 pub use status::status;
 

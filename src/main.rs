@@ -37,6 +37,8 @@ fn main() -> ExitCode {
         Some(Command::Invite(asked)) => told(in_runtime(command::invite(asked))),
         Some(Command::Join(asked)) => told(in_runtime(command::join(&asked, &Environment::read(variable)))),
         Some(Command::Revoke(asked)) => told(in_runtime(command::revoke(asked))),
+        #[cfg(feature = "kubernetes")]
+        Some(Command::Migrate(asked)) => told(command::migrate(&asked, std::io::stdin())),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
         Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),

@@ -14,6 +14,8 @@ mod etcd;
 mod find;
 #[cfg(feature = "kubernetes")]
 mod follow;
+#[cfg(feature = "kubernetes")]
+mod kept;
 mod linked;
 mod moves;
 mod overview;
@@ -54,6 +56,8 @@ pub use dns::Dns;
 pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
 pub use etcd::{EtcdAccess, EtcdError};
 pub use find::{Finder, NotFound, Path};
+#[cfg(feature = "kubernetes")]
+pub use kept::{NodeNameParams, NodeNames, PortParams, PortWatch};
 pub use linked::Linked;
 use overview::Errors;
 pub use overview::{LastError, Overview, Standing};

@@ -8,9 +8,9 @@ use super::core::Core;
 use super::ports::ClientPort;
 use crate::config::cloud::{Cloud, HttpsMode, NodePort};
 use crate::frontend::{self, Http, Https, Passthrough, Tls};
-use crate::names::Target;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
+use crate::policy::StandsFor;
 use crate::startup::{Gates, Guard, Startup};
 
 /// Binds all ports with TLS; `None`: there are faults, which `startup` has noted.
@@ -29,11 +29,17 @@ pub(super) fn prepare(settings: &Cloud, gates: &mut Gates, startup: &mut Startup
     let (guard, tls, ports) = (guard?, tls?, ports?);
     // One port follows the files for all.
     let mut watched = tls.clone();
-    let port = |(listener, target)| match tls.clone() {
-        None => ClientPort::tcp(listener, guard.clone(), |_| Passthrough { target }),
-        Some(tls) => terminating((listener, target), guard.clone(), tls, watched.take()),
+    let port = |(listener, stands_for)| match (tls.clone(), stands_for) {
+        (Some(tls), stands_for) => {
+            Some(terminating((listener, stands_for), guard.clone(), tls, watched.take()))
+        }
+        (None, StandsFor::Target(target)) => {
+            Some(ClientPort::tcp(listener, guard.clone(), |_| Passthrough { target }))
+        }
+        // The settings do not have it: no Host is read there.
+        (None, StandsFor::Host) => None,
     };
-    Some(ports.into_iter().map(port).collect())
+    Some(ports.into_iter().filter_map(port).collect())
 }
 
 /// Binds all ports without TLS; `None`: there are faults, which `startup` has noted.
@@ -49,14 +55,14 @@ pub(super) fn prepare_plain(
     let (guard, ports) =
         (gates.prepare("mode.cloud.http", &http.access, startup), bind(&http.ports, startup));
     let (guard, ports) = (guard?, ports?);
-    let port = |(listener, target)| {
-        ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(target, core)))
+    let port = |(listener, stands_for)| {
+        ClientPort::tcp(listener, guard.clone(), |core: &Core| Http(node_port(stands_for, core)))
     };
     Some(ports.into_iter().map(port).collect())
 }
 
 fn terminating(
-    (listener, target): (Listener, Target),
+    (listener, stands_for): (Listener, StandsFor),
     guard: Guard,
     tls: Reload<ServerConfig>,
     watched: Option<Reload<ServerConfig>>,
@@ -66,16 +72,17 @@ fn terminating(
         if let Some(watched) = watched {
             links.spawn(info_span!("tls"), watched.watch(links.clone()));
         }
-        Tls::new(Https(node_port(target, core)), tls, core.context.pool.clone())
+        Tls::new(Https(node_port(stands_for, core)), tls, core.context.pool.clone())
     })
 }
 
 /// Binds all of them first, so that each fault is noted.
-fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, Target)>> {
-    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.target.clone())));
+fn bind(ports: &[NodePort], startup: &mut Startup) -> Option<Vec<(Listener, StandsFor)>> {
+    let bound = ports.iter().map(|port| Some((startup.bind(&port.key, port.at)?, port.stands_for.clone())));
     bound.collect::<Vec<_>>().into_iter().collect()
 }
 
-fn node_port(target: Target, core: &Core) -> frontend::NodePort {
-    frontend::NodePort { target, finder: core.context.finder.clone() }
+fn node_port(stands_for: StandsFor, core: &Core) -> frontend::NodePort {
+    let (finder, ports) = (core.context.finder.clone(), core.context.ports.clone());
+    frontend::NodePort { stands_for, finder, ports }
 }

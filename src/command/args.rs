@@ -7,6 +7,8 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+#[cfg(feature = "kubernetes")]
+use super::Migrate;
 use super::{Connect, Doctor, Init, Invite, Join, Module, Revoke};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
@@ -86,6 +88,9 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Print settings for what another tunnel was set to do in Kubernetes, and what became of each of its settings.
+    #[cfg(feature = "kubernetes")]
+    Migrate(Migrate),
     /// Print what makes a shell complete this command line: `source <(tunnel completions bash)`.
     Completions {
         /// Which shell.

@@ -17,6 +17,8 @@ mod https;
 mod intercept;
 mod invitations;
 mod lists;
+mod node_names;
+mod ports;
 mod proxy;
 mod registry;
 mod siblings;
@@ -31,6 +33,8 @@ pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort};
 pub use intercept::{Intercept, MarkBits};
 pub use invitations::Invitations;
+pub use node_names::NodeNameSettings;
+pub use ports::PortSettings;
 pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
@@ -59,6 +63,10 @@ pub struct Cloud {
     pub https: Https,
     /// HTTP ports, each for one port of every node.
     pub http: Http,
+    /// Where ports of nodes are named; `None`: nowhere.
+    pub ports: Option<PortSettings>,
+    /// Where DNS reads the addresses of every node; `None`: nowhere.
+    pub node_names: Option<NodeNameSettings>,
     /// Where commands of this machine come in.
     pub admin: AdminSettings,
     /// Limits of sessions.
@@ -159,6 +167,9 @@ impl Cloud {
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
         let ssh = ssh::read(&mut cloud, report);
+        let registry = registry::read(&mut cloud, superedge, env, report);
+        let https = https::read(&mut cloud, &ssh.access, report);
+        let http = https::read_http(&mut cloud, &ssh.access, report);
         let settings = Self {
             server,
             tls: tls::read(&mut cloud, report),
@@ -166,12 +177,14 @@ impl Cloud {
             http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
             intercept: intercept::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
-            https: https::read(&mut cloud, &ssh.access, report),
-            http: https::read_http(&mut cloud, &ssh.access, report),
+            ports: ports::read(&mut cloud, (&http, &https), env, report),
+            https,
+            http,
             ssh,
             admin: listen::admin(&mut cloud, "cloud.sock", report),
             session: session(&mut cloud, report),
-            registry: registry::read(&mut cloud, superedge, env, report),
+            node_names: node_names::read(&mut cloud, &registry, env, report),
+            registry,
             invitations: invitations::read(&mut cloud, env, report),
             allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),

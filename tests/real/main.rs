@@ -12,9 +12,11 @@ mod wait;
 #[cfg(feature = "kubernetes")]
 mod addresses;
 mod apiserver;
+mod audit;
 mod channelz;
 mod cluster;
 mod command;
+mod commands;
 #[cfg(feature = "kubernetes")]
 mod configmap;
 mod cut;
@@ -27,6 +29,7 @@ mod enrol;
 mod fleet;
 mod halfclose;
 mod intercept;
+mod invitations;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;

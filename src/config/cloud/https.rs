@@ -7,7 +7,7 @@ use super::certificates::Certificates;
 use crate::config::access::{Access, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, value};
-use crate::names::Target;
+use crate::policy::StandsFor;
 
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct NodePort {
     /// The whole key of the entry.
     pub key: String,
     /// What the node dials.
-    pub target: Target,
+    pub stands_for: StandsFor,
 }
 
 /// Reads `[mode.cloud.https]`; `ssh` holds for what it leaves out of who may come in.
@@ -63,7 +63,7 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
     );
     let passthrough = passthrough.unwrap_or_default();
     let certificates = Certificates::read(&mut table, FILES, None, report);
-    let ports = ports(&mut table, report);
+    let ports = ports(&mut table, !passthrough, report);
     let asked = !passthrough && certificates.client_ca.is_some();
     let proofs = Proofs { password: false, certificate: Some(asked) };
     let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates) };
@@ -86,40 +86,55 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
 pub(super) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Http {
     let mut table = cloud.table("http", report);
     let proofs = Proofs { password: false, certificate: None };
-    let ports = ports(&mut table, report);
+    let ports = ports(&mut table, true, report);
     let access = Access::read(&mut table, proofs, ssh, report);
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Http { ports, access }
 }
 
-fn ports(table: &mut Table<'_>, report: &mut Report) -> Vec<NodePort> {
+/// `reads_host`: whether the Host of requests can be known there.
+fn ports(table: &mut Table<'_>, reads_host: bool, report: &mut Report) -> Vec<NodePort> {
     let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let mut all = table.table("addr", report);
     let entries = all.named(TO, report).into_iter();
-    entries.filter_map(|(name, entry)| node_port(ip, &name, entry, report)).collect()
+    entries.filter_map(|(name, entry)| node_port((ip, reads_host), &name, entry, report)).collect()
 }
 
 /// `None`: the entry is of no use, which is noted.
-fn node_port(ip: IpAddr, name: &str, mut entry: Table<'_>, report: &mut Report) -> Option<NodePort> {
+fn node_port(
+    (ip, reads_host): (IpAddr, bool),
+    name: &str,
+    mut entry: Table<'_>,
+    report: &mut Report,
+) -> Option<NodePort> {
     let port = name.parse::<u16>().ok().filter(|_| name.bytes().all(|b| b.is_ascii_digit()));
     if port.is_none() {
         entry.complain_of_name(name, "want a port as the key: a number from 0 to 65535 in quotes", report);
     }
-    let target = entry.read(TO, value::parsed::<Target>, report);
-    if target.is_none() && !entry.has(TO) {
-        entry.complain(TO, None, "name what each node dials, as in \"127.0.0.1:10250\"", report);
+    let stands_for = entry.read(TO, value::parsed::<StandsFor>, report);
+    if stands_for.is_none() && !entry.has(TO) {
+        entry.complain(
+            TO,
+            None,
+            "name what each node dials, as in \"127.0.0.1:10250\", or say \"host\"",
+            report,
+        );
+    }
+    if stands_for == Some(StandsFor::Host) && !reads_host {
+        let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
+        entry.complain(TO, found, "name what each node dials: no Host is read in this mode", report);
     }
     let key = entry.path().to_owned();
     entry.finish(report);
-    Some(NodePort { at: SocketAddr::new(ip, port?), key, target: target? })
+    Some(NodePort { at: SocketAddr::new(ip, port?), key, stands_for: stands_for? })
 }
 
 fn warn_if_open(table: &Table<'_>, ports: &[NodePort], access: &Access, proofs: Proofs, report: &mut Report) {
-    if let Some(NodePort { at, target, .. }) = ports.first() {
+    if let Some(NodePort { at, stands_for, .. }) = ports.first() {
         let reached = match ports.len() {
-            1 => format!("{target} at every node"),
-            more => format!("{target} at every node, and so with {} more of this table", more - 1),
+            1 => format!("{stands_for} at every node"),
+            more => format!("{stands_for} at every node, and so with {} more of this table", more - 1),
         };
         access.warn_if_open(table.key("addr"), *at, proofs, &reached, report);
     }
