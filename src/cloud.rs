@@ -7,6 +7,7 @@ mod certificates;
 mod connect;
 mod context;
 mod core;
+mod csr;
 mod egress;
 mod enrol;
 mod etcd;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 use tracing::info;
 
 use self::core::Core;
+pub use csr::Issued;
 use files::PodFiles;
 use intercept::Interception;
 use policies::Policies;
