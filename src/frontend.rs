@@ -291,7 +291,6 @@ const NO_SSH: &str =
     "this port takes HTTP CONNECT; ssh needs -o ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\" NODE";
 const SSH_DISCONNECT: u8 = 1;
 const SSH_BY_APPLICATION: u32 = 11;
-
 /// Short enough for any socket's empty buffer.
 const NO_HTTP_2: &str =
     "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";

@@ -30,7 +30,7 @@ pub struct Hello {
     pub dialect: Dialect,
     /// Whether an older link of the same process stays beside this one, until the edge ends one of them.
     pub beside: bool,
-    /// The addresses that it claims its node has: at most [`MOST_IPS`].
+    /// The addresses that it claims its node has: at most 8.
     pub ips: Box<[IpAddr]>,
 }
 
@@ -193,14 +193,11 @@ impl Hello {
         headers
     }
 
-    /// Adds to a request of an edge which addresses its node has; the first [`MOST_IPS`] of them.
+    /// Adds to a request of an edge which addresses its node has; the first 8 of them.
     pub fn claim(headers: &mut HeaderMap, ips: &[IpAddr]) {
         let all: Vec<_> = ips.iter().take(MOST_IPS).map(ToString::to_string).collect();
-        if let Ok(value) = HeaderValue::from_str(&all.join(","))
-            && !all.is_empty()
-        {
-            headers.insert(IPS, value);
-        }
+        let value = HeaderValue::from_str(&all.join(",")).ok().filter(|value| !value.is_empty());
+        headers.extend(value.map(|value| (IPS, value)));
     }
 
     /// The metadata of a pod's answer.
@@ -214,7 +211,6 @@ impl Hello {
     }
 }
 
-/// What is no address is passed over, and so is all behind the first few.
 fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
     let text = headers.get(&IPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
     text.split(',').take(MOST_IPS).filter_map(|ip| ip.parse().ok()).collect()
@@ -292,10 +288,9 @@ const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a link that leaves an older one of its process in place.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
-/// Header with the addresses of an edge's node.
+/// Header with the addresses of an edge's node, and how many it may claim.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
-/// Addresses that an edge may claim.
-pub const MOST_IPS: usize = 8;
+const MOST_IPS: usize = 8;
 /// Header with the version of the program, for people.
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// What is kept of it.
