@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use tunnel::config::Environment;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::parts::{have, kept, root};
@@ -15,23 +16,17 @@ fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-/// A kube-apiserver that has been given all of the kustomize base, and what asks it.
+/// A kube-apiserver that has been given manifests, and what asks it.
 struct Applied {
     kubernetes: Kubernetes,
     kubectl: PathBuf,
+    namespace: &'static str,
 }
 
 impl Applied {
+    /// All of the kustomize base.
     fn new() -> Option<Self> {
-        let (kubectl, kubernetes) = (kept("kubernetes-1.36.3/kubectl")?, Kubernetes::start()?);
-        let applied = Self { kubernetes, kubectl };
-        let base = deploy("kustomize/base");
-        let mut said = String::new();
-        wait_until("all objects are taken", 3 * PATIENCE, || {
-            let (is_well, text) = applied.asks(&["apply", "-k", base.to_str().unwrap()]);
-            said = text;
-            is_well
-        });
+        let (applied, said) = Self::of("kustomize/base", NAMESPACE)?;
         for object in ["deployment.apps/tunnel-cloud", "daemonset.apps/tunnel-edge", "service/tunnel-coredns"]
         {
             assert!(said.contains(object), "{object}: {said}");
@@ -42,11 +37,25 @@ impl Applied {
         Some(applied)
     }
 
+    /// All of a folder, whose objects are in this namespace; and what kubectl has said.
+    fn of(folder: &str, namespace: &'static str) -> Option<(Self, String)> {
+        let (kubectl, kubernetes) = (kept("kubernetes-1.36.3/kubectl")?, Kubernetes::start()?);
+        let applied = Self { kubernetes, kubectl, namespace };
+        let folder = deploy(folder);
+        let mut said = String::new();
+        wait_until("all objects are taken", 3 * PATIENCE, || {
+            let (is_well, text) = applied.asks(&["apply", "-k", folder.to_str().unwrap()]);
+            said = text;
+            is_well
+        });
+        Some((applied, said))
+    }
+
     /// Runs kubectl; whether it did what it was told, and all it said.
     fn asks(&self, args: &[&str]) -> (bool, String) {
         let admin = self.kubernetes.admin();
         let mut command = Command::new(&self.kubectl);
-        command.arg("--kubeconfig").arg(admin).args(["-n", NAMESPACE]).args(args);
+        command.arg("--kubeconfig").arg(admin).args(["-n", self.namespace]).args(args);
         let said = run_command("kubectl", &mut command, None, PATIENCE);
         (said.status.success(), said.stdout + &said.stderr)
     }
@@ -183,6 +192,65 @@ fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
         applied.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1"))
     });
     pod.answers_only(log_port, "/readyz", "ok\n");
+}
+
+/// YurtTunnel's names, ports and namespace; the role is what that takes, and settings load.
+#[test]
+fn the_overlay_for_yurttunnels_users_has_its_services_and_ports() {
+    let Some((applied, said)) = Applied::of("kustomize/yurttunnel", "kube-system") else { return };
+    for gone in ["tunnel-coredns", "service/tunnel-cloud ", "tunnel-cloud-edges"] {
+        assert!(!said.contains(gone), "{gone}: {said}");
+    }
+    let ports = |service: &str| {
+        let service = applied.object("service", service);
+        let ports = service["spec"]["ports"].as_array().unwrap().clone();
+        ports.iter().map(|port| (port["port"].clone(), port["targetPort"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(ports("x-tunnel-server-svc"), [(10262.into(), "grpc".into())]);
+    let internal = [(10250.into(), 10263.into()), (10255.into(), 10264.into())];
+    assert_eq!(ports("x-tunnel-server-internal-svc"), internal);
+    let managed = &applied.object("service", "x-tunnel-server-internal-svc")["metadata"]["annotations"];
+    assert_eq!(managed["tunnel.cloud.io/ports"], "managed");
+    let cloud = applied.object("deployment", "tunnel-cloud");
+    let open: Vec<_> =
+        container(&cloud)["ports"].as_array().unwrap().iter().map(|p| &p["containerPort"]).collect();
+    assert_eq!(open, [10262, 10263, 10264, 10265]);
+
+    let env = Environment {
+        kubernetes_service_host: Some("10.96.0.1".to_owned()),
+        pod_ip: Some("10.0.0.1".to_owned()),
+        node_name: Some("edge1".to_owned()),
+        ..Environment::default()
+    };
+    let config =
+        |name: &str| applied.object("configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
+    let (_, warnings) = tunnel::config::cloud::Cloud::read(&config("tunnel-cloud-conf"), &env).unwrap();
+    assert_eq!(warnings, []);
+    let edge = tunnel::config::edge::EdgeSettings::read(&config("tunnel-edge-conf"), &env).unwrap();
+    assert_eq!(edge.1, []);
+
+    let account = "system:serviceaccount:kube-system:tunnel-cloud";
+    let may = |verb: &str, what: &str| applied.asks(&["auth", "can-i", verb, what, "--as", account]).0;
+    for (verb, what) in [
+        ("watch", "configmaps/yurt-tunnel-server-cfg"),
+        ("update", "configmaps/yurt-tunnel-nodes"),
+        ("create", "configmaps"),
+        ("update", "services/x-tunnel-server-internal-svc"),
+        ("create", "leases.coordination.k8s.io"),
+        ("update", "leases.coordination.k8s.io/tunnel-node-names"),
+        ("list", "nodes"),
+    ] {
+        assert!(may(verb, what), "{verb} {what}");
+    }
+    for (verb, what) in [
+        ("list", "configmaps"),
+        ("update", "configmaps/yurt-tunnel-server-cfg"),
+        ("update", "services/x-tunnel-server-svc"),
+        ("update", "leases.coordination.k8s.io/tunnel-dns-controller"),
+        ("get", "secrets"),
+    ] {
+        assert!(!may(verb, what), "{verb} {what}");
+    }
 }
 
 #[test]

@@ -74,6 +74,16 @@ impl Kubernetes {
         file
     }
 
+    /// Asks it as whoever may do everything.
+    pub(crate) fn client(&self) -> Client {
+        self.admin.clone()
+    }
+
+    /// Runs something beside the test.
+    pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+
     pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
@@ -122,6 +132,41 @@ impl Kubernetes {
         self.does(name, async || {
             api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object)).await
         });
+    }
+
+    /// An object of our namespace; none if there is none of that name.
+    pub(crate) fn object<K>(&self, name: &str) -> Option<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        self.run(Api::<K>::namespaced(self.admin.clone(), NAMESPACE).get_opt(name)).unwrap()
+    }
+
+    /// Deletes an object of our namespace.
+    pub(crate) fn delete<K>(&self, name: &str)
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = Api::<K>::namespaced(self.admin.clone(), NAMESPACE);
+        self.run(api.delete(name, &DeleteParams::default())).unwrap();
+    }
+
+    /// Deletes an object in no namespace.
+    pub(crate) fn delete_everywhere<K>(&self, name: &str)
+    where
+        K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = Api::<K>::all(self.admin.clone());
+        self.run(api.delete(name, &DeleteParams::default())).unwrap();
     }
 
     /// Makes this a part of a node's status.

@@ -26,6 +26,8 @@ mod edge_proxy;
 mod enrol;
 mod fleet;
 mod halfclose;
+#[cfg(feature = "kubernetes")]
+mod held;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
@@ -49,3 +51,5 @@ mod stores;
 mod traces;
 mod tunnel;
 mod web;
+#[cfg(feature = "kubernetes")]
+mod yurttunnel;
