@@ -9,6 +9,7 @@ use crate::policy::Targets;
 
 mod addresses;
 mod modules;
+mod nodes;
 mod registry;
 mod superedge;
 

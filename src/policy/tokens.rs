@@ -1,6 +1,6 @@
 //! The token file: which secret proves which node.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use subtle::ConstantTimeEq;
 
@@ -95,6 +95,19 @@ impl Tokens {
         self.lines.contains_key(&node.as_str().to_ascii_lowercase())
     }
 
+    /// The nodes whose token is another one than in an earlier file, or is there no more or not before, in order; `default`
+    /// among them.
+    pub fn changed_since<'a>(&'a self, earlier: &'a Self) -> Vec<&'a str> {
+        let all = self
+            .lines
+            .keys()
+            .chain(earlier.lines.keys())
+            .filter(|node| self.lines.get(*node) != earlier.lines.get(*node));
+        let names: BTreeSet<_> =
+            all.map(String::as_str).filter(|node| node.parse::<NodeName>().is_ok()).collect();
+        names.into_iter().collect()
+    }
+
     /// How many lines count.
     pub fn len(&self) -> usize {
         self.lines.len()
@@ -167,6 +180,14 @@ mod tests {
         assert_eq!(lines, [4, 5, 6, 8, 9]);
         assert!(!format!("{:?}", tokens.faults()).contains("SECRET"));
         assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MAX_FAULTS);
+    }
+
+    #[test]
+    fn what_has_changed_is_told_by_the_names_of_nodes() {
+        let earlier = Tokens::parse("default:a\nsame:b\nother:c\ngone:d\n");
+        let later = Tokens::parse("default:e\nsame:b\nother:f\nnew:g\nno name!:h\n");
+        assert_eq!(later.changed_since(&earlier), ["default", "gone", "new", "other"]);
+        assert_eq!(later.changed_since(&later), Vec::<&str>::new());
     }
 
     proptest! {

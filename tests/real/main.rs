@@ -12,9 +12,11 @@ mod wait;
 #[cfg(feature = "kubernetes")]
 mod addresses;
 mod apiserver;
+mod audit;
 mod channelz;
 mod cluster;
 mod command;
+mod commands;
 #[cfg(feature = "kubernetes")]
 mod configmap;
 mod cut;
@@ -28,6 +30,7 @@ mod fleet;
 mod halfclose;
 #[cfg(feature = "kubernetes")]
 mod held;
+mod invitations;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;

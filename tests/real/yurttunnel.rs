@@ -146,6 +146,15 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
         ("first".to_owned(), 3),
         "it was given back, and nobody waits for its end"
     );
+
+    // Somebody has written with a higher number: who holds the Lease is not the holder any more, and begins anew.
+    let annotations = json!({"tunnel.cloud.io/lease-transitions": "99"});
+    kubernetes.apply::<ConfigMap>(&json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "yurt-tunnel-nodes", "annotations": annotations},
+    }));
+    node(&kubernetes, "last", &edge, [10, 0, 0, 4].into());
+    is(&format!("10.0.0.3\tlate\n{ip}\tedge-a1\n{ip}\tlast\n"), "100");
     let drained = kubernetes.run(first.finish(PATIENCE, std::future::pending()));
     assert_eq!(drained, tunnel::drain::Drained::Finished);
 }
