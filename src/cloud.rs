@@ -7,6 +7,7 @@ mod certificates;
 mod connect;
 mod context;
 mod core;
+mod csr;
 mod egress;
 mod enrol;
 mod etcd;
@@ -31,6 +32,7 @@ use std::sync::Arc;
 use tracing::info;
 
 use self::core::Core;
+pub use csr::Issued;
 use files::PodFiles;
 use policies::Policies;
 use ports::{ClientPort, Ports};

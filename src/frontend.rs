@@ -26,7 +26,7 @@ pub use serve::{
     Visit, serve,
 };
 pub use tcp::Tcp;
-pub use web::{Http, Https, NodePort};
+pub use web::{Http, Https, NodePort, Reencrypted};
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue, PROXY_AUTHENTICATE};

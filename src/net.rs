@@ -22,6 +22,7 @@ pub mod socket;
 pub mod splice;
 pub mod tcp_info;
 pub mod tls;
+pub mod under_tls;
 
 use std::io;
 use std::task::{Context, Poll};

@@ -12,6 +12,7 @@ use crate::policy::{Glob, Networks, TargetEntry, Targets};
 mod addresses;
 mod certificates;
 mod cluster;
+mod csr;
 mod egress;
 mod https;
 mod invitations;
@@ -28,8 +29,9 @@ mod tls;
 pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
+pub use csr::{Csr, ServerNames};
 pub use egress::Egress;
-pub use https::{Http, Https, HttpsMode, NodePort};
+pub use https::{Http, Https, HttpsMode, NodePort, TargetIdentity};
 pub use invitations::Invitations;
 pub use node_names::NodeNameSettings;
 pub use ports::PortSettings;
@@ -71,6 +73,8 @@ pub struct Cloud {
     pub registry: RegistrySettings,
     /// Where it is kept who joins by invitation; `None`: nobody does.
     pub invitations: Option<Invitations>,
+    /// The certificates that the cluster's signers issue for this pod; `None`: none.
+    pub csr: Option<Csr>,
     /// How clients may name a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may ask for.
@@ -181,6 +185,7 @@ impl Cloud {
             node_names: node_names::read(&mut cloud, &registry, env, report),
             registry,
             invitations: invitations::read(&mut cloud, env, report),
+            csr: csr::read(&mut cloud, env, report),
             allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),

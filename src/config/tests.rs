@@ -8,6 +8,7 @@ use super::*;
 use crate::policy::Targets;
 
 mod addresses;
+mod csr;
 mod modules;
 mod nodes;
 mod registry;

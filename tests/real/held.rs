@@ -53,7 +53,7 @@ impl Held {
         });
         std::fs::write(&kubeconfig, text.to_string()).unwrap();
         let (holds, (found, writes)) = (Arc::<AtomicBool>::default(), channel());
-        let (to, holding) = (kubernetes.client(), holds.clone());
+        let (to, holding) = (kubernetes.client(&kubernetes.admin()), holds.clone());
         kubernetes.beside(async move {
             loop {
                 let (socket, _) = listener.accept().await.unwrap();

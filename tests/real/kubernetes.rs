@@ -69,19 +69,24 @@ impl Kubernetes {
     pub(crate) fn kubeconfig_as(&self, account: &str) -> PathBuf {
         let mut admin: Value = serde_json::from_slice(&std::fs::read(self.admin()).unwrap()).unwrap();
         admin["users"][0]["user"]["as"] = account.into();
-        let file = self.place.path().join("account");
+        let file = self.place.path().join(account.replace(':', "-"));
         std::fs::write(&file, admin.to_string()).unwrap();
         file
-    }
-
-    /// Asks it as whoever may do everything.
-    pub(crate) fn client(&self) -> Client {
-        self.admin.clone()
     }
 
     /// Runs something beside the test.
     pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);
+    }
+
+    /// The files that it was started with; it believes clients whom its authority has signed.
+    pub(crate) fn place(&self) -> &TestDir {
+        &self.place
+    }
+
+    /// A client of that file.
+    pub(crate) fn client(&self, kubeconfig: &Path) -> Client {
+        self.run(client(kubeconfig))
     }
 
     pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
@@ -330,9 +335,10 @@ impl Kubernetes {
 }
 
 fn apiserver(place: &TestDir, program: &Path, etcd: &str, port: u16) -> Running {
-    let users = [("admin", "admin", "system:masters"), ("pod", "pod", "")];
+    let node = ("node1", "system:node:node1", "system:nodes");
+    let users = [("admin", "admin", "system:masters"), ("pod", "pod", ""), node];
     let mut command = crate::apiserver::apiserver(Command::new(program), place, etcd, loopback(port), &users);
-    Running::start("apiserver", place.path(), command.args(["--authorization-mode", "RBAC"]))
+    Running::start("apiserver", place.path(), command.args(["--authorization-mode", "Node,RBAC"]))
 }
 
 async fn client(kubeconfig: &Path) -> Client {

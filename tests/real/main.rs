@@ -19,6 +19,8 @@ mod command;
 mod commands;
 #[cfg(feature = "kubernetes")]
 mod configmap;
+#[cfg(feature = "kubernetes")]
+mod csr;
 mod cut;
 #[cfg(feature = "kubernetes")]
 mod deploy;
