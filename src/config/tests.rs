@@ -11,6 +11,7 @@ mod addresses;
 mod csr;
 mod intercept;
 mod modules;
+mod nodes;
 mod registry;
 mod superedge;
 

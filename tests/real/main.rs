@@ -30,6 +30,8 @@ mod edge_proxy;
 mod enrol;
 mod fleet;
 mod halfclose;
+#[cfg(feature = "kubernetes")]
+mod held;
 mod intercept;
 mod invitations;
 mod kubectl;
@@ -55,3 +57,5 @@ mod stores;
 mod traces;
 mod tunnel;
 mod web;
+#[cfg(feature = "kubernetes")]
+mod yurttunnel;
