@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds CoreDNS, etcd, grpcurl and programs of Kubernetes for the tests, once for each version; minutes the first time, nothing
-# after.
+# Builds CoreDNS, etcd, grpcurl, Helm and programs of Kubernetes for the tests, once for each version; minutes the first
+# time, nothing after.
 set -euo pipefail
 # shellcheck source=scripts/help.sh
 . "$(dirname "$0")/help.sh"
@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../tests/real"
 
 coredns=1.15.0
 grpcurl=1.9.3
+helm=4.3.1
 etcd=$(sed -n 's/^require go.etcd.io\/etcd\/server\/v3 v//p' etcd/go.mod)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/tunnel-tests
 export CGO_ENABLED=0 GOFLAGS=-trimpath
@@ -36,6 +37,11 @@ if [[ ! -x $cache/grpcurl-$grpcurl/grpcurl ]]; then
   keep "$build/grpcurl" "$cache/grpcurl-$grpcurl/grpcurl"
 fi
 
+if [[ ! -x $cache/helm-$helm/helm ]]; then
+  GOBIN=$build go install -ldflags='-s -w' "helm.sh/helm/v4/cmd/helm@v$helm"
+  keep "$build/helm" "$cache/helm-$helm/helm"
+fi
+
 # One of Kubernetes' own programs.
 kubernetes() {
   local version package flags='-s -w' program=$1
@@ -50,5 +56,6 @@ kubernetes() {
 }
 
 kubernetes kube-apiserver
+kubernetes kube-controller-manager
 kubernetes kubelet
 kubernetes kubectl

@@ -6,7 +6,7 @@
 #   ssh             CONNECT, as ssh's ProxyCommand and curl -p ask
 #   tcp             a TCP port of the pod for a port of the node
 #   https           TLS ports of the pod, to a target with TLS at the node
-#   --v N           how much both log; 2 tells each change of a session (default 2)
+#   --v N           how much both log; 2 tells each change of a session (default 2), 8 each frame of a link
 #   TUNNEL=FILE     the program; otherwise a debug build
 set -euo pipefail
 # shellcheck source=scripts/help.sh
@@ -73,6 +73,12 @@ sed -n '/^\[mode.cloud.session\]/,$p' "$dir/pod.toml"
 echo "--- ${request[*]}"
 (cd "$dir" && "${request[@]}")
 for side in pod edge; do
-  echo "--- the last lines of the log of the $side"
-  tail -n 12 "$dir/$side.log"
+  # So much else is said at level 8 that frames would drown in it.
+  if ((level >= 8)); then
+    echo "--- the frames in the log of the $side"
+    grep ' frames: ' "$dir/$side.log" | tail -n 24
+  else
+    echo "--- the last lines of the log of the $side"
+    tail -n 12 "$dir/$side.log"
+  fi
 done

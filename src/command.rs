@@ -1,5 +1,7 @@
 //! Commands for people.
 
+#[cfg(feature = "kubernetes")]
+mod approve;
 mod args;
 mod connect;
 mod demo;
@@ -9,10 +11,14 @@ mod init;
 mod invite;
 mod join;
 mod manual;
+#[cfg(feature = "kubernetes")]
+mod migrate;
 mod settings;
 mod socket;
 mod status;
 
+#[cfg(feature = "kubernetes")]
+pub use approve::{Approve, approve};
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};
@@ -21,6 +27,8 @@ pub use init::{Init, run as init};
 pub use invite::{Invite, Revoke, invite, revoke};
 pub use join::{Join, run as join};
 pub use manual::{completions, man};
+#[cfg(feature = "kubernetes")]
+pub use migrate::{Migrate, run as migrate};
 pub use settings::Settings;
 pub use status::status;
 

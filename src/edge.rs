@@ -191,6 +191,7 @@ impl Edge {
         };
         let cloud = LinkDialer {
             node: client.node,
+            ips: client.ips,
             servers,
             tokens,
             turn: AtomicUsize::new(0),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use tracing::{error, field, info};
 
-use tunnel::cloud::Pod;
+use tunnel::cloud::{Issued, Pod};
 use tunnel::command::{
     self, Args, Command, Doctor, Failure, Findings, Form, Mode, Module, Settings, is_wrong,
 };
@@ -29,6 +29,8 @@ fn main() -> ExitCode {
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
         Some(Command::Doctor(asked)) => diagnose(&asked),
+        #[cfg(feature = "kubernetes")]
+        Some(Command::Approve(asked)) => approve(&asked),
         Some(Command::Connect(asked)) => {
             told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
         }
@@ -37,6 +39,8 @@ fn main() -> ExitCode {
         Some(Command::Invite(asked)) => told(in_runtime(command::invite(asked))),
         Some(Command::Join(asked)) => told(in_runtime(command::join(&asked, &Environment::read(variable)))),
         Some(Command::Revoke(asked)) => told(in_runtime(command::revoke(asked))),
+        #[cfg(feature = "kubernetes")]
+        Some(Command::Migrate(asked)) => told(command::migrate(&asked, std::io::stdin())),
         Some(Command::Completions { shell }) => told(Ok(command::completions(shell))),
         Some(Command::Man { dir }) => told(command::man(&dir)),
         None => run(&args),
@@ -136,7 +140,12 @@ async fn serve(
     info!("{}", files::raise());
     match settings {
         Settings::Cloud(settings) => {
+            let issued = tokio::select! {
+                issued = Issued::first(&settings) => issued,
+                () = signals.next() => return Ok(Drained::Finished),
+            };
             let pod = Pod::start(*settings, Some(level))?;
+            pod.keep(issued);
             pod.follow(config);
             ends(&mut signals).await;
             Ok(pod.stop(signals.next()).await)
@@ -178,6 +187,21 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Approves certificates, and logs to stderr as a service does.
+#[cfg(feature = "kubernetes")]
+fn approve(asked: &command::Approve) -> ExitCode {
+    let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
+        Ok(logs) => logs,
+        Err(cause) => {
+            print_stderr(&format!("tunnel: {cause}"));
+            return ExitCode::from(code(FaultKind::System));
+        }
+    };
+    let done = told(in_runtime(command::approve(asked, &Environment::read(variable), interrupted())));
+    drop(logs);
+    done
 }
 
 /// Prints what the doctor has found.

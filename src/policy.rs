@@ -15,12 +15,14 @@ use crate::names::NodeName;
 
 mod enrolled;
 mod off_limits;
+mod ports;
 mod targets;
 mod tokens;
 mod zone;
 
 pub use enrolled::{Enrolled, SecretHash, TooMany, Uninvited};
 pub use off_limits::{is_number, is_off_limits};
+pub use ports::{KUBELET, ProxyPorts, StandsFor, WrongPort};
 pub use targets::{Listening, TargetEntry, Targets};
 pub use tokens::{Tokens, Unproven};
 pub use zone::{Nameless, Zone};

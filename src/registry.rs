@@ -14,6 +14,8 @@ mod etcd;
 mod find;
 #[cfg(feature = "kubernetes")]
 mod follow;
+#[cfg(feature = "kubernetes")]
+mod kept;
 mod linked;
 mod moves;
 mod overview;
@@ -38,8 +40,8 @@ use crate::telemetry::Metrics;
 #[cfg(feature = "kubernetes")]
 pub use addresses::AddressWatch;
 pub use addresses::{
-    AddressBook, Claims, FactTable, Facts, Location, NodeFacts, NotLocated, PodFacts, ReadyEndpoint,
-    ServiceFacts, ServicePort, ServiceSide, SliceFacts,
+    AddressBook, Claim, Claimant, Claims, FactTable, Facts, Holders, Location, NodeFacts, NotLocated,
+    PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts, Void, Why,
 };
 pub use awaited::Arrival;
 use awaited::Awaited;
@@ -55,6 +57,8 @@ pub use dns::Dns;
 pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
 pub use etcd::{EtcdAccess, EtcdError};
 pub use find::{Finder, NotFound, Path};
+#[cfg(feature = "kubernetes")]
+pub use kept::{NodeNameParams, NodeNames, PortParams, PortWatch};
 pub use linked::Linked;
 pub use overview::{Overview, Standing};
 pub use past::LastError;

@@ -8,8 +8,8 @@ mod process;
 mod refusals;
 
 pub use access::Access;
-pub use log::{AUDIT, LogEnded, LogError, LogLevel, LogSettings, Logs, log_trouble, lost_lines};
-pub use metrics::{Alive, Causes, Certificates, Form, Memory, Metrics, Sessions, Timing};
+pub use log::{AUDIT, FRAMES, LogEnded, LogError, LogLevel, LogSettings, Logs, log_trouble, lost_lines};
+pub use metrics::{Alive, Causes, Certificates, Form, Memory, Metrics, Requests, Sessions, Timing, UnderWay};
 pub use printable::printable;
 pub use process::third_of_memory;
 pub use refusals::Refusals;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::Backend;
@@ -11,6 +11,7 @@ use crate::cloud::proven::Proven;
 use crate::dialer::DirectDialer;
 use crate::enrol::Enrolment;
 use crate::net::pool::Pool;
+use crate::policy::ProxyPorts;
 use crate::protocol::grpc::LinkContext;
 use crate::registry::{AddressBook, Finder, Registry, Siblings};
 use crate::route::Route;
@@ -34,6 +35,8 @@ pub(super) struct PodContext {
     pub(super) backend: Backend,
     /// Whose an address is.
     pub(super) addresses: Arc<AddressBook>,
+    /// Ports of nodes that are led here, and which of them are those of their loopback.
+    pub(super) ports: watch::Receiver<ProxyPorts>,
     /// Dials for clients what is at no node.
     pub(super) direct: DirectDialer,
     /// Who may reach what through this pod.

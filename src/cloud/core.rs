@@ -1,10 +1,11 @@
 //! The core of a pod: its sessions, the nodes linked to it, and how it finds other pods.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info_span;
 
@@ -53,6 +54,8 @@ pub(super) struct Core {
     /// The pods as Kubernetes reports them.
     #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "it says nothing then"))]
     pub(super) pods: Pods,
+    /// Addresses that no pod has, although names of nodes lead there in DNS.
+    pub(super) no_pods: watch::Receiver<BTreeSet<IpAddr>>,
     /// Links that this pod has dialled to other pods; `None` if it is alone.
     pub(super) made: Option<mpsc::Receiver<Link>>,
 }
@@ -63,19 +66,15 @@ impl Core {
         let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
         let mut stopping = stopping(settings);
         let links = stopping.links.clone();
-        let table = SessionTable::new(Instance::random(), limits(settings), metrics.clone());
-        let ground = LinkContext {
-            table: table.clone(),
-            metrics: metrics.clone(),
-            drain: links.clone(),
-            congestion: settings.server.congestion.clone(),
-        };
+        let ground = ground(settings, &metrics, &links);
+        let table = ground.table.clone();
         let readiness = Readiness::waiting_for(&[]);
         let enrolment = enrol::start(settings, files, &readiness, &links);
         let proven = Proven::start(files.tokens.clone(), enrolment.clone(), table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);
+        let no_pods = kubernetes::follow_node_names(settings, &readiness, &links);
         let joined = siblings::Joined {
             ground: &ground,
             pool: &pool,
@@ -83,6 +82,7 @@ impl Core {
             tls: files.siblings.clone(),
             resolver: &files.resolver,
             dns: &files.dns,
+            no_pods: &no_pods,
             registry: registry.clone(),
             port,
         };
@@ -94,6 +94,7 @@ impl Core {
             siblings::report(siblings.clone(), readiness.clone(), &links);
         }
         let policies = Policies::new(settings);
+        let ports = kubernetes::follow_ports(settings, &own, &readiness, &links);
         let dialer = dialer(settings, &policies, files, own);
         let session = &settings.session;
         let context = PodContext {
@@ -103,6 +104,7 @@ impl Core {
             route: Route::new(finder.clone(), table, session.open_timeout, session.grace),
             finder,
             siblings,
+            ports,
             addresses: kubernetes::follow_addresses(&settings.addresses, &readiness, &links),
             direct: DirectDialer::new(for_clients(&dialer, &policies), session.open_timeout),
             backend: Backend::new(dialer, pool.clone(), metrics, stopping.clients.clone()),
@@ -115,7 +117,8 @@ impl Core {
         };
         let client_sessions = frontend::sessions(session.max, session.max_for_client);
         let resolver = files.resolver.clone();
-        let core = Self { context, client_sessions, zone, resolver, readiness, stopping, pods, made };
+        let core =
+            Self { context, client_sessions, zone, resolver, readiness, stopping, pods, no_pods, made };
         core.spawn_upkeep(files);
         core
     }
@@ -153,11 +156,21 @@ fn stopping(settings: &Cloud) -> Stopping {
     Stopping {
         begun: CancellationToken::new(),
         several: false,
+        caught: None,
         clients: Drain::new(),
         publisher: Drain::new(),
         links: Drain::new(),
         admin: Drain::new(),
         deadline: settings.session.drain,
+    }
+}
+
+fn ground(settings: &Cloud, metrics: &Metrics, links: &Drain) -> LinkContext {
+    LinkContext {
+        table: SessionTable::new(Instance::random(), limits(settings), metrics.clone()),
+        metrics: metrics.clone(),
+        drain: links.clone(),
+        congestion: settings.server.congestion.clone(),
     }
 }
 

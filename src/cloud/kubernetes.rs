@@ -1,16 +1,20 @@
 //! Starts the task that follows the ready pods of a Service in Kubernetes.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use crate::admin::Readiness;
-use crate::config::cloud::{AddressSettings, ClusterSettings};
+use crate::config::cloud::{AddressSettings, Cloud, ClusterSettings};
 use crate::drain::Drain;
+use crate::policy::ProxyPorts;
 use crate::registry::AddressBook;
 #[cfg(feature = "kubernetes")]
-use crate::registry::{self, AddressWatch, EndpointWatch, KnownEndpoints};
+use crate::registry::{
+    self, AddressWatch, EndpointWatch, KnownEndpoints, NodeNameParams, NodeNames, PortParams, PortWatch,
+};
 
 /// The pods as Kubernetes reports them; all absent if it is not asked.
 #[derive(Debug, Default)]
@@ -62,6 +66,66 @@ pub(super) fn follow_addresses(
         drain.spawn(tracing::info_span!("addresses"), followed.follow(drain.clone()));
     }
     book
+}
+
+/// The ports of nodes that are led here, kept up to date with a ConfigMap if the settings name one; what is wrong there is
+/// a note in `readiness`. `own`: where this pod listens.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there is no ConfigMap then"))]
+pub(super) fn follow_ports(
+    settings: &Cloud,
+    own: &[SocketAddr],
+    readiness: &Readiness,
+    drain: &Drain,
+) -> watch::Receiver<ProxyPorts> {
+    #[cfg(feature = "kubernetes")]
+    if let Some(ports) = &settings.ports {
+        let metrics = settings.server.metrics_listen.map(|listen| listen.at.port());
+        let params = PortParams {
+            cluster: reached(&ports.cluster),
+            namespace: ports.namespace.clone(),
+            configmap: ports.configmap.clone(),
+            service: ports.service.clone(),
+            own: own.iter().map(SocketAddr::port).chain(metrics).collect(),
+            http: ports.http,
+            https: ports.https,
+        };
+        let readiness = readiness.clone();
+        let followed = PortWatch::new(params, move |state| readiness.note("ports", state));
+        let known = followed.ports();
+        drain.spawn(tracing::info_span!("ports"), followed.follow(drain.clone()));
+        return known;
+    }
+    watch::Sender::new(ProxyPorts::default()).subscribe()
+}
+
+/// Has names of nodes kept for DNS if the settings say so; what is wrong with that is a note in `readiness`. Returns the
+/// addresses to which they lead although no pod has them.
+#[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "there are no Nodes then"))]
+pub(super) fn follow_node_names(
+    settings: &Cloud,
+    readiness: &Readiness,
+    drain: &Drain,
+) -> watch::Receiver<BTreeSet<IpAddr>> {
+    #[cfg(feature = "kubernetes")]
+    if let Some(names) = &settings.node_names {
+        let params = NodeNameParams {
+            cluster: reached(&names.cluster),
+            namespace: names.namespace.clone(),
+            configmap: names.configmap.clone(),
+            key: names.key.clone(),
+            lease: names.lease.clone(),
+            me: format!("{}_{:016x}", settings.pod_name, rand::random::<u64>()),
+            edges: names.edges.clone(),
+            service: names.service.clone(),
+            holders: names.holders.clone(),
+        };
+        let readiness = readiness.clone();
+        let kept = NodeNames::new(params, move |state| readiness.note("names of nodes", state));
+        let service = kept.service();
+        drain.spawn(tracing::info_span!("node names"), kept.run(drain.clone()));
+        return service;
+    }
+    watch::Sender::default().subscribe()
 }
 
 /// How to reach the cluster.

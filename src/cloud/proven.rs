@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::OptionFuture;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tracing::{info_span, warn};
+use tracing::{info, info_span, warn};
 
 use crate::drain::Drain;
 use crate::enrol::Enrolment;
@@ -17,6 +17,7 @@ use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
+use crate::registry::{Claim, Claimant};
 use crate::startup::{FaultKind, Startup};
 use crate::telemetry::AUDIT;
 
@@ -78,6 +79,18 @@ impl Proven {
         self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
+    /// What the token file, and the edges that are linked here, say of the addresses of nodes.
+    pub(super) fn claims(&self) -> Vec<Claim> {
+        let tokens = self.tokens.load();
+        let lines = tokens.ips().iter();
+        let lines = lines.map(|(ip, node)| Claim { ip: *ip, node: node.clone(), by: Claimant::TokenLine });
+        let links = self.lock();
+        let edges = links.values().flat_map(|Proof { hello, .. }| {
+            hello.ips.iter().map(|ip| Claim { ip: *ip, node: hello.node.clone(), by: Claimant::Edge })
+        });
+        lines.chain(edges).collect()
+    }
+
     /// As [`Self::check`], for who may have joined at another pod a moment ago.
     pub(super) async fn judge(&self, hello: &Hello) -> Result<(), Unproven> {
         match (self.check(hello), &self.enrolment) {
@@ -124,12 +137,17 @@ impl Proven {
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
         let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
+        let mut known = self.tokens.load();
         loop {
             tokio::select! {
                 biased;
                 () = drain.draining() => return,
                 // They never end: `tokens` and `enrolment` hold the senders.
-                _ = changes.changed() => {}
+                _ = changes.changed() => {
+                    let read = self.tokens.load();
+                    tell(&read, &known);
+                    known = read;
+                }
                 _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
             }
             let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
@@ -140,8 +158,6 @@ impl Proven {
             let names: Vec<&str> =
                 revoked.iter().take(MOST_NAMED).map(|proof| proof.hello.node.as_str()).collect();
             warn!(
-                target: AUDIT,
-                who = "the token file or the store",
                 links = revoked.len(),
                 nodes = names.join(" "),
                 "tokens were revoked: their links are ended"
@@ -169,7 +185,22 @@ impl Proven {
     }
 }
 
-/// Nodes that the warning about revoked tokens names at most.
+/// Logs that the token file has changed what counts.
+fn tell(read: &Tokens, before: &Tokens) {
+    let nodes = read.changed_since(before);
+    if !nodes.is_empty() {
+        info!(
+            target: AUDIT,
+            who = "the token file",
+            key = "mode.cloud.stream.server.tokenfile",
+            count = nodes.len(),
+            nodes = nodes[..nodes.len().min(MOST_NAMED)].join(" "),
+            "the tokens of nodes were changed: made, taken away, or others"
+        );
+    }
+}
+
+/// Nodes that a line about tokens names at most.
 const MOST_NAMED: usize = 20;
 /// How long resets have at the most until they have left, and how often it is looked.
 const MOST_LAST_WORDS: Duration = Duration::from_secs(2);

@@ -1,8 +1,10 @@
 //! Starts publishing as set in `[mode.cloud.registry]`.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tracing::info_span;
 
 use super::core::Core;
@@ -25,13 +27,16 @@ pub(super) fn spawn(settings: &Cloud, dns: Resolver, core: &Core, port: u16) {
         registry: core.context.registry.clone(),
         store,
         zone: core.zone.clone(),
-        vet: vet(&settings.registry, dns, settings.pod_ip, pods),
+        vet: vet(&settings.registry, dns, settings.pod_ip, (pods, core.no_pods.clone())),
         metrics: core.context.ground.metrics.clone(),
         report: Box::new(move |state| readiness.note(NAME, state)),
     };
     let drain = &core.stopping.publisher;
     drain.spawn(info_span!("publisher"), publisher.run(drain.clone()));
 }
+
+/// Other pods, and addresses that are theirs in DNS although no pod has them.
+type Others = (OtherPods, watch::Receiver<BTreeSet<IpAddr>>);
 
 /// Asks other pods for a sign of life.
 #[derive(Debug, Clone)]
@@ -79,13 +84,14 @@ fn store(settings: &Cloud, core: &Core, pods: &OtherPods) -> Option<Store> {
     })
 }
 
-/// Decides whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's.
+/// Decides whether a name has another owner: asks `resolver` for its addresses, and `pods` whether one is a pod's, or one
+/// of `no_pods`, to which names of nodes lead for other clients of DNS.
 #[cfg_attr(not(feature = "kubernetes"), expect(unused_variables, reason = "only a cluster has Nodes"))]
-fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, pods: OtherPods) -> Vet {
+fn vet(registry: &RegistrySettings, resolver: Resolver, own: Option<IpAddr>, (pods, no_pods): Others) -> Vet {
     #[cfg_attr(not(feature = "kubernetes"), expect(unused_mut, reason = "only a cluster has Nodes"))]
     let mut vet = Vet::new(resolver, move |ip| {
-        let pods = pods.clone();
-        Box::pin(async move { Some(ip) == own || pods.answers(ip).await })
+        let (pods, known) = (pods.clone(), Some(ip) == own || no_pods.borrow().contains(&ip));
+        Box::pin(async move { known || pods.answers(ip).await })
     });
     #[cfg(feature = "kubernetes")]
     if let Some(cluster) = registry.cluster.as_ref().map(kubernetes::reached) {

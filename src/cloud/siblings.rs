@@ -1,6 +1,7 @@
 //! Sets up links to other pods, and the search for nodes there.
 
-use std::net::SocketAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
@@ -47,6 +48,8 @@ pub(super) struct Joined<'a> {
     pub(super) resolver: &'a Resolver,
     /// Resolves the names of nodes.
     pub(super) dns: &'a Resolver,
+    /// Addresses that no pod has, although names of nodes lead there in DNS.
+    pub(super) no_pods: &'a watch::Receiver<BTreeSet<IpAddr>>,
     /// The nodes that are linked here.
     pub(super) registry: Arc<Registry>,
     /// This pod's gRPC port.
@@ -86,7 +89,7 @@ pub(super) fn finder(
     joined: Joined<'_>,
     cluster: Option<watch::Receiver<Vec<SocketAddr>>>,
 ) -> FinderParts {
-    let Joined { ground, pool, zone, tls, resolver, dns, registry, port } = joined;
+    let Joined { ground, pool, zone, tls, resolver, dns, no_pods, registry, port } = joined;
     let (own, drain) = (ground.table.instance(), &ground.drain);
     let Some(tls) = tls else {
         return FinderParts { finder: Finder::alone(registry, own), several: None };
@@ -100,7 +103,7 @@ pub(super) fn finder(
     let addresses = named.follow(Arc::new(resolver.clone()), drain);
     let (dialer, made) = TlsPodDialer::new(tls, pool.clone(), ground.clone());
     let siblings = registry::Siblings::new(addresses, registry.clone(), dialer, own, drain.clone());
-    let dns = Dns::new(Arc::new(dns.clone()), zone.clone());
+    let dns = Dns::new(Arc::new(dns.clone()), zone.clone()).without(no_pods.clone());
     let finder = Finder::new(registry, own, siblings.clone(), dns, port);
     FinderParts { finder, several: Some(Several { siblings, made }) }
 }

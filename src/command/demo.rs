@@ -4,8 +4,11 @@ mod modules;
 mod page;
 
 use std::collections::BTreeSet;
+use std::fs::{DirBuilder, OpenOptions};
 use std::future::Future;
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -95,7 +98,7 @@ struct TempDir(std::path::PathBuf);
 impl DemoFiles {
     fn make() -> anyhow::Result<Self> {
         let dir = std::env::temp_dir().join(format!("tunnel-demo-{:016x}", rand::random::<u64>()));
-        std::fs::create_dir(&dir)?;
+        DirBuilder::new().mode(0o700).create(&dir)?;
         let this = Self(TempDir(dir));
         let authority = Authority::new("tunnel demo", VALID)?;
         let server = authority.server(&["localhost", "127.0.0.1"])?;
@@ -117,7 +120,9 @@ impl DemoFiles {
     }
 
     fn write(&self, name: &str, text: &str) -> std::io::Result<()> {
-        std::fs::write(self.path().join(name), text)
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.path().join(name))?;
+        file.write_all(text.as_bytes())
     }
 
     fn cloud(&self, with: &BTreeSet<Module>, stage: &Stage<'_>) -> anyhow::Result<Cloud> {

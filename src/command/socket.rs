@@ -57,6 +57,7 @@ pub(super) async fn ask(
         io::ErrorKind::ConnectionRefused => {
             failed(&"its program has ended; start it, or name another with --socket")
         }
+        io::ErrorKind::NotFound => failed(&"there is none; start its program, or name another with --socket"),
         _ => failed(&cause),
     })?;
     let exchange = async {

@@ -12,10 +12,14 @@ use crate::policy::{Glob, Networks, TargetEntry, Targets};
 mod addresses;
 mod certificates;
 mod cluster;
+mod csr;
 mod egress;
 mod https;
+mod intercept;
 mod invitations;
 mod lists;
+mod node_names;
+mod ports;
 mod proxy;
 mod registry;
 mod siblings;
@@ -26,9 +30,13 @@ mod tls;
 pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
+pub use csr::{Csr, ServerNames};
 pub use egress::Egress;
-pub use https::{Http, Https, HttpsMode, NodePort};
+pub use https::{Http, Https, HttpsMode, NodePort, TargetIdentity};
+pub use intercept::{Intercept, MarkBits};
 pub use invitations::Invitations;
+pub use node_names::NodeNameSettings;
+pub use ports::PortSettings;
 pub use proxy::HttpProxy;
 pub use registry::{EtcdEndpoint, EtcdSettings, Publish, RegistrySettings};
 pub use siblings::{Named, SiblingSettings};
@@ -49,12 +57,18 @@ pub struct Cloud {
     pub egress: Option<Egress>,
     /// The HTTP proxy; `None`: there is none.
     pub http_proxy: Option<HttpProxy>,
+    /// Traffic of the host that is caught by its address; `None`: none is.
+    pub intercept: Option<Intercept>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// TLS ports, each for one port of every node.
     pub https: Https,
     /// HTTP ports, each for one port of every node.
     pub http: Http,
+    /// Where ports of nodes are named; `None`: nowhere.
+    pub ports: Option<PortSettings>,
+    /// Where DNS reads the addresses of every node; `None`: nowhere.
+    pub node_names: Option<NodeNameSettings>,
     /// Where commands of this machine come in.
     pub admin: AdminSettings,
     /// Limits of sessions.
@@ -63,6 +77,8 @@ pub struct Cloud {
     pub registry: RegistrySettings,
     /// Where it is kept who joins by invitation; `None`: nobody does.
     pub invitations: Option<Invitations>,
+    /// The certificates that the cluster's signers issue for this pod; `None`: none.
+    pub csr: Option<Csr>,
     /// How clients may name a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may ask for.
@@ -155,19 +171,26 @@ impl Cloud {
         let superedge = cluster::superedge(&mut stream, report);
         stream.finish(report);
         let ssh = ssh::read(&mut cloud, report);
+        let registry = registry::read(&mut cloud, superedge, env, report);
+        let https = https::read(&mut cloud, &ssh.access, report);
+        let http = https::read_http(&mut cloud, &ssh.access, report);
         let settings = Self {
             server,
             tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
             http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
+            intercept: intercept::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
-            https: https::read(&mut cloud, &ssh.access, report),
-            http: https::read_http(&mut cloud, &ssh.access, report),
+            ports: ports::read(&mut cloud, (&http, &https), env, report),
+            https,
+            http,
             ssh,
             admin: listen::admin(&mut cloud, "cloud.sock", report),
             session: session(&mut cloud, report),
-            registry: registry::read(&mut cloud, superedge, env, report),
+            node_names: node_names::read(&mut cloud, &registry, env, report),
+            registry,
             invitations: invitations::read(&mut cloud, env, report),
+            csr: csr::read(&mut cloud, env, report),
             allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),

@@ -32,6 +32,7 @@ use crate::net::splice::deliver;
 use body::AnswerBody;
 use clock::{Clock, Deadline};
 use exchange::Exchange;
+pub(super) use head::{TUNNEL_DEST, TUNNEL_HOST};
 use watched::Watched;
 
 /// Judges the requests of one client, and opens sessions for them.

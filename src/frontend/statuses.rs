@@ -142,6 +142,11 @@ fn not_located(why: &NotLocated) -> (StatusCode, &'static str, &'static str) {
         NotLocated::Ambiguous { .. } => {
             (StatusCode::MISDIRECTED_REQUEST, "ambiguous", "ask for the node by its name")
         }
+        NotLocated::NoAddress(_) => (
+            StatusCode::MISDIRECTED_REQUEST,
+            "no_address",
+            "list the node's address in [mode.cloud.addresses] of every pod, or let the pods ask Kubernetes for it",
+        ),
         NotLocated::NoEndpoint(..) => {
             (StatusCode::SERVICE_UNAVAILABLE, "no_endpoint", "check that the pods of the Service are ready")
         }

@@ -10,6 +10,7 @@ mod second;
 pub(super) mod sender;
 pub(super) mod source;
 mod stall;
+mod trace;
 mod trips;
 
 use std::collections::VecDeque;
@@ -225,14 +226,23 @@ impl Link {
         self.sender.count_received(message.data.len());
         let Encoding::Plain(plain) = &self.dialect else {
             match from_message(message, &self.sender.peer) {
-                Ok(frame) => self.on_frame(frame, now),
+                Ok(frame) => {
+                    trace::log(RECEIVED, self.sender.id, &frame);
+                    self.on_frame(frame, now);
+                }
                 Err(bad) => self.metrics.frames_dropped.count(bad.cause()),
             }
             return;
         };
         let meaning = lock(plain).on_message(message, now);
         match meaning {
-            Received::Session(decoded) => self.deliver(decoded, now),
+            Received::Session(decoded) => {
+                if trace::is_wanted() {
+                    let log = |word| trace::log_word(RECEIVED, self.sender.id, decoded.id, word);
+                    decoded.frames.iter().for_each(log);
+                }
+                self.deliver(decoded, now);
+            }
             Received::Heartbeat if self.answers => self.sender.pong(None),
             Received::Heartbeat => {}
             Received::Answered => self.sender.rouse(),
@@ -281,3 +291,5 @@ const UNREAD: Duration = Duration::from_secs(60);
 const REST_AFTER: usize = 256 * 1024;
 /// What a message counts for in that, beside its bytes.
 const REST_EACH: usize = 128;
+/// Said of a frame in the log.
+const RECEIVED: &str = "frame received";

@@ -5,6 +5,7 @@
 //! a [`Location`] holds what is dialled where it has none.
 
 mod facts;
+mod holders;
 #[cfg(feature = "kubernetes")]
 mod objects;
 mod table;
@@ -24,6 +25,7 @@ use facts::Backing;
 pub use facts::{
     Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
+pub use holders::{Claim, Claimant, Holders, Void, Why};
 pub use table::{Claims, FactTable};
 #[cfg(feature = "kubernetes")]
 pub use watch::AddressWatch;
@@ -68,6 +70,12 @@ pub enum NotLocated {
         /// Another one.
         other: NodeName,
     },
+    /// A port of the node itself is asked for by the node's name, and Kubernetes does not tell its address.
+    #[error(
+        "no address of node {0} is known, and of its loopback only the kubelet's ports are reached and those of \
+         localhost-proxy-ports"
+    )]
+    NoAddress(NodeName),
     /// A name of a Service's form, and there is none. Usual cause: a slip of the pen.
     #[error("there is no Service {0}")]
     NoService(String),
@@ -133,10 +141,57 @@ impl AddressBook {
         self.facts().node_of_pod(namespace, name)
     }
 
+    /// The address at which a node itself is reached: the first of its InternalIPs, or else the one that stands in the
+    /// fixed table alone, without a network.
+    pub fn address_of(&self, node: &NodeName) -> Option<IpAddr> {
+        let known = self.facts().address_of(&node.as_str().to_ascii_lowercase());
+        known.or_else(|| {
+            self.fixed.iter().find(|(net, of)| of == node && is_single(net)).map(|(net, _)| net.addr())
+        })
+    }
+
+    /// The node that has this address itself, or behind which it is: a pod's, or one in a network of the fixed table;
+    /// and whether it is the node's own.
+    ///
+    /// # Errors
+    ///
+    /// Several nodes have it.
+    pub fn node_at(&self, ip: IpAddr) -> Result<Option<(NodeName, bool)>, NotLocated> {
+        let ip = plain(ip);
+        if let Some((net, node)) = self.fixed.iter().find(|(net, _)| net.contains(&ip)) {
+            return Ok(Some((node.clone(), is_single(net))));
+        }
+        let facts = self.facts();
+        let is_own = |node: &NodeName| facts.nodes.claiming(ip).any(|(name, _)| node.as_str() == name);
+        Ok(facts.node_at(ip)?.map(|node| (node.clone(), is_own(&node))))
+    }
+
     /// The network of a node's pods that holds this address; the address alone if Kubernetes names none.
     pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
         let ip = plain(ip);
         self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
+    }
+
+    /// Whose an address itself is: single addresses of the fixed table, those of Nodes, and what `more` say. No node has an
+    /// address of a pod or a Service, nor one that `refuses` gives a reason for.
+    pub fn holders(
+        &self,
+        more: impl IntoIterator<Item = Claim>,
+        refuses: impl Fn(IpAddr) -> Option<&'static str>,
+    ) -> Holders {
+        let facts = self.facts();
+        let single = self.fixed.iter().filter(|(net, _)| net.prefix_len() == net.max_prefix_len());
+        let fixed =
+            single.map(|(net, node)| Claim { ip: net.addr(), node: node.clone(), by: Claimant::Table });
+        let nodes = facts.nodes.all().filter_map(|(name, node)| Some((name.parse().ok()?, &node.ips)));
+        let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
+            ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: Claimant::Kubernetes })
+        });
+        Holders::of(fixed.chain(nodes).chain(more), |ip| {
+            refuses(ip)
+                .or_else(|| facts.pods.is_claimed(ip).then_some("a pod's"))
+                .or_else(|| facts.services.is_claimed(ip).then_some("a Service's"))
+        })
     }
 
     /// Takes in what has changed.
@@ -164,6 +219,10 @@ impl Location {
     fn known(node: NodeName, target: Target) -> Self {
         Self::Node { node, target: target.clone(), direct: Some(target) }
     }
+}
+
+fn is_single(net: &IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
 }
 
 fn at_address(facts: &Facts, ip: IpAddr, target: Target) -> Result<Location, NotLocated> {

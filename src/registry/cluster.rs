@@ -29,7 +29,7 @@ pub enum ClusterError {
     Config(String),
     /// It does not let us. Usual cause: a role that lacks a verb.
     #[error(
-        "{0}; the pod's role needs get, create and update on configmaps, and list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [mode.cloud.addresses] list and watch on nodes, pods, services and configmaps as well"
+        "{0}; the pod's role needs get, create and update on configmaps, and list and watch on endpointslices (discovery.k8s.io), and list on nodes if zone is empty; with [mode.cloud.addresses] list and watch on nodes, pods, services and configmaps as well; with [mode.cloud.ports] get, list and watch on its ConfigMap, and get and update on its Service"
     )]
     Forbidden(String),
     /// No answer. Usual cause: it is down, or a network policy shuts it off.

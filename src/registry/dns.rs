@@ -1,9 +1,11 @@
 //! Looks a node up in DNS: its records are the pods it is linked to, as one of them published it.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::names::NodeName;
@@ -16,6 +18,8 @@ pub struct Dns {
     resolver: Arc<dyn Lookup>,
     /// Which nodes it may be asked for, and by which name.
     zone: Arc<Zone>,
+    /// Addresses that no pod has, although names of nodes lead there.
+    no_pods: Option<watch::Receiver<BTreeSet<IpAddr>>>,
     /// When a question was last in vain.
     failed: Mutex<Option<Instant>>,
 }
@@ -23,7 +27,12 @@ pub struct Dns {
 impl Dns {
     /// Asks `resolver` for nodes by their names in `zone`, and for no other: what answers is linked to.
     pub fn new(resolver: Arc<dyn Lookup>, zone: Arc<Zone>) -> Self {
-        Self { resolver, zone, failed: Mutex::default() }
+        Self { resolver, zone, no_pods: None, failed: Mutex::default() }
+    }
+
+    /// Takes none of these for a pod's: names of nodes lead there for other clients of the same DNS.
+    pub fn without(self, no_pods: watch::Receiver<BTreeSet<IpAddr>>) -> Self {
+        Self { no_pods: Some(no_pods), ..self }
     }
 
     /// The addresses of the pods that a node is linked to by its records; at least one. Takes at most 1 s. Cancel safe.
@@ -38,10 +47,15 @@ impl Dns {
         let found = timeout(LOOKUP_TIMEOUT, self.resolver.addresses(&name)).await;
         let found = found.unwrap_or(Err(LookupError::Timeout { name, patience: LOOKUP_TIMEOUT }));
         asking.answered = Some(matches!(found, Ok(_) | Err(LookupError::NotFound(_))));
-        found.map_err(|cause| match cause {
+        let mut found = found.map_err(|cause| match cause {
             LookupError::NotFound(_) => "not in DNS".to_owned(),
             cause => cause.to_string(),
-        })
+        })?;
+        if let Some(no_pods) = &self.no_pods {
+            let no_pods = no_pods.borrow();
+            found.retain(|ip| !no_pods.contains(ip));
+        }
+        if found.is_empty() { Err("in DNS at no pod".to_owned()) } else { Ok(found) }
     }
 
     /// Whether DNS gave no answer lately, so that nobody should wait for it.
@@ -82,6 +96,7 @@ const FAILURE_TTL: Duration = Duration::from_secs(10);
 mod tests {
     use super::*;
     use crate::net::resolver::Resolver;
+    use futures_util::future::BoxFuture;
     use std::net::SocketAddr;
     use tokio::net::UdpSocket;
 
@@ -112,6 +127,29 @@ mod tests {
         assert!(!dns.has_failed_lately(), "it had no time to answer");
         assert!(timeout(SLOW * 2, dns.lookup(&node)).await.is_err());
         assert!(dns.has_failed_lately());
+    }
+
+    /// Answers every question with both addresses.
+    #[derive(Debug)]
+    struct Both;
+
+    impl Lookup for Both {
+        fn addresses<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Vec<IpAddr>, LookupError>> {
+            Box::pin(std::future::ready(Ok(vec![[10, 96, 0, 20].into(), [10, 1, 0, 1].into()])))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_names_of_nodes_lead_to_for_others_is_never_taken_for_a_pod() {
+        let zone = Arc::new(Zone::new("nodes.test".into(), Vec::new(), |_| false));
+        let service = watch::Sender::new(BTreeSet::new());
+        let dns = Dns::new(Arc::new(Both), zone).without(service.subscribe());
+        let node = "edge1".parse().unwrap();
+        assert_eq!(dns.lookup(&node).await.unwrap().len(), 2);
+        service.send_modify(|all| all.extend([IpAddr::from([10, 96, 0, 20])]));
+        assert_eq!(dns.lookup(&node).await.unwrap(), [IpAddr::from([10, 1, 0, 1])]);
+        service.send_modify(|all| all.extend([IpAddr::from([10, 1, 0, 1])]));
+        assert_eq!(dns.lookup(&node).await.unwrap_err(), "in DNS at no pod");
     }
 
     #[tokio::test]

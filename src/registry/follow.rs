@@ -1,5 +1,7 @@
 //! Following objects of Kubernetes: listed in pages, then watched; begun anew after a pause when anything fails.
 
+mod part;
+
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::pin::pin;
@@ -13,6 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::cluster::{Cluster, ClusterError};
 use crate::net::backoff::Backoff;
+pub(super) use part::part_of;
 
 /// What is followed.
 #[derive(Debug)]

@@ -133,6 +133,8 @@ impl LogLevel {
     /// | 4, 5 | debug | debug |
     /// | from 6 | trace | trace |
     ///
+    /// From 8 on each frame of a link has a line, too ([`FRAMES`]).
+    ///
     /// # Errors
     ///
     /// If logging has ended.
@@ -164,7 +166,9 @@ fn targets(verbosity: i32) -> Targets {
     // These libraries log each failed try. This program logs the failure once, with the remedy.
     let kubernetes = if verbosity < 4 { LevelFilter::OFF } else { others };
     let targets = Targets::new().with_default(others).with_target("kube", kubernetes);
-    targets.with_target("tunnel", ours).with_target(ACCESS, ours).with_target(AUDIT, LevelFilter::INFO)
+    let frames = if verbosity < 8 { LevelFilter::OFF } else { LevelFilter::TRACE };
+    let targets = targets.with_target("tunnel", ours).with_target(FRAMES, frames);
+    targets.with_target(ACCESS, ours).with_target(AUDIT, LevelFilter::INFO)
 }
 
 /// A writer with a thread of its own: a full disk or a stuck pipe must not hold up the tunnel.
@@ -194,6 +198,8 @@ where
 pub(super) const ACCESS: &str = "access";
 /// The target of the audit lines: who has changed from where what others may do.
 pub const AUDIT: &str = "audit";
+/// The target of the lines about single frames.
+pub const FRAMES: &str = "frames";
 
 /// Lines that may wait for a slow disk before new ones are lost; the room for them is taken at the start.
 const WAITING_LINES: usize = 2048;

@@ -4,6 +4,7 @@ mod certificates;
 mod form;
 mod labels;
 mod names;
+mod requests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 pub use certificates::Certificates;
+pub use requests::{Requests, UnderWay};
 
 use super::Refusals;
 pub use form::Form;
@@ -53,6 +55,8 @@ pub struct Metrics {
     pub sessions: Sessions,
     /// Seconds from a session's request to its answer, good or bad.
     pub opening: Timing,
+    /// Requests of HTTP that are under way.
+    pub requests: Requests,
     /// Bytes from clients towards targets.
     pub bytes_up: Counter,
     /// Bytes from targets towards clients.
@@ -106,6 +110,7 @@ pub struct Alive {
     sessions: Sessions,
     front: &'static str,
     result: &'static str,
+    request: Option<UnderWay>,
 }
 
 /// A histogram of times in seconds.
@@ -162,6 +167,7 @@ impl Metrics {
             stalls: Counter::default(),
             sessions: Sessions::default(),
             opening: Timing::new(&OPENING_SECONDS),
+            requests: Requests::default(),
             bytes_up: Counter::default(),
             bytes_down: Counter::default(),
             resets: Causes::default(),
@@ -220,7 +226,7 @@ impl Sessions {
     /// Counts a session of `front` as alive until the result is dropped.
     pub fn begin(&self, front: &'static str) -> Alive {
         self.now.get_or_create(&FrontLabels { front }).inc();
-        Alive { sessions: self.clone(), front, result: "cut" }
+        Alive { sessions: self.clone(), front, result: "cut", request: None }
     }
 
     /// Counts a session that was refused before it opened.
@@ -240,6 +246,11 @@ impl Sessions {
 }
 
 impl Alive {
+    /// The session is what a request has become, which is under way as long as it is alive.
+    pub fn carries(&mut self, request: UnderWay) {
+        self.request = Some(request);
+    }
+
     /// Counts the session's end with its result; a session dropped without one is counted as `cut`.
     pub fn end(mut self, result: &'static str) {
         self.result = result;
@@ -327,6 +338,7 @@ mod tests {
             connections_refused,
             second_links,
             certificates,
+            requests,
             nodes: _,
             links: _,
             name_conflicts: _,
@@ -358,6 +370,7 @@ mod tests {
         memory.set("a", 1, 1);
         certificates.set("a", 1);
         sessions.begin("a").end("b");
+        drop(requests.begin("GET", "/"));
         metrics
     }
 

@@ -7,6 +7,7 @@ mod echoes;
 mod edges;
 mod egress;
 mod https;
+mod limits;
 pub(crate) mod lines;
 mod memory;
 mod over_line;
@@ -82,6 +83,7 @@ impl Bench {
             Figure::Restart => self.restart(table),
             Figure::Slow => self.slow(table),
             Figure::Lines => self.lines(table),
+            Figure::Limits => self.limits(table),
             Figure::Idle => self.idle_line(table),
             Figure::Cut => self.cut(table),
             Figure::Relayed => self.relayed(table),

@@ -7,6 +7,7 @@ mod cutter;
 mod echo;
 mod edges;
 mod figures;
+mod groups;
 mod line;
 mod load;
 mod nginx;
@@ -45,7 +46,7 @@ struct Flags {
     /// Leave `ssh -R` out.
     #[arg(long)]
     no_ssh: bool,
-    /// Only these figures; `idle` (ten minutes), `lines` (half an hour), `thousand`, `edges`, `shrink`, `balance` and
+    /// Only these figures; `idle` (ten minutes), `lines` (half an hour), `limits`, `thousand`, `edges`, `shrink`, `balance` and
     /// `resume` run only when named here or by --all.
     #[arg(long, value_delimiter = ',', value_enum)]
     only: Vec<Figure>,
@@ -108,6 +109,8 @@ pub(crate) enum Figure {
     Slow,
     /// Lines as edges have them, each against plain TCP: rates fresh and after a pause, shares, echoes, a second pod.
     Lines,
+    /// Pod and edge with as little memory and processor time as a small node gives them.
+    Limits,
     /// Ten idle minutes on that line.
     Idle,
     /// The line between edge and pod cut while a session runs.
@@ -157,6 +160,7 @@ fn main() -> Result<()> {
     let long = [
         Figure::Idle,
         Figure::Lines,
+        Figure::Limits,
         Figure::Thousand,
         Figure::Edges,
         Figure::Shrink,

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -39,15 +39,25 @@ pub(crate) enum Signal {
 impl Process {
     /// Starts a program, in a namespace if one is named. What it prints goes to `log`.
     pub(crate) fn start<S: AsRef<OsStr>>(space: Option<&str>, args: &[S], log: &Path) -> Result<Self> {
+        Self::start_within(&[], space, args, log)
+    }
+
+    /// As [`Self::start`], in the control groups with these doors.
+    pub(crate) fn start_within<S: AsRef<OsStr>>(
+        doors: &[PathBuf],
+        space: Option<&str>,
+        args: &[S],
+        log: &Path,
+    ) -> Result<Self> {
         let log = fs::File::options().create(true).append(true).open(log)?;
-        let mut command = wrapped(space, true);
+        let mut command = wrapped(doors, space, true);
         command.args(args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Self::spawn(command, args.first().map(AsRef::as_ref).unwrap_or_default())
     }
 
     /// Starts this program again in another role; its output is for [`Process::hear`].
     pub(crate) fn role(space: Option<&str>, role: &Role) -> Result<Self> {
-        let mut command = wrapped(space, true);
+        let mut command = wrapped(&[], space, true);
         command.arg(std::env::current_exe()?).arg("role").arg(serde_json::to_string(role)?);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Self::spawn(command, OsStr::new(&format!("{role:?}")))
@@ -55,7 +65,7 @@ impl Process {
 
     /// As `role`, but it outlives a benchmark that was killed, to clear up behind it.
     pub(crate) fn survivor(space: Option<&str>, role: &Role) -> Result<Self> {
-        let mut command = wrapped(space, false);
+        let mut command = wrapped(&[], space, false);
         command.arg(std::env::current_exe()?).arg("role").arg(serde_json::to_string(role)?);
         // Out of our group, so that a Ctrl-C does not reach it.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
@@ -165,7 +175,7 @@ impl Drop for Process {
 
 /// A command that dies with us, run in a namespace or not; each wrapper becomes the program itself, so that the
 /// process id is the program's.
-fn wrapped(space: Option<&str>, mortal: bool) -> Command {
+fn wrapped(doors: &[PathBuf], space: Option<&str>, mortal: bool) -> Command {
     let mut words: Vec<&str> = Vec::new();
     if let Some(space) = space {
         words.extend(["ip", "netns", "exec", space]);
@@ -176,6 +186,16 @@ fn wrapped(space: Option<&str>, mortal: bool) -> Command {
     // A thousand sessions need more open files than many machines allow a program at first.
     words.extend(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "sh"]);
     let mut command = Command::new("env");
+    if !doors.is_empty() {
+        // Before the namespace, in which they cannot be seen.
+        command.args([
+            "sh",
+            "-c",
+            "until [ \"$1\" = -- ]; do echo $$ >\"$1\" || exit; shift; done; shift; exec \"$@\"",
+            "sh",
+        ]);
+        command.args(doors).arg("--");
+    }
     command.args(words);
     for name in NOT_OURS {
         command.env_remove(name);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -20,18 +21,38 @@ use crate::way::{Way, Ways};
 
 /// Starts both ends of a relay to these targets.
 pub(crate) fn start(place: &Place, targets: &Targets) -> Result<Proxy> {
-    let all = vec![targets.echo, targets.source, targets.sink, targets.file];
+    let back = start_back(place, targets)?;
+    start_front(place, vec![back])
+}
+
+/// The same with one more process between the two ends, which decrypts and encrypts all that passes.
+pub(crate) fn start_longer(place: &Place, targets: &Targets) -> Result<Proxy> {
+    let mut back = start_back(place, targets)?;
     let certificates = place.certificates.clone();
-    let role = Role::RelayBack { listen: place.edge_address, targets: all, certificates };
-    let mut back = Process::role(place.edge_space.as_deref(), &role)?;
+    let role = Role::RelayMiddle { listen: place.cloud_address, backs: back.hear()?, certificates };
+    let middle = Process::role(place.cloud_space.as_deref(), &role)?;
+    start_front(place, vec![middle, back])
+}
+
+fn start_back(place: &Place, targets: &Targets) -> Result<Process> {
+    let targets = vec![targets.echo, targets.source, targets.sink, targets.file];
     let certificates = place.certificates.clone();
-    let role = Role::RelayFront { listen: place.cloud_address, backs: back.hear()?, certificates };
+    let role = Role::RelayBack { listen: place.edge_address, targets, certificates };
+    Process::role(place.edge_space.as_deref(), &role)
+}
+
+/// The front end, to the first of `beyond`.
+fn start_front(place: &Place, mut beyond: Vec<Process>) -> Result<Proxy> {
+    let backs = beyond.first_mut().context("a relay needs a back end")?.hear()?;
+    let certificates = place.certificates.clone();
+    let role = Role::RelayFront { listen: place.cloud_address, backs, certificates };
     let mut front = Process::role(place.cloud_space.as_deref(), &role)?;
     let ways: Vec<SocketAddr> = front.hear()?;
     let mut ways = ways.into_iter().map(Way::straight);
     let mut next = || ways.next().context("the relay opened too few ports");
     let ways = Ways { echo: next()?, source: next()?, sink: next()?, file: next()? };
-    Ok(Proxy { name: "relay", ways, processes: vec![front, back] })
+    beyond.insert(0, front);
+    Ok(Proxy { name: "relay", ways, processes: beyond })
 }
 
 /// The end where clients come in.
@@ -39,11 +60,19 @@ pub(crate) fn front(listen: IpAddr, backs: &[SocketAddr], certificates: &Certifi
     let connector = TlsConnector::from(Arc::new(tls::client(certificates)?));
     serve(listen, backs, move |client, back| {
         let connector = connector.clone();
+        async move { both_ways(client, link_to(back, &connector).await?).await }
+    })
+}
+
+/// What stands between two ends.
+pub(crate) fn middle(listen: IpAddr, backs: &[SocketAddr], certificates: &Certificates) -> Result<()> {
+    let acceptor = TlsAcceptor::from(Arc::new(tls::server(certificates, false)?));
+    let connector = TlsConnector::from(Arc::new(tls::client(certificates)?));
+    serve(listen, backs, move |link, back| {
+        let (acceptor, connector) = (acceptor.clone(), connector.clone());
         async move {
-            let link = TcpStream::connect(back).await?;
-            link.set_nodelay(true)?;
-            let link = connector.connect(ServerName::try_from("localhost")?, link).await?;
-            both_ways(client, link).await
+            let link = acceptor.accept(link).await?;
+            both_ways(link, link_to(back, &connector).await?).await
         }
     })
 }
@@ -60,6 +89,12 @@ pub(crate) fn back(listen: IpAddr, targets: &[SocketAddr], certificates: &Certif
             both_ways(link, target).await
         }
     })
+}
+
+async fn link_to(back: SocketAddr, connector: &TlsConnector) -> Result<TlsStream<TcpStream>> {
+    let link = TcpStream::connect(back).await?;
+    link.set_nodelay(true)?;
+    Ok(connector.connect(ServerName::try_from("localhost")?, link).await?)
 }
 
 /// One listener for each address beyond, until dismissed; says the listeners' addresses.

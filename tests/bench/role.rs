@@ -21,6 +21,15 @@ pub(crate) enum Role {
         /// Of them the authority, which is trusted.
         certificates: Certificates,
     },
+    /// One more process between the two ends of the bare relay.
+    RelayMiddle {
+        /// Where to listen.
+        listen: IpAddr,
+        /// The back ends, one listener for each.
+        backs: Vec<SocketAddr>,
+        /// What it shows, and the authority, which it trusts.
+        certificates: Certificates,
+    },
     /// The bare relay's end that dials the targets.
     RelayBack {
         /// Where to listen.
@@ -79,6 +88,7 @@ impl Role {
     pub(crate) fn play(self) -> anyhow::Result<()> {
         match self {
             Self::RelayFront { listen, backs, certificates } => relay::front(listen, &backs, &certificates),
+            Self::RelayMiddle { listen, backs, certificates } => relay::middle(listen, &backs, &certificates),
             Self::RelayBack { listen, targets, certificates } => relay::back(listen, &targets, &certificates),
             Self::EchoTarget { listen } => targets::echo(listen),
             Self::TlsEchoTarget { listen, certificates } => targets::tls_echo(listen, &certificates),

@@ -255,12 +255,19 @@ async fn an_upgrade_and_trailers_and_100_continue_pass() {
     hears(&mut client, "hiearly").await;
     say(&mut client, "more").await;
     hears(&mut client, "more").await;
+    let under_way = || pod.pod.metrics.requests.now("GET", "/exec");
+    assert_eq!(
+        (under_way(), pod.pod.metrics.requests.now("PUT", "/put")),
+        (1, 0),
+        "it lasts as long as its session"
+    );
     client.shutdown().await.unwrap();
     let mut rest = String::new();
     soon("the end", client.read_to_string(&mut rest)).await.unwrap();
     assert_eq!(rest, "bye", "a finished direction is not the end of the other");
     assert_eq!(connections.load(Relaxed), 1);
     wait_until("the session is over", || pod.pod.metrics.sessions.ended("https", "over") == 1).await;
+    wait_until("the request is over", || under_way() == 0).await;
     edge_forgets_all(&edge).await;
 }
 
@@ -364,4 +371,80 @@ async fn metrics_tools_reach_a_node_by_host() {
     let mut client = pod.client("http").await;
     say(&mut client, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
     hears(&mut client, "HTTP/1.1 400 only HTTP/1.1 is served here\r\n").await;
+}
+
+/// A web server on this machine's own address that answers each request with the head that it has got.
+async fn repeats_heads() -> SocketAddr {
+    targets::serve_at(&format!("{}:0", own_address()), |mut socket| async move {
+        while let Ok(head) = head(&mut socket).await {
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}", head.len());
+            say(&mut socket, &answer).await;
+        }
+    })
+    .await
+}
+
+/// A port for every port of every node; node-a is known to have this machine's own address. `more` says who may come in.
+fn by_host(place: &TestDir, more: &str) -> TestPod {
+    let own = own_address();
+    TestPod::with(
+        place,
+        &format!(
+            "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"0\" = \"host\" }}\n{more}\n\
+             [mode.cloud.addresses]\n\"{own}\" = \"node-a\"\n"
+        ),
+    )
+}
+
+/// What the target has got of a request with these headers, or the answer's first line.
+async fn got(pod: &TestPod, host: &str, headers: &str) -> String {
+    let mut client = pod.client("http").await;
+    say(&mut client, &format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n{headers}\r\n")).await;
+    let answer = head(&mut client).await.unwrap();
+    if !answer.starts_with("HTTP/1.1 200 ") {
+        return answer.lines().next().unwrap().to_owned();
+    }
+    head(&mut client).await.unwrap()
+}
+
+#[tokio::test]
+async fn one_port_leads_to_whichever_port_of_a_node_host_names_by_its_name_and_by_its_address() {
+    let (place, at) = (TestDir::new(), repeats_heads().await);
+    let pod = by_host(&place, "");
+    let _edge = edge_with(&place, &pod, "node-a", "").await;
+    for host in [format!("node-a:{}", at.port()), at.to_string()] {
+        assert_eq!(got(&pod, &host, "").await, format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    }
+    let told = got(&pod, "node-b:9051", "").await;
+    assert!(told.starts_with("HTTP/1.1 421 no address of node node-b is known"), "{told}");
+    let told = got(&pod, "192.0.2.1:9051", "").await;
+    assert!(told.starts_with("HTTP/1.1 421 "), "{told}");
+}
+
+#[tokio::test]
+async fn headers_say_where_a_request_goes_if_its_client_is_trusted_and_no_target_gets_them() {
+    let (place, at) = (TestDir::new(), repeats_heads().await);
+    let pod = by_host(&place, "allow_from = [\"127.0.0.0/8\"]");
+    let _edge = edge_with(&place, &pod, "node-a", "").await;
+    let host = format!("tunnel.svc:{}", at.port());
+    let plain = format!("GET /metrics HTTP/1.1\r\nHost: {host}\r\nX-Other: 1\r\n\r\n");
+    let by_node = "X-Tunnel-Proxy-Host: node-a:10250\r\nX-Other: 1\r\n";
+    assert_eq!(got(&pod, &host, by_node).await, plain);
+    let by_target = format!("X-Other: 1\r\nx-tunnel-proxy-host: node-a\r\nX-TUNNEL-PROXY-DEST: {at}\r\n");
+    assert_eq!(got(&pod, &host, &by_target).await, plain);
+    let twice = got(&pod, &host, "X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Host: node-b\r\n").await;
+    assert!(twice.starts_with("HTTP/1.1 400 "), "{twice}");
+    let loopback = format!("X-Tunnel-Proxy-Host: node-a\r\nX-Tunnel-Proxy-Dest: 127.0.0.1:{}\r\n", at.port());
+    let told = got(&pod, &host, &loopback).await;
+    assert!(told.starts_with("HTTP/1.1 403 of a node's loopback only"), "{told}");
+
+    let open = by_host(&place, "");
+    let _edge = edge_with(&place, &open, "node-a", "").await;
+    let own = format!("node-a:{}", at.port());
+    let told = got(&open, &own, by_node).await;
+    assert!(
+        told.starts_with("HTTP/1.1 403 X-Tunnel-Proxy-Host and X-Tunnel-Proxy-Dest count only"),
+        "{told}"
+    );
+    assert!(got(&open, &own, "").await.starts_with("GET "));
 }

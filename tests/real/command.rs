@@ -1,6 +1,8 @@
 //! The command line: what service managers and people see of the program, whatever it carries.
 
+use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -44,6 +46,12 @@ fn the_lines_that_the_demo_prints_work_as_they_stand() {
         Running::start("demo", place.path(), command.args(["demo", "--with", "tcp,http,https,egress,proxy"]));
     demo.says("Ctrl-C ends it.");
     let said = demo.log();
+    let files = said.split("made in ").nth(1).and_then(|rest| rest.lines().next()).unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(Path::new(files)), 0o700, "{said}");
+    for file in ["token", "cloud.key", "client.key"] {
+        assert_eq!(mode(&Path::new(files).join(file)), 0o600, "{file}");
+    }
     let lines: Vec<_> = said.lines().map(str::trim).filter(|line| line.starts_with("curl ")).collect();
     assert_eq!(lines.len(), 6, "{said}");
     for line in lines {
@@ -302,6 +310,41 @@ fn the_log_level_is_set_while_it_runs() {
     let answer = ask(log_port, "PUT", "/debug/flags/v", "much").unwrap();
     assert!(answer.contains("400 "), "{answer}");
     cloud.lives();
+}
+
+#[test]
+fn at_level_8_each_frame_leaves_a_line_and_nothing_of_what_it_carries() {
+    if !have(&["curl"]) {
+        return;
+    }
+    let mut pair = Pair::start();
+    let target = TcpListener::bind("127.0.0.1:0").unwrap();
+    let page = format!("http://node1:{}/", target.local_addr().unwrap().port());
+    std::thread::spawn(move || {
+        let mut client = target.accept().unwrap().0;
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            client.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        client.write_all(b"HTTP/1.0 200 OK\r\n\r\nWHAT-IT-SAYS").unwrap();
+    });
+    assert!(ask(pair.cloud.log_port, "PUT", "/debug/flags/v", "8").unwrap().contains("200 OK"));
+    let proxy = format!("http://127.0.0.1:{}", pair.cloud.connect);
+    let got = run("curl", &["-sS", "-p", "-x", &proxy, "-H", "note: WHAT-IS-ASKED", &page], None, PATIENCE);
+    assert_eq!(got.stdout, "WHAT-IT-SAYS", "{got:?}");
+    for (what, kind) in [("sent", "Open"), ("received", "Opened"), ("sent", "Data"), ("received", "Finish")] {
+        let line = pair.cloud.process.says_of(&format!("frame {what}"), &format!("kind=\"{kind}\""));
+        assert!(
+            line.contains(" frames: ") && line.contains(" link=") && line.contains(" session="),
+            "{line}"
+        );
+        assert_eq!(line.contains(" bytes="), kind == "Data", "{line}");
+    }
+    for carried in ["WHAT-IT-SAYS", "WHAT-IS-ASKED"] {
+        assert!(!pair.cloud.process.log().contains(carried), "{carried} is in the log");
+    }
 }
 
 #[test]

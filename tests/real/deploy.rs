@@ -1,34 +1,48 @@
 //! What stands in `deploy`, given to the programs that it is for.
 
+mod chart;
+mod dns;
+mod overlay;
+
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
 use crate::kubernetes::{Kubernetes, NAMESPACE};
-use crate::parts::{have, kept, root};
+use crate::parts::{free_port, have, kept, loopback, root};
 use crate::process::{PATIENCE, Running, run, run_command};
-use crate::tunnel::{PROGRAM, TOKEN, TestDir};
+use crate::tunnel::{Edge, PROGRAM, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
+
+/// As whom the manifests' pods ask Kubernetes.
+const ACCOUNT: &str = "system:serviceaccount:edge-system:tunnel-cloud";
 
 fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
 }
 
-/// A kube-apiserver that has been given all of the kustomize base, and what asks it.
-struct Applied {
+/// A kube-apiserver, and what asks it.
+struct Cluster {
     kubernetes: Kubernetes,
     kubectl: PathBuf,
 }
 
-impl Applied {
+impl Cluster {
+    /// One with a namespace that is empty.
     fn new() -> Option<Self> {
         let (kubectl, kubernetes) = (kept("kubernetes-1.36.3/kubectl")?, Kubernetes::start()?);
-        let applied = Self { kubernetes, kubectl };
+        Some(Self { kubernetes, kubectl })
+    }
+
+    /// One that has been given all of the kustomize base.
+    fn with_base() -> Option<Self> {
+        let cluster = Self::new()?;
         let base = deploy("kustomize/base");
         let mut said = String::new();
         wait_until("all objects are taken", 3 * PATIENCE, || {
-            let (is_well, text) = applied.asks(&["apply", "-k", base.to_str().unwrap()]);
+            let (is_well, text) = cluster.asks(&["apply", "-k", base.to_str().unwrap()]);
             said = text;
             is_well
         });
@@ -39,7 +53,29 @@ impl Applied {
         // The test has made the namespace before, by other means.
         let warned = |line: &&str| line.starts_with("Warning") && !line.contains("namespaces/edge-system");
         assert_eq!(said.lines().find(warned), None);
-        Some(applied)
+        Some(cluster)
+    }
+
+    /// Starts a pod that publishes to the ConfigMap with the rights of the manifests' account, and where edges dial it.
+    fn publisher(&self, place: &TestDir) -> (Running, SocketAddr) {
+        let (grpc, log_port) = (loopback(free_port()), free_port());
+        let config = format!(
+            "{}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n[mode.cloud.registry]\npublish = \"configmap\"\n\
+             service = \"tunnel-cloud-pods\"\n[mode.cloud.addresses]\nkubernetes = true\n",
+            place.cloud_config(grpc, log_port)
+        );
+        let file = place.config("cloud", &config);
+        let kubeconfig = self.kubernetes.kubeconfig_as(ACCOUNT);
+        let mut command = tunnel();
+        command.args([
+            "--m=cloud",
+            &format!("--c={}", file.display()),
+            &format!("--k={}", kubeconfig.display()),
+        ]);
+        command.envs([("POD_IP", "127.0.0.1"), ("POD_NAMESPACE", NAMESPACE), ("POD_NAME", "tunnel-cloud-0")]);
+        let mut pod = Running::start("cloud", place.path(), &mut command);
+        pod.answers_only(log_port, "/readyz", "ok\n");
+        (pod, grpc)
     }
 
     /// Runs kubectl; whether it did what it was told, and all it said.
@@ -89,11 +125,11 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
     if !root() || !have(&["unshare", "curl", "busybox", "ip"]) {
         return;
     }
-    let Some(applied) = Applied::new() else { return };
+    let Some(cluster) = Cluster::with_base() else { return };
     let (cloud, edge) =
-        (applied.object("deployment", "tunnel-cloud"), applied.object("daemonset", "tunnel-edge"));
+        (cluster.object("deployment", "tunnel-cloud"), cluster.object("daemonset", "tunnel-edge"));
     let config =
-        |name: &str| applied.object("configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
+        |name: &str| cluster.object("configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
     let place = TestDir::serving(&["tunnel.cloud.io"]);
     let (for_cloud, for_edge) = (place.path().join("cloud"), place.path().join("edge"));
     mounted(&for_cloud, &place, &config("tunnel-cloud-conf"));
@@ -140,9 +176,8 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
 /// The role is what a pod needs, shown by one that runs with it, and nothing else.
 #[test]
 fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
-    let Some(applied) = Applied::new() else { return };
-    let account = format!("system:serviceaccount:{NAMESPACE}:tunnel-cloud");
-    let may = |verb: &str, what: &str| applied.asks(&["auth", "can-i", verb, what, "--as", &account]).0;
+    let Some(cluster) = Cluster::with_base() else { return };
+    let may = |verb: &str, what: &str| cluster.asks(&["auth", "can-i", verb, what, "--as", ACCOUNT]).0;
     for (verb, what) in [
         ("get", "configmaps/tunnel-nodes"),
         ("update", "configmaps/tunnel-nodes"),
@@ -165,24 +200,12 @@ fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
         assert!(!may(verb, what), "{verb} {what}");
     }
     let place = TestDir::new();
-    let (grpc, log_port) = (crate::parts::free_port(), crate::parts::free_port());
-    let config = format!(
-        "{}[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n[mode.cloud.registry]\npublish = \"configmap\"\n\
-         service = \"tunnel-cloud-pods\"\n[mode.cloud.addresses]\nkubernetes = true\n",
-        place.cloud_config(crate::parts::loopback(grpc), log_port)
-    );
-    let file = place.config("cloud", &config);
-    let kubeconfig = applied.kubernetes.kubeconfig_as(&account);
-    let mut command = crate::tunnel::tunnel();
-    command.args(["--m=cloud", &format!("--c={}", file.display()), &format!("--k={}", kubeconfig.display())]);
-    command.envs([("POD_IP", "127.0.0.1"), ("POD_NAMESPACE", NAMESPACE), ("POD_NAME", "tunnel-cloud-0")]);
-    let mut pod = Running::start("cloud", place.path(), &mut command);
-    let _edge = crate::tunnel::Edge::start(&place, &format!("127.0.0.1:{grpc}"));
+    let (mut pod, grpc) = cluster.publisher(&place);
+    let _edge = Edge::start(&place, &grpc.to_string());
     wait_until("the node is published", 3 * PATIENCE, || {
         pod.lives();
-        applied.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1"))
+        cluster.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1"))
     });
-    pod.answers_only(log_port, "/readyz", "ok\n");
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn init(dir: &Path, to: &Path) -> Said {
 }
 
 /// Runs a command of people's.
-fn says(args: &[&str]) -> Said {
+pub(crate) fn says(args: &[&str]) -> Said {
     run(PROGRAM, args, None, PATIENCE)
 }
 

@@ -12,11 +12,15 @@ mod wait;
 #[cfg(feature = "kubernetes")]
 mod addresses;
 mod apiserver;
+mod audit;
 mod channelz;
 mod cluster;
 mod command;
+mod commands;
 #[cfg(feature = "kubernetes")]
 mod configmap;
+#[cfg(feature = "kubernetes")]
+mod csr;
 mod cut;
 #[cfg(feature = "kubernetes")]
 mod deploy;
@@ -26,6 +30,10 @@ mod edge_proxy;
 mod enrol;
 mod fleet;
 mod halfclose;
+#[cfg(feature = "kubernetes")]
+mod held;
+mod intercept;
+mod invitations;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
@@ -49,3 +57,5 @@ mod stores;
 mod traces;
 mod tunnel;
 mod web;
+#[cfg(feature = "kubernetes")]
+mod yurttunnel;

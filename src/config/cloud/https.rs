@@ -2,12 +2,13 @@
 //! or its request names the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use super::certificates::Certificates;
 use crate::config::access::{Access, Proofs};
 use crate::config::fold::{Report, Table};
 use crate::config::{Concern, value};
-use crate::names::Target;
+use crate::policy::StandsFor;
 
 /// `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,10 +33,21 @@ pub struct Http {
 /// Who ends the TLS of clients of `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
-    /// This pod, with these files.
-    Terminate(Certificates),
+    /// This pod, with these files; the pod as well speaks TLS with the target, or else the edge does.
+    Terminate(Certificates, Option<TargetIdentity>),
     /// The target: of the client's TLS only the name is read.
     Passthrough,
+}
+
+/// What this pod shows targets with which it speaks TLS itself, for clients that have shown a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetIdentity {
+    /// PEM file of the certificate.
+    pub cert: PathBuf,
+    /// PEM file of its private key.
+    pub key: PathBuf,
+    /// PEM file of the authorities that may sign targets' certificates; `None`: any target is believed.
+    pub ca: Option<PathBuf>,
 }
 
 /// A port of this pod, and what it stands for at each node.
@@ -46,7 +58,7 @@ pub struct NodePort {
     /// The whole key of the entry.
     pub key: String,
     /// What the node dials.
-    pub target: Target,
+    pub stands_for: StandsFor,
 }
 
 /// Reads `[mode.cloud.https]`; `ssh` holds for what it leaves out of who may come in.
@@ -63,10 +75,9 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
     );
     let passthrough = passthrough.unwrap_or_default();
     let certificates = Certificates::read(&mut table, FILES, None, report);
-    let ports = ports(&mut table, report);
+    let ports = ports(&mut table, !passthrough, report);
     let asked = !passthrough && certificates.client_ca.is_some();
     let proofs = Proofs { password: false, certificate: Some(asked) };
-    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates) };
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are not read: in this mode clients speak TLS with the target";
         report.warn(table.key("mode"), Concern::Surprise, text);
@@ -77,6 +88,8 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         table.complain("client_ca", found, wanted, report);
     }
     let access = Access::read(&mut table, proofs, ssh, report);
+    let targets = target_identity(&mut table, asked && access.names.is_some(), report);
+    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Https { mode, ports, access }
@@ -86,40 +99,94 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
 pub(super) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> Http {
     let mut table = cloud.table("http", report);
     let proofs = Proofs { password: false, certificate: None };
-    let ports = ports(&mut table, report);
+    let ports = ports(&mut table, true, report);
     let access = Access::read(&mut table, proofs, ssh, report);
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Http { ports, access }
 }
 
-fn ports(table: &mut Table<'_>, report: &mut Report) -> Vec<NodePort> {
+/// `None`: edges speak TLS with targets, or there is a fault, which is noted. `proved`: clients are known by certificates,
+/// and some of them only.
+fn target_identity(table: &mut Table<'_>, proved: bool, report: &mut Report) -> Option<TargetIdentity> {
+    let cert = table.read("target_cert", value::path, report);
+    let key = table.read("target_key", value::path, report);
+    let ca = table.read("target_ca", value::path, report);
+    let insecure = table.read("target_insecure", value::flag, report).unwrap_or(false);
+    for given in ["target_key", "target_ca", "target_insecure"] {
+        if table.has(given) && !table.has("target_cert") {
+            table.complain(
+                "target_cert",
+                None,
+                format!("{given} is given: name the certificate too"),
+                report,
+            );
+        }
+    }
+    if !table.has("target_cert") {
+        return None;
+    }
+    if !proved {
+        let found = Some("given, but not both client_ca and names".to_owned());
+        let wanted = "say with them whose requests it is shown for: it may carry rights over every node, so it is shown for \
+                      nobody who is known by an address alone";
+        table.complain("target_cert", found, wanted, report);
+    }
+    if ca.is_none() && !insecure {
+        let wanted = "name the authority that signs targets' certificates, or say target_insecure = true";
+        table.complain("target_ca", None, wanted, report);
+    }
+    if insecure {
+        let text = "targets are not verified: whoever stands between an edge and a target can pose as it";
+        report.warn(table.key("target_insecure"), Concern::OpenDoor, text);
+    }
+    // One file may hold both.
+    let (cert, ca) = (cert?, ca.filter(|_| !insecure));
+    Some(TargetIdentity { key: key.unwrap_or_else(|| cert.clone()), cert, ca })
+}
+
+/// `reads_host`: whether the Host of requests can be known there.
+fn ports(table: &mut Table<'_>, reads_host: bool, report: &mut Report) -> Vec<NodePort> {
     let ip = table.read("listen_ip", value::parsed, report).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     let mut all = table.table("addr", report);
     let entries = all.named(TO, report).into_iter();
-    entries.filter_map(|(name, entry)| node_port(ip, &name, entry, report)).collect()
+    entries.filter_map(|(name, entry)| node_port((ip, reads_host), &name, entry, report)).collect()
 }
 
 /// `None`: the entry is of no use, which is noted.
-fn node_port(ip: IpAddr, name: &str, mut entry: Table<'_>, report: &mut Report) -> Option<NodePort> {
+fn node_port(
+    (ip, reads_host): (IpAddr, bool),
+    name: &str,
+    mut entry: Table<'_>,
+    report: &mut Report,
+) -> Option<NodePort> {
     let port = name.parse::<u16>().ok().filter(|_| name.bytes().all(|b| b.is_ascii_digit()));
     if port.is_none() {
         entry.complain_of_name(name, "want a port as the key: a number from 0 to 65535 in quotes", report);
     }
-    let target = entry.read(TO, value::parsed::<Target>, report);
-    if target.is_none() && !entry.has(TO) {
-        entry.complain(TO, None, "name what each node dials, as in \"127.0.0.1:10250\"", report);
+    let stands_for = entry.read(TO, value::parsed::<StandsFor>, report);
+    if stands_for.is_none() && !entry.has(TO) {
+        entry.complain(
+            TO,
+            None,
+            "name what each node dials, as in \"127.0.0.1:10250\", or say \"host\"",
+            report,
+        );
+    }
+    if stands_for == Some(StandsFor::Host) && !reads_host {
+        let found = Some("\"host\", but mode is \"passthrough\"".to_owned());
+        entry.complain(TO, found, "name what each node dials: no Host is read in this mode", report);
     }
     let key = entry.path().to_owned();
     entry.finish(report);
-    Some(NodePort { at: SocketAddr::new(ip, port?), key, target: target? })
+    Some(NodePort { at: SocketAddr::new(ip, port?), key, stands_for: stands_for? })
 }
 
 fn warn_if_open(table: &Table<'_>, ports: &[NodePort], access: &Access, proofs: Proofs, report: &mut Report) {
-    if let Some(NodePort { at, target, .. }) = ports.first() {
+    if let Some(NodePort { at, stands_for, .. }) = ports.first() {
         let reached = match ports.len() {
-            1 => format!("{target} at every node"),
-            more => format!("{target} at every node, and so with {} more of this table", more - 1),
+            1 => format!("{stands_for} at every node"),
+            more => format!("{stands_for} at every node, and so with {} more of this table", more - 1),
         };
         access.warn_if_open(table.key("addr"), *at, proofs, &reached, report);
     }

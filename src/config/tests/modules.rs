@@ -92,7 +92,7 @@ fn a_port_of_the_https_table_stands_for_one_of_every_node() {
         "#;
     let (settings, warnings) = cloud(&format!("{CLOSED}{text}"));
     assert_eq!((settings.https.mode, warnings), (HttpsMode::Passthrough, vec![]));
-    let shown = |port: &NodePort| (port.at.to_string(), port.target.to_string());
+    let shown = |port: &NodePort| (port.at.to_string(), port.stands_for.to_string());
     let want = [("127.0.0.1:10250", "127.0.0.1:10250"), ("127.0.0.1:9100", "localhost:9100")];
     assert_eq!(
         settings.https.ports.iter().map(shown).collect::<Vec<_>>(),

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use tokio::time::{Sleep, sleep};
 
 use super::clock::Clock;
+use crate::telemetry::UnderWay;
 
 /// A request's body on its way to the target.
 ///
@@ -56,6 +57,8 @@ pub(super) struct AnswerBody {
     body: Content,
     clock: Arc<Clock>,
     wanted: Option<Arc<Wanted>>,
+    /// Its request, if that ends with it.
+    _request: Option<UnderWay>,
 }
 
 pub(super) enum Content {
@@ -165,8 +168,19 @@ impl Wanted {
 
 impl AnswerBody {
     /// Once it is gone the client has time for its next request, and a body that nobody has wanted is given up.
-    pub(super) fn new(body: Content, clock: Arc<Clock>, wanted: Option<Arc<Wanted>>) -> Self {
-        Self { body, clock, wanted }
+    pub(super) fn new(body: Content, clock: Arc<Clock>) -> Self {
+        Self { body, clock, wanted: None, _request: None }
+    }
+
+    /// With the answer of a target: `wanted` is the body that it may not have wanted, and `request` is under way until
+    /// the answer is gone.
+    pub(super) fn of_target(
+        body: Incoming,
+        clock: Arc<Clock>,
+        wanted: Option<Arc<Wanted>>,
+        request: UnderWay,
+    ) -> Self {
+        Self { body: Content::Target(body), clock, wanted, _request: Some(request) }
     }
 }
 

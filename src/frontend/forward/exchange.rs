@@ -20,7 +20,7 @@ use super::head;
 use super::upstream::{Unanswered, Upstream};
 use crate::drain::Drain;
 use crate::frontend::{Denial, Denied, Granted};
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metrics, Requests, UnderWay};
 
 /// A client's requests, one at a time.
 pub(super) struct Exchange<R: Router> {
@@ -29,12 +29,14 @@ pub(super) struct Exchange<R: Router> {
     /// What is left of HTTP once another protocol was agreed on.
     switched: Mutex<Option<Granted>>,
     clock: Arc<Clock>,
+    requests: Requests,
 }
 
 impl<R: Router> Exchange<R> {
     pub(super) fn new(router: R, clock: Arc<Clock>, metrics: &Metrics, drain: &Drain) -> Self {
         let upstream = Upstream::new(metrics, drain);
-        Self { router: tokio::sync::Mutex::new(router), upstream, switched: Mutex::new(None), clock }
+        let (router, requests) = (tokio::sync::Mutex::new(router), metrics.requests.clone());
+        Self { router, upstream, switched: Mutex::new(None), clock, requests }
     }
 
     /// Drives the session, and calls the router once an answer is complete. To be called after each poll of hyper's
@@ -66,14 +68,15 @@ impl<R: Router> Exchange<R> {
         // Else hyper would have to read it to its end before the next request.
         let has_body = !body.is_end_stream();
         self.clock.asks(has_body);
-        let answer = match self.forward(head, body).await {
+        let request = self.requests.begin(head.method.as_str(), head.uri.path());
+        let answer = match self.forward(head, body, request).await {
             Ok(answer) => answer,
             Err(Denied { denial, trusted, trace }) => {
                 let mut answer = denial.answer(trusted, &trace);
                 if !has_body {
                     answer.headers_mut().remove(CONNECTION);
                 }
-                answer.map(|body| AnswerBody::new(Content::Own(body.into()), Arc::clone(&self.clock), None))
+                answer.map(|body| AnswerBody::new(Content::Own(body.into()), Arc::clone(&self.clock)))
             }
         };
         self.clock.passed();
@@ -81,7 +84,12 @@ impl<R: Router> Exchange<R> {
         Ok(answer)
     }
 
-    async fn forward(&self, mut head: Parts, body: Incoming) -> Result<Response<AnswerBody>, Denied> {
+    async fn forward(
+        &self,
+        mut head: Parts,
+        body: Incoming,
+        under_way: UnderWay,
+    ) -> Result<Response<AnswerBody>, Denied> {
         let mut router = self.router.lock().await;
         let way = match head::check(&mut head) {
             Ok(()) => router.judge(Ok(&head)).await?,
@@ -102,7 +110,8 @@ impl<R: Router> Exchange<R> {
         }
         let (sender, answer) = self.send(&mut router, &way, request).await?;
         if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return self.switch(answer, upgrades).await.map_err(|denial| router.failed(denial));
+            let switched = self.switch(answer, upgrades, under_way).await;
+            return switched.map_err(|denial| router.failed(denial));
         }
         let (mut head, body) = answer.into_parts();
         // After an answer in HTTP/1.0, hyper would not know how to send the next request's body.
@@ -116,7 +125,7 @@ impl<R: Router> Exchange<R> {
         if last {
             head.headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let body = AnswerBody::new(Content::Target(body), Arc::clone(&self.clock), wanted);
+        let body = AnswerBody::of_target(body, Arc::clone(&self.clock), wanted, under_way);
         Ok(Response::from_parts(head, body))
     }
 
@@ -168,10 +177,13 @@ impl<R: Router> Exchange<R> {
         &self,
         answer: Response<Incoming>,
         requested: bool,
+        request: UnderWay,
     ) -> Result<Response<AnswerBody>, Denial> {
         let (mut head, body) = answer.into_parts();
         let opened = self.upstream.switch().await;
-        let Some(opened) = opened else { return Err(Denial::Unanswered("the session is over".to_owned())) };
+        let Some(mut opened) = opened else {
+            return Err(Denial::Unanswered("the session is over".to_owned()));
+        };
         if !requested {
             let why = "it changes to another protocol, which nobody asked for";
             opened.break_off("bad_answer", why);
@@ -179,8 +191,9 @@ impl<R: Router> Exchange<R> {
         }
         head::pass_answer(&mut head, &body, &Method::GET)
             .map_err(|why| Denial::Unanswered(why.to_owned()))?;
+        opened.alive.carries(request);
         *self.switched.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
-        let body = AnswerBody::new(Content::Own(Full::default()), Arc::clone(&self.clock), None);
+        let body = AnswerBody::new(Content::Own(Full::default()), Arc::clone(&self.clock));
         Ok(Response::from_parts(head, body))
     }
 

@@ -1,4 +1,5 @@
 //! What of a request's and an answer's head belongs to one connection only and is not passed on, RFC 9110 7.6.1.
+//! What a request tells this process about its way is not passed on either.
 
 use http::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, Entry, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION,
@@ -57,7 +58,9 @@ pub(super) fn pass_request(head: &mut request::Parts, body: &impl Body) -> bool 
     head.version = Version::HTTP_11;
     let kept = Kept { upgrade: upgrades, trailers };
     kept.leave(&mut head.headers);
-    head.headers.remove(PROXY_AUTHORIZATION);
+    for name in [PROXY_AUTHORIZATION, TUNNEL_HOST, TUNNEL_DEST] {
+        head.headers.remove(name);
+    }
     if let Entry::Vacant(vacant) = head.headers.entry(HOST) {
         vacant.insert(host);
     }
@@ -165,6 +168,12 @@ fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item =
     let lines = headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|token| !token.is_empty())
 }
+
+/// Names the node that a request is for, before its Host does.
+pub(in crate::frontend) const TUNNEL_HOST: HeaderName = HeaderName::from_static("x-tunnel-proxy-host");
+
+/// Names what that node is to dial, in the place of Host.
+pub(in crate::frontend) const TUNNEL_DEST: HeaderName = HeaderName::from_static("x-tunnel-proxy-dest");
 
 const BAD_HOST: &str = "its Host is no host and port";
 

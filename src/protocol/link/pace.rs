@@ -209,11 +209,11 @@ impl Default for Pace {
 
 /// A least round trip up to this is a way between neighbours.
 const SHORT_WAY: Duration = Duration::from_millis(1);
-/// What is unread there at the most: 2 ms at 1 GB/s, and no bound to a line of 16 Gbit/s.
-const MOST_UNREAD: u64 = 2 << 20;
+/// What is unread there at the most: 1 ms at 1 GB/s, and no bound to a line of 8 Gbit/s.
+const MOST_UNREAD: u64 = 1 << 20;
 /// A ping goes out behind every eighth of the cap, within these bytes.
 const LEAST_MARK: u64 = 4 * 1024;
-const MOST_MARK: u64 = 1 << 20;
+const MOST_MARK: u64 = 1 << 19;
 /// Pings under way at the most: a peer that answers none must not make us grow.
 const MOST_PINGS: usize = 64;
 /// Assumed before the first answer.

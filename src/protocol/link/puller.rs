@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use tokio::time::Instant;
 
 use crate::protocol::link::sender::LinkSender;
+use crate::protocol::link::trace;
 use crate::protocol::lock;
 use crate::protocol::table::SessionTable;
 use crate::protocol::wire::codec::{Chunk, StreamMsg, encode};
@@ -35,13 +36,12 @@ impl Puller {
     pub(crate) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<Chunk>> {
         let Encoding::Plain(plain) = &self.dialect else {
             return self
-                .sender
-                .poll_pull(cx, Instant::now())
+                .poll_frame(cx, Instant::now())
                 .map(|frame| frame.map(|frame| self.counted(to_message(frame))));
         };
         loop {
             let now = Instant::now();
-            let pulled = match self.sender.poll_pull(cx, now) {
+            let pulled = match self.poll_frame(cx, now) {
                 Poll::Ready(Some(frame)) => {
                     self.encode(plain, frame, now);
                     Poll::Ready(())
@@ -55,6 +55,14 @@ impl Puller {
             }
             std::task::ready!(pulled);
         }
+    }
+
+    fn poll_frame(&self, cx: &mut Context<'_>, now: Instant) -> Poll<Option<Frame>> {
+        let pulled = self.sender.poll_pull(cx, now);
+        if let Poll::Ready(Some(frame)) = &pulled {
+            trace::log("frame sent", self.sender.id, frame);
+        }
+        pulled
     }
 
     fn counted(&self, message: StreamMsg) -> Chunk {

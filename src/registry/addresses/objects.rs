@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use super::facts::{Facts, NodeFacts, PodFacts};
 use super::table::{Claims, FactTable};
 use crate::registry::endpoints::SERVICE_LABEL;
+use crate::registry::follow::part_of;
 
 /// An object of which facts are kept.
 pub(super) trait Partial:
@@ -26,40 +27,6 @@ pub(super) trait Partial:
 
     /// What is to be kept of it; `None`: it does not count.
     fn facts(self) -> Option<Self::Facts>;
-}
-
-/// Takes over from the whole type what a part of its objects is called.
-macro_rules! part_of {
-    ($part:ident, $whole:ty) => {
-        impl Resource for $part {
-            type DynamicType = ();
-            type Scope = <$whole as Resource>::Scope;
-
-            fn kind((): &()) -> Cow<'_, str> {
-                <$whole>::kind(&())
-            }
-
-            fn group((): &()) -> Cow<'_, str> {
-                <$whole>::group(&())
-            }
-
-            fn version((): &()) -> Cow<'_, str> {
-                <$whole>::version(&())
-            }
-
-            fn plural((): &()) -> Cow<'_, str> {
-                <$whole>::plural(&())
-            }
-
-            fn meta(&self) -> &ObjectMeta {
-                &self.metadata
-            }
-
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
-                &mut self.metadata
-            }
-        }
-    };
 }
 
 mod services;

@@ -31,6 +31,12 @@ pub(super) struct FrontLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RequestLabels {
+    pub(super) verb: &'static str,
+    pub(super) path: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct EndedLabels {
     pub(super) front: &'static str,
     pub(super) result: &'static str,

@@ -38,6 +38,8 @@ impl Metrics {
         );
         let help = "Time from a request to its answer";
         to.register_with_unit("tunnel_session_opening", help, Unit::Seconds, self.opening.0.clone());
+        let help = "Requests of HTTP under way, by verb and kind of path";
+        to.register("tunnel_requests_under_way", help, self.requests.0.clone());
         let help = "Bytes from clients towards targets";
         to.register_with_unit("tunnel_up", help, Unit::Bytes, self.bytes_up.clone());
         let help = "Bytes from targets towards clients";

@@ -1,5 +1,7 @@
 //! What stands on both sides of a line between two namespaces.
 
+use std::path::PathBuf;
+
 use anyhow::Result;
 
 use super::Bench;
@@ -32,6 +34,17 @@ pub(super) struct OverLine {
 impl Bench {
     /// Lays the line and starts all that stands on it; with `pods` a second pod, too.
     pub(super) fn over_line(&self, carry: Carry, congestion: &str, pods: bool) -> Result<OverLine> {
+        self.over_line_within(carry, congestion, pods, [const { Vec::new() }; 2])
+    }
+
+    /// As [`Self::over_line`], with pod and edge in the control groups with these doors.
+    pub(super) fn over_line_within(
+        &self,
+        carry: Carry,
+        congestion: &str,
+        pods: bool,
+        doors: [Vec<PathBuf>; 2],
+    ) -> Result<OverLine> {
         let ends = Ends::lay(carry, congestion)?;
         let dir = tempfile::tempdir_in(&self.dir)?.keep();
         let [cloud_space, edge_space] = ends.spaces.clone();
@@ -48,7 +61,7 @@ impl Bench {
         let over_line = Targets::start(Some(&edge_space), edge_address)?;
         let (mut proxies, mut far, mut second) = (Vec::new(), None, None);
         if let Some(binary) = &self.binary {
-            let near = Tunnel::configure(&place, &targets, binary)?;
+            let near = Tunnel::configure(&place, &targets, binary)?.within(doors);
             let sibling = if pods { Some(near.sibling(&place, &targets)?) } else { None };
             proxies.push(near.reachable()?);
             far = sibling.as_ref().map(Tunnel::ways);

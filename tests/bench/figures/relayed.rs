@@ -6,6 +6,8 @@ use super::Bench;
 use crate::echo::Echo;
 use crate::load::Kind;
 use crate::place::Place;
+use crate::proxy::Proxy;
+use crate::relay;
 use crate::table::{Bound, Row, Table, median, short};
 use crate::targets::Targets;
 use crate::tunnel::Tunnel;
@@ -39,27 +41,29 @@ impl Bench {
         let local = stand.ways.clone();
         let ways = [("local", local), ("relayed", far.ways())];
         let mut shown = [Shown::default(), Shown::default()];
+        let relays = [relay::start(&place, &targets)?, relay::start_longer(&place, &targets)?];
+        let mut bare = [Shown::default(), Shown::default()];
         for round in 0..self.rounds {
+            for (relay, shown) in relays.iter().zip(&mut bare) {
+                self.sample(relay, shown)?;
+            }
             for ((name, way), shown) in ways.iter().zip(&mut shown) {
                 stand.ways = way.clone();
                 if round == 0 {
                     let took = stand.until_reachable(COME_UP)?;
                     eprintln!("{name}: reachable after {took:.2?}");
                 }
-                let (rate, cost) = self.one(&stand, Kind::Download, 1)?;
-                let echo = Echo::tight(&way.echo, self.time(2.0)).measure(None)?;
-                shown.rate.push(rate);
-                shown.cost.push(cost);
-                shown.echo.push(echo.p50());
+                self.sample(&stand, shown)?;
             }
         }
-        eprintln!("{shown:.2?}");
-        let [local, relayed] = shown;
+        eprintln!("{shown:.2?}, bare relays {bare:.2?}");
+        let ([local, relayed], [two, three]) = (shown, bare);
         Self::compare(
             table,
             "relayed session: CPU per GiB of pods and edge, download",
             "s",
             (relayed.cost, local.cost),
+            (three.cost, two.cost),
             Some(Bound::Most(1.4, 1.3)),
         );
         Self::compare(
@@ -67,6 +71,7 @@ impl Bench {
             "relayed session: rate of one download",
             "MiB/s",
             (relayed.rate, local.rate),
+            (three.rate, two.rate),
             Some(Bound::Least(0.8, 0.9)),
         );
         Self::compare(
@@ -74,8 +79,18 @@ impl Bench {
             "relayed session: echo of 64 bytes, idle, p50",
             "us",
             (relayed.echo, local.echo),
+            (three.echo, two.echo),
             None,
         );
+        Ok(())
+    }
+
+    fn sample(&self, proxy: &Proxy, shown: &mut Shown) -> Result<()> {
+        let (rate, cost) = self.one(proxy, Kind::Download, 1)?;
+        let echo = Echo::tight(&proxy.ways.echo, self.time(2.0)).measure(None)?;
+        shown.rate.push(rate);
+        shown.cost.push(cost);
+        shown.echo.push(echo.p50());
         Ok(())
     }
 
@@ -84,14 +99,16 @@ impl Bench {
         figure: &str,
         unit: &str,
         rounds: (Vec<f64>, Vec<f64>),
+        bare: (Vec<f64>, Vec<f64>),
         bound: Option<Bound>,
     ) {
         let (relayed, local) = (median(rounds.0), median(rounds.1));
+        let (three, two) = (median(bare.0), median(bare.1));
         table.add(Row {
             figure: format!("{figure}, against a local one's"),
             tunnel: format!("{} {unit}", short(relayed)),
             reference: format!("local {} {unit}", short(local)),
-            others: String::new(),
+            others: format!("bare relay of three processes against two {}", short(three / two)),
             value: relayed / local,
             bound,
         });

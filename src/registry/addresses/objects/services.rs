@@ -15,6 +15,7 @@ use crate::registry::addresses::facts::{
 };
 use crate::registry::addresses::table::FactTable;
 use crate::registry::endpoints::SERVICE_LABEL;
+use crate::registry::follow::part_of;
 
 part_of!(ServicePart, whole::Service);
 part_of!(SlicePart, EndpointSlice);

@@ -1,0 +1,152 @@
+use super::*;
+use crate::config::Environment;
+use crate::config::cloud::Cloud;
+use crate::config::edge::EdgeSettings;
+use crate::policy::StandsFor;
+
+/// As YurtTunnel's own manifests have it, and with each setting that it has.
+const OLD: &str = r#"
+apiVersion: apps/v1
+kind: Deployment
+metadata: { name: yurt-tunnel-server, namespace: kube-system }
+spec:
+  template:
+    spec:
+      hostNetwork: true
+      containers:
+      - name: yurt-tunnel-server
+        image: openyurt/yurt-tunnel-server:v1.3.4
+        command: [yurt-tunnel-server]
+        args:
+        - --bind-address=$(NODE_IP)
+        - --insecure-bind-address=10.0.0.5
+        - --server-count=1
+        - --enable-iptables
+        - --enable-dns-controller=true
+        - --secure-port
+        - "20263"
+        - --cert-dns-names=tunnel.example.org
+        - --odd=1
+        - --v=2
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: { name: yurt-tunnel-server-cfg, namespace: kube-system }
+data:
+  http-proxy-ports: "9051, x"
+  https-proxy-ports: ""
+  dnat-ports-pair: "9052=10264"
+---
+apiVersion: v1
+kind: List
+items:
+- { apiVersion: v1, kind: ConfigMap, metadata: { name: yurt-tunnel-nodes }, data: {} }
+- { apiVersion: v1, kind: Service, metadata: { name: x-tunnel-server-svc }, spec: { type: NodePort } }
+- { apiVersion: v1, kind: Service, metadata: { name: kube-dns } }
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: { name: yurt-tunnel-agent }
+spec:
+  template:
+    spec:
+      containers:
+      - name: agent
+        image: openyurt/yurt-tunnel-agent:v1.3.4
+        args: [--node-name=$(NODE_NAME), --tunnelserver-addr=tunnel.example.org:31008, --agent-identifiers=host=x]
+"#;
+
+fn migrated(text: &str, edge: bool) -> Result<String, Failure> {
+    let asked = Migrate { from: Origin::Yurttunnel, files: vec!["-".into()], edge };
+    run(&asked, text.as_bytes())
+}
+
+fn remarks(text: &str) -> Vec<&str> {
+    text.lines().filter_map(|line| line.strip_prefix("#   ")).collect()
+}
+
+fn in_a_cluster() -> Environment {
+    Environment {
+        kubernetes_service_host: Some("10.96.0.1".to_owned()),
+        pod_ip: Some("10.0.0.1".to_owned()),
+        pod_namespace: Some("kube-system".to_owned()),
+        node_name: Some("edge1".to_owned()),
+        ..Environment::default()
+    }
+}
+
+#[test]
+fn the_pods_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
+    let text = migrated(OLD, false).unwrap();
+    let (settings, warnings) = Cloud::read(&text, &in_a_cluster()).unwrap();
+    assert_eq!(warnings, []);
+    assert_eq!(settings.server.listen.at, "0.0.0.0:10262".parse().unwrap());
+    let [https, http] = [&settings.https.ports[0], &settings.http.ports[0]];
+    assert_eq!((https.at, &https.stands_for), ("0.0.0.0:20263".parse().unwrap(), &StandsFor::Host));
+    assert_eq!((http.at, &http.stands_for), ("10.0.0.5:10264".parse().unwrap(), &StandsFor::Host));
+    let ports = settings.ports.unwrap();
+    assert_eq!((ports.http, ports.https), (Some(10264), Some(20263)));
+    assert_eq!(settings.node_names.unwrap().key, "tunnel-nodes");
+    let said = remarks(&text);
+    for (at, begin) in [
+        "gone     --bind-address=$(NODE_IP): it cannot be read",
+        "kept     --insecure-bind-address=10.0.0.5: listen_ip of [mode.cloud.http]",
+        "gone     --server-count=1: pods find each other",
+        "changed  --enable-iptables=true: ",
+        "kept     --enable-dns-controller=true: [mode.cloud.node_names]",
+        "kept     --secure-port=20263: ",
+        "changed  --cert-dns-names=tunnel.example.org: ",
+        "gone     --odd=1: no flag of YurtTunnel 1.3 that is known here",
+        "changed  --v=2: ",
+        "kept     dnat-ports-pair: \"9052=10264\": ",
+        "kept     http-proxy-ports: \"9051, x\": ",
+        "kept     https-proxy-ports: \"\": ",
+        "gone     http-proxy-ports: \"x\": want a port",
+        "changed  Service x-tunnel-server-svc (NodePort): ",
+        "kept     ConfigMap yurt-tunnel-nodes: ",
+    ]
+    .iter()
+    .enumerate()
+    {
+        assert!(said[at].starts_with(begin), "{begin}: {said:#?}");
+    }
+    assert_eq!(said.len(), 15, "{said:#?}");
+}
+
+#[test]
+fn the_edges_settings_that_are_printed_load() {
+    let text = migrated(OLD, true).unwrap();
+    let (_, warnings) = EdgeSettings::read(&text, &in_a_cluster()).unwrap();
+    assert_eq!(warnings, []);
+    assert!(text.contains("server_name = \"tunnel.example.org:31008\""), "{text}");
+    assert_eq!(remarks(&text).len(), 3);
+    let silent = OLD.replace("--tunnelserver-addr=tunnel.example.org:31008, ", "");
+    EdgeSettings::read(&migrated(&silent, true).unwrap(), &in_a_cluster()).unwrap();
+}
+
+#[test]
+fn json_is_read_too_and_names_of_nodes_are_left_out_where_they_were_off() {
+    let json = r#"{"kind": "List", "items": [{"kind": "Pod", "spec": {"containers": [
+        {"name": "a", "command": ["/bin/yurt-tunnel-server", "--enable-dns-controller=false"]}]}}]}"#;
+    let text = migrated(json, false).unwrap();
+    let (settings, _) = Cloud::read(&text, &in_a_cluster()).unwrap();
+    assert_eq!(settings.node_names, None);
+}
+
+#[test]
+fn what_somebody_else_has_written_stays_behind_its_sign() {
+    let wild = OLD.replace("--odd=1", "\"--odd=1\\n[mode.cloud.tcp]\"");
+    let text = migrated(&wild, false).unwrap();
+    assert!(Cloud::read(&text, &in_a_cluster()).is_ok() && !text.contains("\n[mode.cloud.tcp]"), "{text}");
+}
+
+#[test]
+fn what_is_no_such_deployment_is_told_with_the_remedy() {
+    let told = |text: &str| migrated(text, false).unwrap_err();
+    assert!(told("kind: Pod").text.contains("yurt-tunnel-server"));
+    assert!(told("kind: Pod").text.contains("kubectl -n kube-system get deployment -o yaml"));
+    let garbled = told("a: [b");
+    assert!(garbled.code == 78 && garbled.text.starts_with("-: neither YAML nor JSON"), "{garbled}");
+    let asked = Migrate { from: Origin::Yurttunnel, files: vec!["/none/x".into()], edge: false };
+    assert!(run(&asked, io::empty()).unwrap_err().text.starts_with("/none/x: "));
+}

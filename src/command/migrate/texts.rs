@@ -1,0 +1,172 @@
+//! The settings that are printed.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use super::flags::{self, Server};
+use super::old::Old;
+use super::{Remark, Verdict};
+use crate::policy::ProxyPorts;
+use crate::telemetry::printable;
+
+/// Settings of a pod.
+///
+/// # Errors
+///
+/// No server was found.
+pub(super) fn cloud(old: &Old) -> Result<String, String> {
+    let Some(flags) = &old.server else { return Err(missing("yurt-tunnel-server", "Deployment")) };
+    let (server, of_flags) = flags::server(flags);
+    let remarks = of_objects(old, &server, of_flags);
+    let Server { bind, insecure_bind, agents, secure, insecure, meta, names } = server;
+    let namespace = old.ports.as_ref().map_or("kube-system", |(namespace, _)| namespace);
+    let names = if names { format!("\n{NAMES}namespace = \"{namespace}\"\n") } else { String::new() };
+    let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
+    Ok(format!(
+        r#"# Settings of a pod in the place of yurt-tunnel-server, printed by `tunnel migrate yurttunnel`; conf/cloud.toml describes
+# every key, docs/migrating.md the way over. What became of each setting there:
+{remarks}
+[mode.cloud.stream.server]
+listen = "{grpc}"
+metrics_listen = "{metrics}"
+cert = "/etc/tunnel/certs/cloud.crt"
+key = "/etc/tunnel/certs/cloud.key"
+ca = "/etc/tunnel/certs/ca.crt"
+tokenfile = "/etc/tunnel/token/token"
+
+# CONNECT, which YurtTunnel has not got: for this machine alone.
+[mode.cloud.ssh]
+listen = "127.0.0.1:2222"
+
+# Who may come in has to be said: YurtTunnel let in who had any certificate of the cluster, or none.
+[mode.cloud.https]
+listen_ip = "{bind}"
+addr = {{ "{secure}" = "host" }}
+cert = "/etc/tunnel/certs/cloud.crt"
+key = "/etc/tunnel/certs/cloud.key"
+client_ca = "/etc/tunnel/certs/client-ca.crt"
+names = ["kube-apiserver-kubelet-client", "system:serviceaccount:*"]
+
+[mode.cloud.http]
+listen_ip = "{insecure_bind}"
+addr = {{ "{insecure}" = "host" }}
+# The networks of your metrics tools.
+allow_from = ["127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]
+
+[mode.cloud.ports]
+namespace = "{namespace}"
+configmap = "yurt-tunnel-server-cfg"
+service = "x-tunnel-server-internal-svc"
+{names}
+[mode.cloud.addresses]
+kubernetes = true
+
+# Other pods: the headless Service that deploy/kustomize has for them.
+[mode.cloud.registry]
+service = "tunnel-cloud-pods"
+"#,
+        remarks = lines(&remarks),
+    ))
+}
+
+/// What became of the flags, and of all else.
+fn of_objects(old: &Old, server: &Server, mut remarks: Vec<Remark>) -> Vec<Remark> {
+    let own = [server.agents, server.secure, server.insecure, server.meta].into();
+    remarks.extend(ports(old, &own));
+    remarks.extend(services(old));
+    if old.has_names && server.names {
+        let why = "[mode.cloud.node_names] writes it, by the same names".to_owned();
+        let what = "ConfigMap yurt-tunnel-nodes".to_owned();
+        remarks.push(Remark { verdict: Verdict::Kept, what, why });
+    }
+    remarks
+}
+
+/// Settings of an edge.
+///
+/// # Errors
+///
+/// No agent was found.
+pub(super) fn edge(old: &Old) -> Result<String, String> {
+    let Some(flags) = &old.agent else { return Err(missing("yurt-tunnel-agent", "DaemonSet")) };
+    let (cloud, remarks) = flags::agent(flags);
+    let server = cloud.map_or_else(
+        || "# Where edges reach x-tunnel-server-svc from outside: put your balancer, or a node and its NodePort, here.\nserver_name = \"tunnel.example.org:10262\"".to_owned(),
+        |at| format!("server_name = \"{at}\""),
+    );
+    Ok(format!(
+        r#"# Settings of an edge in the place of yurt-tunnel-agent, printed by `tunnel migrate yurttunnel --edge`; conf/edge.toml
+# describes every key, docs/migrating.md the way over. What became of each setting there:
+{remarks}
+# NODE_NAME of the environment names the node.
+[mode.edge.stream.client]
+{server}
+cert = "/etc/tunnel/certs/ca.crt"
+token_file = "/etc/tunnel/token/token"
+
+[mode.edge.allow]
+targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
+
+# What targets with TLS are shown, the kubelet among them; YurtTunnel's server had its own for that.
+[mode.edge.https]
+cert = "/etc/tunnel/certs/apiserver-kubelet-client.crt"
+key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
+"#,
+        remarks = lines(&remarks),
+    ))
+}
+
+/// What became of the ports that the ConfigMap names.
+fn ports(old: &Old, own: &BTreeSet<u16>) -> Vec<Remark> {
+    let Some((_, data)) = &old.ports else { return Vec::new() };
+    let (_, wrong) = ProxyPorts::parse(data, own);
+    let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
+        verdict: Verdict::Kept,
+        what: format!("{key}: {value:?}"),
+        why: "[mode.cloud.ports] reads it where it stands".to_owned(),
+    });
+    let wrong = wrong.into_iter().map(|wrong| Remark {
+        verdict: Verdict::Gone,
+        what: format!("{}: {:?}", wrong.key, wrong.found),
+        why: wrong.remedy.to_owned(),
+    });
+    kept.chain(wrong).collect()
+}
+
+fn services(old: &Old) -> impl Iterator<Item = Remark> {
+    old.services.iter().map(|(name, kind)| {
+        let why = match name.as_str() {
+            "x-tunnel-server-internal-svc" => {
+                "deploy/kustomize/yurttunnel has it; one of your own needs the annotation tunnel.cloud.io/ports: managed"
+            }
+            "x-tunnel-server-svc" => "deploy/kustomize/yurttunnel has it, as a NodePort: give it your type",
+            _ => "no Service of YurtTunnel 1.3 that is known here",
+        };
+        Remark { verdict: Verdict::Changed, what: format!("Service {name} ({kind})"), why: why.to_owned() }
+    })
+}
+
+fn lines(remarks: &[Remark]) -> String {
+    let word = |verdict| match verdict {
+        Verdict::Kept => "kept",
+        Verdict::Changed => "changed",
+        Verdict::Gone => "gone",
+    };
+    // What stands there is somebody else's, and must not end a comment.
+    let line = |Remark { verdict, what, why }: &Remark| {
+        format!("#   {:<8} {}: {why}\n", word(*verdict), printable(what))
+    };
+    remarks.iter().map(line).collect()
+}
+
+fn missing(program: &str, kind: &str) -> String {
+    format!(
+        "there is no container of {program} in it: give the {kind} that starts it, `kubectl -n kube-system get {kind} -o yaml` prints it",
+        kind = kind.to_lowercase()
+    )
+}
+
+const NAMES: &str = "[mode.cloud.node_names]\n";
+
+/// The keys of the ConfigMap that mean the same here.
+const READ: [&str; 4] = ["http-proxy-ports", "https-proxy-ports", "localhost-proxy-ports", "dnat-ports-pair"];

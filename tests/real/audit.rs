@@ -1,0 +1,110 @@
+//! Whoever changes what others may do leaves one line, with who and from where, and nobody else leaves any.
+
+use serde_json::Value;
+
+use crate::enrol::says;
+use crate::parts::free_port;
+use crate::process::{PATIENCE, Running, ask};
+use crate::tunnel::{Cloud, Edge, TOKEN, TestDir};
+use crate::wait::wait_until;
+
+/// The audit lines of a log of JSON lines, each without its time.
+fn audited(program: &Running) -> Vec<Value> {
+    let log = program.log();
+    // The last line may be on its way.
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter(|line| line["target"] == "audit").map(|line| line["fields"].clone()).collect()
+}
+
+/// Waits until one more line has come, and no other than that.
+fn one_more(program: &Running, seen: &mut usize, message: &str, fields: &[(&str, &str)]) {
+    wait_until(message, PATIENCE, || audited(program).len() > *seen);
+    let lines = audited(program);
+    *seen += 1;
+    assert_eq!(lines.len(), *seen, "{lines:?}");
+    let line = lines.last().unwrap();
+    assert!(line["message"].as_str().unwrap().contains(message), "{message}: {line}");
+    for (field, value) in fields {
+        assert_eq!(line[field], *value, "{line}");
+    }
+}
+
+#[test]
+fn each_privileged_act_at_a_pod_leaves_one_line_with_who_and_from_where() {
+    let place = TestDir::new();
+    let socket = place.path().join("cloud.sock");
+    let more = format!(
+        "allow_from = [\"127.0.0.0/8\"]\n[mode.cloud.admin]\nlisten = \"unix:{}\"\n\
+         [mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n",
+        socket.display(),
+        place.path().join("enrolled")
+    );
+    let mut cloud = Cloud::start_as(&place, &more, &[], &["--log-format=json"]);
+    let (log, at) = (cloud.log_port, format!("localhost:{}", cloud.grpc));
+    let tokens = place.path().join("token");
+    let (socket, mut seen) = (format!("--socket={}", socket.display()), 0);
+    assert_eq!(audited(&cloud.process), Vec::<Value>::new(), "a start is no such act");
+    let id = crate::process::run("id", &["-u"], None, PATIENCE).stdout;
+    let user = format!("uid={}", id.trim());
+
+    assert!(ask(log, "PUT", "/debug/flags/v", "much").unwrap().contains("400 "));
+    assert!(ask(log, "PUT", "/debug/flags/v", "1").unwrap().contains("200 OK"));
+    one_more(&cloud.process, &mut seen, "the log level was set", &[("who", "127.0.0.1")]);
+
+    let invited = says(&["invite", "--node", "edge7", "--for", "90s", &socket]);
+    let line = invited.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join ")).unwrap();
+    let code = line.split_whitespace().nth(4).unwrap();
+    let made = [("who", user.as_str()), ("node", "edge7")];
+    one_more(&cloud.process, &mut seen, "an invitation was made", &made);
+
+    let to = place.path().join("etc").display().to_string();
+    let join = |node: &str| says(&["join", &at, "--invite", code, "--node", node, "--to", &to]);
+    assert_eq!(join("edge8").status.code(), Some(77));
+    assert!(join("edge7").status.success());
+    let used = [("who", "edge7"), ("from", "127.0.0.1")];
+    one_more(&cloud.process, &mut seen, "a node has joined by its invitation", &used);
+
+    // A link ends by it, which is no second act.
+    let text = std::fs::read_to_string(place.path().join("etc/edge.toml")).unwrap();
+    let text = text.replace(":51010", &format!(":{}", free_port()));
+    let mut joined = place.tunnel(("edge", "joined"), &text, &[], &[]);
+    cloud.has("edge7");
+    assert!(says(&["revoke", "--node", "edge7", &socket]).status.success());
+    cloud.process.says("their links are ended");
+    let revoked = [("who", user.as_str()), ("node", "edge7")];
+    one_more(&cloud.process, &mut seen, "were revoked", &revoked);
+    assert!(!says(&["revoke", "--node", "edge7", &socket]).status.success());
+    joined.terminate();
+
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    cloud.has("node1");
+    std::fs::write(&tokens, format!("node2:{TOKEN}\n")).unwrap();
+    let by_file = [("who", "the token file"), ("nodes", "default node2")];
+    one_more(&cloud.process, &mut seen, "the tokens of nodes were changed", &by_file);
+
+    let config = place.path().join("cloud.toml");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let changed =
+        text.replace("allow_from = [\"127.0.0.0/8\"]", "allow_from = [\"127.0.0.0/8\", \"10.0.0.0/8\"]");
+    assert_ne!(changed, text);
+    std::fs::write(&config, changed).unwrap();
+    cloud.process.hang_up();
+    let by_config = [("who", "the config"), ("keys", "mode.cloud.ssh.allow_from")];
+    one_more(&cloud.process, &mut seen, "the config says anew who may reach what", &by_config);
+}
+
+#[test]
+fn each_privileged_act_at_an_edge_leaves_one_line_too() {
+    let (place, log) = (TestDir::new(), free_port());
+    let config = place.edge_config("node1", "127.0.0.1:1", log)
+        + "[mode.edge.allow]\ntargets = [\"127.0.0.0/8:22\"]\n";
+    let mut edge = place.tunnel(("edge", "edge"), &config, &[], &["--log-format=json"]);
+    edge.answers(log, "/livez", "");
+    let mut seen = 0;
+    assert!(ask(log, "PUT", "/debug/flags/v", "2").unwrap().contains("200 OK"));
+    one_more(&edge, &mut seen, "the log level was set", &[("who", "127.0.0.1")]);
+    std::fs::write(place.path().join("edge.toml"), config.replace(":22\"", ":23\"")).unwrap();
+    edge.hang_up();
+    let by_config = [("who", "the config"), ("keys", "mode.edge.allow.targets")];
+    one_more(&edge, &mut seen, "the config says anew who may reach what", &by_config);
+}

@@ -1,0 +1,305 @@
+//! Each command as people use it: the first time and a second time, with a wrong line, without the rights for it, and where a
+//! disk is full or read-only. `tunnel init` has the like in `enrol`.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::enrol::says;
+use crate::network::Machine;
+use crate::parts::{free_port, have, loopback, root};
+use crate::process::{PATIENCE, Running, Said, run_command};
+use crate::tunnel::{PROGRAM, TestDir};
+use crate::wait::wait_until;
+
+#[test]
+fn a_wrong_line_is_told_with_what_is_wanted() {
+    let code = format!("i{}", "A".repeat(43));
+    for (line, exit, told) in [
+        ("invite", 64, "--node <NAME>"),
+        ("invite --node x/y", 64, "is not a name: want 1 to 253 letters"),
+        ("invite --node edge7 --for 1s", 64, "from 1m to 168h"),
+        ("invite --node edge7 --socket=/nowhere/s", 69, "start its program, or name another with --socket"),
+        ("revoke", 64, "--node <NAME>"),
+        ("revoke --node edge7 --socket=/nowhere/s", 69, "start its program, or name another with --socket"),
+        ("status --socket=/nowhere/s", 69, "start its program, or name another with --socket"),
+        ("status more", 64, "unexpected argument"),
+        ("doctor --m=none", 64, "[possible values: cloud, edge]"),
+        ("connect", 64, "<NODE:PORT>"),
+        ("connect node1", 64, "has no port: want host:port"),
+        ("connect node1:99999", 64, "is not a port: want 1 to 65535"),
+        ("connect node1:22 --through=ftp://x", 64, "want http://[USER@]HOST:PORT"),
+        ("connect node1:22 --through=http://127.0.0.1:1", 69, "refused the connection"),
+        ("join", 64, "<CLOUD:PORT>"),
+        ("join nowhere --invite CODE --node edge7", 64, "has no port: want host:port"),
+        ("join localhost:1 --invite short --node edge7", 64, "want the 44 letters, digits, - and _"),
+        ("join localhost:1 --invite CODE --node x/y", 64, "is not a name"),
+        ("join localhost:1 --invite CODE --node edge7 --to relative", 64, "--to"),
+    ] {
+        let line = line.replace("CODE", &code);
+        let said = says(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(said.status.code(), Some(exit), "{line}: {said:?}");
+        assert!(said.stderr.contains(told) && said.stdout.is_empty(), "{line}: {said:?}");
+    }
+    let said = says(&["doctor", "--m=edge", "--c=/nowhere"]);
+    assert!(said.status.code() == Some(1) && said.stdout.contains("name it with --c=FILE"), "{said:?}");
+}
+
+/// A machine with a small disk for the pod and one for who joins, and the program where everybody may start it.
+struct Stage {
+    machine: Machine,
+    program: PathBuf,
+    place: TestDir,
+}
+
+/// One step: what is done before, by root or by nobody in particular, the line, the exit code, and what is told.
+type Step<'a> = (&'a str, Who, &'a str, i32, &'a str);
+
+#[derive(Clone, Copy, PartialEq)]
+enum Who {
+    Root,
+    Nobody,
+}
+use Who::{Nobody, Root};
+
+impl Stage {
+    /// None without root, or a program that it needs.
+    fn new() -> Option<Self> {
+        if !root() || !have(&["unshare", "nsenter", "mount", "setpriv", "ip"]) {
+            return None;
+        }
+        let (machine, place) = (Machine::new(), TestDir::new());
+        std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let program = place.path().join("tunnel");
+        std::fs::hard_link(PROGRAM, &program)
+            .or_else(|_| std::fs::copy(PROGRAM, &program).map(drop))
+            .unwrap();
+        for disk in ["disk", "joining"] {
+            std::fs::create_dir(place.path().join(disk)).unwrap();
+        }
+        machine.sh(&format!("mount -t tmpfs -o size=64k tmpfs {}", place.path().join("disk").display()));
+        Some(Self { machine, program, place })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// Runs shell in the folder of the test.
+    fn does(&self, line: &str) {
+        if !line.is_empty() {
+            self.machine.sh(&format!("cd {}; {line}", self.place.path().display()));
+        }
+    }
+
+    fn says(&self, who: Who, line: &str) -> Said {
+        let mut command = match who {
+            Root => self.machine.command(&self.program),
+            Nobody => {
+                let mut command = self.machine.command("setpriv");
+                command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&self.program);
+                command
+            }
+        };
+        command.args(line.split(' ')).env_remove("HTTPS_PROXY").env_remove("https_proxy");
+        run_command(line, &mut command, None, 2 * PATIENCE)
+    }
+
+    /// Does the steps; `words` stand for others in their lines.
+    fn goes(&self, words: &[(&str, &str)], steps: &[Step<'_>]) {
+        for (before, who, line, code, told) in steps {
+            self.does(before);
+            let line = words.iter().fold((*line).to_owned(), |line, (word, means)| line.replace(word, means));
+            let said = self.says(*who, &line);
+            assert_eq!(said.status.code(), Some(*code), "{line}: {said:?}");
+            assert!(
+                (said.stdout.clone() + &said.stderr).contains(told),
+                "{line}: {told:?} is not in {said:?}"
+            );
+        }
+    }
+
+    fn pod(&self, grpc: u16, log: u16, more: &str, args: &[&str]) -> Running {
+        let config = self.place.cloud_config(loopback(grpc), log) + more;
+        let command = self.machine.command(&self.program);
+        self.place.tunnel_as(command, ("cloud", "pod"), &config, &[], args)
+    }
+
+    /// What the pod's page of that path says.
+    fn page(&self, log: u16, path: &str) -> String {
+        let mut curl = self.machine.command("curl");
+        curl.args(["-s", "-m", "5", &format!("http://127.0.0.1:{log}{path}")]);
+        run_command("curl", &mut curl, None, PATIENCE).stdout
+    }
+}
+
+#[test]
+fn a_full_disk_a_read_only_one_and_missing_rights_are_told_and_spoil_nothing() {
+    let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
+    let (grpc, log, connect) = (free_port(), free_port(), free_port());
+    let (socket, disk) = (stage.path("pod.sock"), stage.path("disk"));
+    let more = format!(
+        "[mode.cloud.ssh]\nlisten = \"127.0.0.1:{connect}\"\n[mode.cloud.admin]\nlisten = \"unix:{}\"\n\
+         [mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n",
+        socket.display(),
+        disk.join("enrolled")
+    );
+    let mut pod = stage.pod(grpc, log, &more, &[]);
+    wait_until("the pod is ready", PATIENCE, || {
+        pod.lives();
+        stage.page(log, "/readyz").starts_with("ok")
+    });
+    let invited = stage.says(Root, &format!("invite --node edge7 --socket={}", socket.display()));
+    let code = invited
+        .stdout
+        .split(' ')
+        .skip_while(|word| *word != "--invite")
+        .nth(1)
+        .unwrap_or_else(|| panic!("{invited:?}"));
+    let (socket, at) = (socket.display().to_string(), format!("localhost:{grpc}"));
+    let (to, config) =
+        (stage.path("joining/etc").display().to_string(), stage.path("pod.toml").display().to_string());
+    let through = format!("http://127.0.0.1:{connect}");
+    let join = "join CLOUD --invite CODE --node edge7 --to FOLDER";
+    let words = [
+        ("CLOUD", at.as_str()),
+        ("CODE", code),
+        ("FOLDER", &to),
+        ("SOCKET", &socket),
+        ("CONFIG", &config),
+        ("THROUGH", &through),
+    ];
+    let mounts = |how: &str| {
+        format!("[ -z \"$(ls -A joining)\" ]; umount joining || true; mount -t tmpfs -o {how} tmpfs joining")
+    };
+    stage.goes(
+        &words,
+        &[
+            (
+                "",
+                Nobody,
+                "invite --node edge7 --socket=SOCKET",
+                77,
+                "only the user that runs the program there may, and root",
+            ),
+            (
+                "",
+                Nobody,
+                "revoke --node edge7 --socket=SOCKET",
+                77,
+                "only the user that runs the program there may, and root",
+            ),
+            (
+                "",
+                Nobody,
+                "status --socket=SOCKET",
+                77,
+                "only the user that runs the program there may, and root",
+            ),
+            ("chmod 600 pod.toml", Nobody, "doctor --m=cloud --c=CONFIG", 1, "Permission denied"),
+            ("", Root, "status --socket=SOCKET", 0, "ready"),
+            ("", Root, "status --socket=SOCKET --json", 0, "\"mode\""),
+            (&mounts("size=8k"), Root, join, 73, "No space left on device"),
+            (&mounts("ro"), Root, join, 73, "Read-only file system"),
+            (&mounts("mode=755"), Nobody, join, 73, "Permission denied"),
+        ],
+    );
+    let mut left = stage.machine.command("find");
+    let left = run_command("find", left.arg(stage.path("joining")).args(["-mindepth", "1"]), None, PATIENCE);
+    assert_eq!(left.stdout, "", "what fails leaves nothing");
+    stage.goes(
+        &words,
+        &[
+            // The invitation is as good as it was.
+            ("", Root, join, 0, "edge7 has joined"),
+            ("", Root, join, 73, "nothing is overwritten"),
+            (
+                "cat /dev/zero >disk/fill || true",
+                Root,
+                "invite --node edge8 --socket=SOCKET",
+                69,
+                "No space left on device",
+            ),
+            ("", Root, "revoke --node edge7 --socket=SOCKET", 69, "No space left on device"),
+            ("", Root, "status --socket=SOCKET", 0, "ready"),
+            ("rm disk/fill", Root, "invite --node edge8 --socket=SOCKET", 0, "on edge8"),
+            ("", Root, "invite --node edge8 --socket=SOCKET", 0, "on edge8"),
+            (
+                "mount -o remount,ro disk",
+                Root,
+                "invite --node edge8 --socket=SOCKET",
+                69,
+                "Read-only file system",
+            ),
+            ("", Root, "revoke --node edge7 --socket=SOCKET", 69, "Read-only file system"),
+            ("mount -o remount,rw disk", Root, "revoke --node edge7 --socket=SOCKET", 0, "revoked"),
+            ("", Root, "revoke --node edge7 --socket=SOCKET", 69, "has not joined by an invitation"),
+            ("", Root, "connect node1:22 --through=THROUGH", 69, "node node1 is not connected"),
+            ("", Root, "connect node1:22 --through=THROUGH", 69, "node node1 is not connected"),
+        ],
+    );
+    pod.terminate();
+    pod.ends(PATIENCE);
+    stage.goes(&words, &[("", Root, "status --socket=SOCKET", 69, "start its program")]);
+}
+
+#[test]
+fn a_disk_for_logs_that_is_full_is_told_everywhere_but_in_the_log() {
+    let Some(stage) = Stage::new().filter(|_| have(&["curl"])) else { return };
+    let log = free_port();
+    let logs = format!("--log-dir={}", stage.path("disk").display());
+    let mut pod = stage.pod(free_port(), log, "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n", &[&logs]);
+    let lost = |page: &str| {
+        let line = page.lines().find(|line| line.starts_with("tunnel_log_lines_lost_total "));
+        line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+    };
+    let level = |number: &str| {
+        let mut curl = stage.machine.command("curl");
+        curl.args(["-s", "-X", "PUT", "--data", number, &format!("http://127.0.0.1:{log}/debug/flags/v")]);
+        run_command("curl", &mut curl, None, PATIENCE).stdout
+    };
+    wait_until("the pod is ready", PATIENCE, || {
+        pod.lives();
+        stage.page(log, "/readyz") == "ok\n"
+    });
+    stage.does("cat /dev/zero >disk/fill || true");
+    wait_until("lines are lost", PATIENCE, || {
+        // Each leaves a line, whatever the level is.
+        level("0");
+        lost(&stage.page(log, "/metrics")) > 0
+    });
+    pod.says("log lines are lost until that is mended");
+    let told = stage.page(log, "/readyz");
+    assert!(told.starts_with("ok") && told.contains("log: ") && told.contains("No space left"), "{told}");
+    stage.does("rm disk/fill");
+    wait_until("lines are written again", PATIENCE, || {
+        level("0");
+        let written = stage.machine.sh(&format!("cat {}/*.log", stage.path("disk").display()));
+        written.contains("log lines are written again, and some are lost")
+    });
+    assert_eq!(stage.page(log, "/readyz"), "ok\n");
+}
+
+/// A pod alone needs no authority. What does need it says so before anything runs.
+#[test]
+fn a_pod_without_the_file_of_its_authority_starts_unless_somebody_needs_it() {
+    let place = TestDir::new();
+    std::fs::remove_file(&place.files.ca).unwrap();
+    let invitations =
+        format!("[mode.cloud.invitations]\nstore = \"file\"\nfile = {:?}\n", place.path().join("enrolled"));
+    let base = place.cloud_config(loopback(free_port()), free_port())
+        + "[mode.cloud.ssh]\nlisten = \"127.0.0.1:0\"\n";
+    let checked = |more: &str| {
+        let file: &Path = &place.config("cloud", &(base.clone() + more));
+        says(&["--m=cloud", "--check", &format!("--c={}", file.display())])
+    };
+    let alone = checked("");
+    assert!(alone.status.success(), "{alone:?}");
+    for (more, key) in [
+        ("[mode.cloud.registry]\nsiblings = [\"127.0.0.1:1\"]\n", "key=mode.cloud.registry.siblings"),
+        (invitations.as_str(), "key=mode.cloud.stream.server.ca"),
+    ] {
+        let said = checked(more);
+        assert_eq!(said.status.code(), Some(78), "{said:?}");
+        assert!(said.stderr.contains(key) && said.stderr.contains("ca.crt: No such file"), "{said:?}");
+    }
+}

@@ -1,0 +1,127 @@
+//! The Helm chart: by itself it makes what the kustomize base makes, and with values what they say.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Deserializer, Value, json};
+
+use super::{Cluster, container, deploy, mounted};
+use crate::kubernetes::NAMESPACE;
+use crate::parts::kept;
+use crate::process::{PATIENCE, run, run_command};
+use crate::tunnel::{PROGRAM, TOKEN, TestDir};
+
+/// Runs helm on our chart, in a cluster or in none.
+fn helm(program: &Path, cluster: Option<&Cluster>, place: &TestDir, task: &str, more: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args([task, "tunnel"]).arg(deploy("helm/tunnel")).args(["-n", NAMESPACE]).args(more);
+    // Nothing of it stands in the user's home.
+    command.envs(["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"].map(|name| (name, place.path())));
+    if let Some(cluster) = cluster {
+        command.arg("--kubeconfig").arg(cluster.kubernetes.admin());
+    }
+    let said = run_command("helm", &mut command, None, 3 * PATIENCE);
+    assert!(said.status.success(), "{task}: {said:?}");
+    said.stdout
+}
+
+/// The objects that kubectl finds there, by kind and name.
+fn objects(cluster: &Cluster, from: &str, manifests: &Path) -> BTreeMap<String, Value> {
+    let args = ["create", "--dry-run=client", "-o", "json", from, manifests.to_str().unwrap()];
+    let (is_well, text) = cluster.asks(&args);
+    assert!(is_well, "{text}");
+    let found: Vec<Value> = Deserializer::from_str(&text).into_iter().map(Result::unwrap).collect();
+    let lists = |one: Value| match one["items"].as_array() {
+        Some(items) => items.clone(),
+        None => vec![one],
+    };
+    let name = |one: &Value| format!("{} {}", one["kind"], one["metadata"]["name"]).replace('"', "");
+    found.into_iter().flat_map(lists).map(|one| (name(&one), one)).collect()
+}
+
+/// What is wrong with the settings that a chart with these values has for pods and edges, as our program tells.
+fn checked(cluster: &Cluster, place: &TestDir, chart: &BTreeMap<String, Value>) {
+    for (mode, name) in [("cloud", "site-cloud-conf"), ("edge", "site-edge-conf")] {
+        let text = chart[&format!("ConfigMap {name}")]["data"]["mode.toml"].as_str().unwrap();
+        let dir = place.path().join(mode);
+        mounted(&dir, place, &text.replace("/etc/tunnel", dir.to_str().unwrap()));
+        let tokens = if mode == "cloud" { format!("node1:{TOKEN}") } else { TOKEN.to_owned() };
+        std::fs::write(dir.join("token/token"), tokens).unwrap();
+        let (config, k) = (dir.join("conf/mode.toml"), cluster.kubernetes.admin());
+        let mut command = Command::new(PROGRAM);
+        command.args([&format!("--m={mode}"), "--check", &format!("--c={}", config.display())]);
+        command.env("NODE_NAME", "node1").env("POD_IP", "10.9.9.9");
+        if mode == "cloud" {
+            command.arg(format!("--k={}", k.display()));
+        }
+        let said = run_command("tunnel", &mut command, None, PATIENCE);
+        assert!(said.status.success() && !said.stderr.contains("ERROR"), "{text}\n{said:?}");
+    }
+}
+
+#[test]
+fn the_chart_makes_what_the_base_makes_and_what_its_values_say() {
+    let Some(program) = kept("helm-4.3.1/helm") else { return };
+    let (Some(cluster), place) = (Cluster::new(), TestDir::new()) else { return };
+    let rendered = |name: &str, more: &[&str]| -> PathBuf {
+        let file = place.path().join(name);
+        std::fs::write(&file, helm(&program, None, &place, "template", more)).unwrap();
+        file
+    };
+    let mut base = objects(&cluster, "-k", &deploy("kustomize/base"));
+    assert!(base.remove(&format!("Namespace {NAMESPACE}")).is_some(), "helm makes it by --create-namespace");
+    let mut chart = objects(&cluster, "-f", &rendered("chart.yaml", &[]));
+    assert_eq!(chart.keys().collect::<Vec<_>>(), base.keys().collect::<Vec<_>>());
+    for (name, wanted) in base {
+        let made = chart.remove(&name).unwrap();
+        assert!(made == wanted, "{name}: the chart has\n{made:#}\nand the base\n{wanted:#}");
+    }
+
+    helm(&program, Some(&cluster), &place, "install", &[]);
+    assert_eq!(cluster.object("deployment", "tunnel-cloud")["spec"]["replicas"], 2);
+    helm(&program, Some(&cluster), &place, "upgrade", &["--reuse-values", "--set", "cloud.replicas=3"]);
+    assert_eq!(cluster.object("deployment", "tunnel-cloud")["spec"]["replicas"], 3);
+    assert_eq!(cluster.object("hpa", "tunnel-cloud")["spec"]["minReplicas"], 3);
+
+    let values = json!({
+        "name": "site", "image": {"repository": "registry.example.org/tunnel", "tag": "9"},
+        "publisher": "etcd", "registry": "etcd = [\"http://10.0.0.5:2379\"]\nzone = \"nodes.example.org\"",
+        "cloud": {"hostNetwork": true, "sshPort": 2222, "maxReplicas": 0, "certSecret": "a", "tokenSecret": "b",
+            "resources": {"limits": {"memory": "1Gi"}}, "moreConfig": "[mode.cloud.session]\ngrace = \"50s\"\n"},
+        "edge": {"hostNetwork": false, "certSecret": "c", "targets": ["10.244.0.0/16:*"],
+            "moreConfig": "[mode.edge.http_proxy]\nlisten = \"127.0.0.1:51009\"\n"},
+        "coredns": {"enabled": false},
+    });
+    let file = place.path().join("values.json");
+    std::fs::write(&file, values.to_string()).unwrap();
+    let chart = objects(&cluster, "-f", &rendered("site.yaml", &["-f", file.to_str().unwrap()]));
+    assert!(chart.keys().all(|name| name.contains(" site-")), "{:?}", chart.keys());
+    for kind in ["HorizontalPodAutoscaler site-cloud", "Deployment site-coredns"] {
+        assert!(!chart.contains_key(kind), "{kind}");
+    }
+    let (cloud, edge) = (&chart["Deployment site-cloud"], &chart["DaemonSet site-edge"]);
+    for workload in [cloud, edge] {
+        assert_eq!(container(workload)["image"], "registry.example.org/tunnel:9");
+    }
+    let pod = |workload: &Value| workload["spec"]["template"]["spec"].clone();
+    assert_eq!(pod(cloud)["hostNetwork"], true);
+    assert_eq!(pod(cloud)["volumes"][1]["secret"]["secretName"], "a");
+    assert_eq!(pod(cloud)["volumes"][2]["secret"]["secretName"], "b");
+    assert_eq!(container(cloud)["resources"]["limits"]["memory"], "1Gi");
+    assert_eq!(pod(edge)["hostNetwork"], Value::Null);
+    assert_eq!(container(edge)["readinessProbe"]["httpGet"], json!({"path": "/readyz", "port": 6000}));
+    checked(&cluster, &place, &chart);
+
+    let refused = [
+        "template",
+        "tunnel",
+        &deploy("helm/tunnel").display().to_string(),
+        "--set",
+        "cloud.hostNetwork=true",
+    ]
+    .map(str::to_owned);
+    let refused: Vec<_> = refused.iter().map(String::as_str).collect();
+    let said = run(program.to_str().unwrap(), &refused, None, PATIENCE);
+    assert!(!said.status.success() && said.stderr.contains("set cloud.sshPort"), "{said:?}");
+}

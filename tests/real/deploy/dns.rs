@@ -1,0 +1,121 @@
+//! The CoreDNS of the manifests: the real program, with the settings, the user and the rights that a container of theirs has.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{Cluster, args, container};
+use crate::network::Machine;
+use crate::parts::{have, kept, root};
+use crate::process::{PATIENCE, Running, run_command};
+use crate::tunnel::{Edge, TestDir};
+use crate::wait::wait_until;
+
+/// A ConfigMap's volume as kubelet changes it: a new folder each time, and the link to it swapped at once.
+fn project(volume: &Path, turn: u32, hosts: &str) {
+    let new = volume.join(format!("..{turn}"));
+    std::fs::create_dir(&new).unwrap();
+    std::fs::write(new.join("hosts"), hosts).unwrap();
+    symlink(format!("..{turn}"), volume.join("..data_tmp")).unwrap();
+    std::fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
+    if !volume.join("hosts").is_symlink() {
+        symlink("..data/hosts", volume.join("hosts")).unwrap();
+    }
+}
+
+/// What a program of this container may do, in setpriv's words.
+fn rights(container: &Value) -> String {
+    let list =
+        |key: &str| container["securityContext"]["capabilities"][key].as_array().cloned().unwrap_or_default();
+    assert_eq!(list("drop"), ["ALL"]);
+    let more = list("add")
+        .iter()
+        .map(|name| format!(",+{}", name.as_str().unwrap().to_lowercase()))
+        .collect::<String>();
+    format!("-all{more}")
+}
+
+/// Everything below /etc that CoreDNS sees.
+fn etc(place: &TestDir, corefile: &str) -> std::path::PathBuf {
+    let etc = place.path().join("etc");
+    for name in ["coredns", "edge"] {
+        std::fs::create_dir_all(etc.join(name)).unwrap();
+    }
+    std::fs::write(etc.join("coredns/Corefile"), corefile).unwrap();
+    std::fs::write(etc.join("resolv.conf"), "nameserver 127.0.0.9\n").unwrap();
+    etc
+}
+
+#[test]
+fn the_shipped_coredns_answers_with_the_nodes_that_a_pod_publishes() {
+    if !root() || !have(&["unshare", "nsenter", "setpriv", "setcap", "curl", "dig"]) {
+        return;
+    }
+    let Some(program) = kept("coredns-1.15.0/coredns") else { return };
+    let Some(cluster) = Cluster::with_base() else { return };
+    let deployment = cluster.object("deployment", "tunnel-coredns");
+    let (shipped, place) = (container(&deployment), TestDir::new());
+    assert_eq!(shipped["image"], "coredns/coredns:1.15.0", "the version that is tried here");
+    let corefile =
+        cluster.object("configmap", "tunnel-coredns")["data"]["Corefile"].as_str().unwrap().to_owned();
+    let etc = etc(&place, &corefile);
+    std::fs::set_permissions(place.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // As in the image: whoever may have no port below 1024 cannot even start it.
+    let in_image = place.path().join("coredns");
+    std::fs::copy(&program, &in_image).unwrap();
+    let machine = Machine::new();
+    machine.sh(&format!("setcap cap_net_bind_service=+ep {}", in_image.display()));
+    machine.sh(&format!("mount --bind {} /etc", etc.display()));
+
+    // What the machine's own DNS would be.
+    let upstream = place.path().join("upstream");
+    std::fs::write(&upstream, ".:53 {\n bind 127.0.0.9\n hosts {\n 192.0.2.5 elsewhere.test\n }\n}\n")
+        .unwrap();
+    let mut elsewhere =
+        Running::start("upstream", place.path(), machine.command(&program).arg("-conf").arg(&upstream));
+    elsewhere.says("CoreDNS-1.15.0");
+    let user = deployment["spec"]["template"]["spec"]["securityContext"]["runAsUser"].to_string();
+    let mut command = machine.command("setpriv");
+    command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs", "--inh-caps=-all"]);
+    command.args(["--bounding-set", &rights(shipped)]).arg(&in_image).args(args(&deployment));
+    let mut coredns = Running::start("coredns", place.path(), &mut command);
+    for probe in ["readinessProbe", "livenessProbe"] {
+        let get = &shipped[probe]["httpGet"];
+        let url = format!("http://127.0.0.1:{}{}", get["port"], get["path"].as_str().unwrap());
+        wait_until(probe, PATIENCE, || {
+            coredns.lives();
+            let said =
+                run_command("curl", machine.command("curl").args(["-sf", "-m", "5", &url]), None, PATIENCE);
+            said.status.success()
+        });
+    }
+    let port = shipped["ports"][0]["containerPort"].to_string();
+    let dig = |name: &str, over: &str| {
+        let mut dig = machine.command("dig");
+        dig.args(["@127.0.0.1", "-p", &port, "+short", "+time=2", "+tries=1", over, name, "A"]);
+        run_command("dig", &mut dig, None, PATIENCE).stdout.trim().to_owned()
+    };
+    let leads = |name: &str, to: &str| {
+        for over in ["+notcp", "+tcp"] {
+            wait_until(&format!("{name} is at {to:?}, {over}"), PATIENCE, || dig(name, over) == to);
+        }
+    };
+    leads("elsewhere.test", "192.0.2.5");
+
+    let (_pod, grpc) = cluster.publisher(&place);
+    let mut edge = Edge::start(&place, &grpc.to_string());
+    let published = |turn: u32, is_there: bool| {
+        wait_until("the ConfigMap is as it should be", 3 * PATIENCE, || {
+            cluster.kubernetes.hosts("tunnel-nodes").is_some_and(|hosts| hosts.contains("node1") == is_there)
+        });
+        project(&etc.join("edge"), turn, &cluster.kubernetes.hosts("tunnel-nodes").unwrap());
+    };
+    published(1, true);
+    leads("node1", "127.0.0.1");
+    leads("elsewhere.test", "192.0.2.5");
+    edge.process.terminate();
+    edge.process.ends(PATIENCE);
+    published(2, false);
+    leads("node1", "");
+}

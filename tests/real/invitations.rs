@@ -1,0 +1,308 @@
+//! Machines join by invitation at pods that share a store: a file, an etcd, a Secret.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::enrol::says;
+use crate::fleet::Line;
+use crate::parts::{free_port, have, kept, loopback};
+use crate::process::{PATIENCE, Running, Said, run, run_command};
+use crate::publish::Etcd;
+use crate::tunnel::{Cloud, TestDir, tunnel};
+use crate::wait::{wait_for, wait_until};
+
+/// Starts a pod that keeps invitations as `store` says.
+fn pod(place: &TestDir, number: usize, store: &str, args: &[&str]) -> Cloud {
+    let name = format!("pod{number}");
+    let more = format!(
+        "[mode.cloud.admin]\nlisten = \"unix:{}\"\n[mode.cloud.invitations]\n{store}\n",
+        socket(place, number).display()
+    );
+    let env = [("POD_NAMESPACE", "edge-system")];
+    let mut pod = Cloud::launch(place, (&name, loopback(free_port())), &more, &env, args);
+    pod.ready();
+    pod
+}
+
+fn socket(place: &TestDir, pod: usize) -> PathBuf {
+    place.path().join(format!("pod{pod}.sock"))
+}
+
+/// Asks a pod for an invitation of that node, until it makes one; the code.
+fn invited(place: &TestDir, pod: usize, node: &str) -> String {
+    let socket = format!("--socket={}", socket(place, pod).display());
+    wait_for("a pod invites", PATIENCE, || {
+        let said = says(&["invite", "--node", node, "--for", "1h", &socket]);
+        let line = said.stdout.lines().map(str::trim).find(|line| line.starts_with("tunnel join "))?;
+        line.split_whitespace().nth(4).map(str::to_owned)
+    })
+}
+
+fn join(cloud: &str, code: &str, node: &str, to: &Path) -> Said {
+    says(&["join", cloud, "--invite", code, "--node", node, "--to", to.to_str().unwrap()])
+}
+
+/// Starts the edge that has joined, at a port that it knows or at another one.
+fn start(place: &TestDir, to: &Path, (known, port): (u16, u16), env: &[(&str, &str)]) -> Running {
+    let log = free_port();
+    let text = std::fs::read_to_string(to.join("edge.toml")).unwrap();
+    let text = text.replace(":51010", &format!(":{log}")).replace(&format!(":{known}"), &format!(":{port}"));
+    let config = format!("--c={}", place.config("joined", &text).display());
+    let mut command = tunnel();
+    command.args(["--m=edge", &config]).envs(env.iter().copied());
+    let mut edge = Running::start("joined", place.path(), &mut command);
+    edge.answers(log, "/readyz", "");
+    edge
+}
+
+/// Ten machines use one invitation at once, at three pods: one of them has joined, at all pods, and each other one reads why
+/// it has not.
+fn race(place: &TestDir, store: &str, args: &[&str]) {
+    let mut pods: Vec<_> = (0..3).map(|number| pod(place, number, store, args)).collect();
+    let code = invited(place, 0, "edge7");
+    let ports: Vec<_> = pods.iter().map(|pod| pod.grpc).collect();
+    let to = |number: usize| place.path().join(format!("etc{number}"));
+    let said: Vec<_> = thread::scope(|scope| {
+        let racing: Vec<_> = (0..10)
+            .map(|number| {
+                let (cloud, code, to) = (format!("localhost:{}", ports[number % 3]), &code, to(number));
+                scope.spawn(move || join(&cloud, code, "edge7", &to))
+            })
+            .collect();
+        racing.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    let winners: Vec<_> = (0..10).filter(|number| said[*number].status.success()).collect();
+    assert_eq!(winners.len(), 1, "{said:?}");
+    for (number, said) in said.iter().enumerate().filter(|(number, _)| *number != winners[0]) {
+        assert_eq!(said.status.code(), Some(77), "{said:?}");
+        assert!(said.stderr.contains("has been used already"), "{said:?}");
+        assert!(!to(number).exists(), "who has not joined has nothing");
+    }
+    let known = ports[winners[0] % 3];
+    for pod in &mut pods {
+        let mut edge = start(place, &to(winners[0]), (known, pod.grpc), &[]);
+        pod.has("edge7");
+        edge.terminate();
+        edge.ends(PATIENCE);
+    }
+    let logs: String = pods.iter().map(|pod| pod.process.log()).collect();
+    assert_eq!(logs.matches("a node has joined by its invitation").count(), 1, "{logs}");
+    assert!(!logs.contains(&code), "no secret stands in a log");
+}
+
+#[test]
+fn of_ten_that_join_at_once_over_three_pods_and_a_file_one_wins() {
+    let place = TestDir::new();
+    let file = place.path().join("enrolled");
+    race(&place, &format!("store = \"file\"\nfile = {file:?}"), &[]);
+}
+
+#[test]
+fn of_ten_that_join_at_once_over_three_pods_and_an_etcd_one_wins() {
+    let Some(program) = kept("etcd-3.6.16/etcd") else { return };
+    let place = TestDir::new();
+    let etcd = Etcd::start(&place, &program, false);
+    race(&place, &format!("store = \"etcd\"\netcd = [\"{}\"]", etcd.url), &[]);
+}
+
+/// The pods have the role that the documentation gives, as it stands there.
+#[cfg(feature = "kubernetes")]
+#[test]
+fn of_ten_that_join_at_once_over_three_pods_and_a_secret_one_wins() {
+    let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
+    let Some(kubernetes) = crate::kubernetes::Kubernetes::start() else { return };
+    let place = TestDir::new();
+    let documented = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md");
+    let documented = std::fs::read_to_string(documented).unwrap();
+    let role =
+        documented.split("```yaml\n").find(|block| block.contains("{ name: tunnel-invitations,")).unwrap();
+    let role = role.split("```").next().unwrap();
+    let binding = "---\napiVersion: rbac.authorization.k8s.io/v1\nkind: RoleBinding\n\
+                   metadata: { name: tunnel-invitations, namespace: edge-system }\n\
+                   roleRef: { apiGroup: rbac.authorization.k8s.io, kind: Role, name: tunnel-invitations }\n\
+                   subjects:\n- { apiGroup: rbac.authorization.k8s.io, kind: User, name: pod }\n";
+    let file = place.path().join("role.yaml");
+    std::fs::write(&file, format!("{role}{binding}")).unwrap();
+    let mut command = Command::new(kubectl);
+    command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-f"]).arg(&file);
+    let said = run_command("kubectl", &mut command, None, PATIENCE);
+    assert!(said.status.success(), "{said:?}");
+    race(&place, "store = \"secret\"", &[&format!("--k={}", kubernetes.kubeconfig().display())]);
+}
+
+/// A pod's way to etcd that stands still for good once the pod writes of a node.
+struct Way {
+    port: u16,
+    stands_still: mpsc::Receiver<()>,
+}
+
+impl Way {
+    /// What is written then arrives, or does not; its answer does not.
+    fn to(etcd: SocketAddr, node: &'static str, arrives: bool) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (tell, stands_still) = mpsc::channel();
+        thread::spawn(move || {
+            for near in listener.incoming() {
+                let (near, tell, is_still) = (near.unwrap(), tell.clone(), Arc::new(AtomicBool::new(false)));
+                let far = TcpStream::connect(etcd).unwrap();
+                let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                let stands = is_still.clone();
+                thread::spawn(move || {
+                    let mut all = Vec::new();
+                    carry(&mut from, |piece| {
+                        all.extend_from_slice(piece);
+                        let is_asked = all.windows(node.len()).any(|part| part == node.as_bytes());
+                        let first = is_asked && !stands.swap(is_asked, SeqCst);
+                        if !is_asked || first && arrives {
+                            to.write_all(piece).unwrap_or_default();
+                        }
+                        if first {
+                            let _ = tell.send(());
+                        }
+                    });
+                });
+                let (mut from, mut to) = (far, near);
+                thread::spawn(move || {
+                    carry(&mut from, |piece| {
+                        if !is_still.load(SeqCst) {
+                            to.write_all(piece).unwrap_or_default();
+                        }
+                    });
+                });
+            }
+        });
+        Self { port, stands_still }
+    }
+}
+
+/// Reads until the end.
+fn carry(from: &mut TcpStream, mut with: impl FnMut(&[u8])) {
+    let mut space = vec![0; 64 * 1024];
+    while let Ok(read @ 1..) = from.read(&mut space) {
+        with(&space[..read]);
+    }
+}
+
+/// Waits until the store has that an invitation was used.
+fn is_used(etcd: &Etcd) {
+    let asked = format!("{{\"key\": \"{}\"}}", STANDARD.encode("/tunnel/enrolled"));
+    let url = format!("{}/v3/kv/range", etcd.url);
+    wait_until("it stands in the store", PATIENCE, || {
+        let said = run("curl", &["-sSf", "-d", &asked, &url], None, PATIENCE);
+        let answer: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+        let value = STANDARD.decode(answer["kvs"][0]["value"].as_str().unwrap_or_default()).unwrap();
+        String::from_utf8(value).unwrap().contains("used_for")
+    });
+}
+
+/// The pod that a machine joins at is killed while it writes that down: before the store has it and after, with another pod
+/// behind the same name and without.
+#[test]
+fn a_join_whose_pod_is_killed_while_it_writes_goes_on_at_another_pod() {
+    let Some(program) = kept("etcd-3.6.16/etcd").filter(|_| have(&["curl"])) else { return };
+    for (arrives, has_another) in [(false, true), (true, true), (true, false)] {
+        let place = TestDir::new();
+        let etcd = Etcd::start(&place, &program, false);
+        let store = |url: &str| format!("store = \"etcd\"\netcd = [\"{url}\"]");
+        let mut other = pod(&place, 1, &store(&etcd.url), &[]);
+        let code = invited(&place, 1, "edge9");
+        let at: SocketAddr = etcd.url.trim_start_matches("http://").parse().unwrap();
+        let way = Way::to(at, "edge9", arrives);
+        let mut dying = pod(&place, 0, &store(&format!("http://127.0.0.1:{}", way.port)), &[]);
+        let line = Line::to(loopback(dying.grpc));
+        let (cloud, to) = (format!("localhost:{}", line.port), place.path().join("etc"));
+        let said = thread::scope(|scope| {
+            let joining = scope.spawn(|| join(&cloud, &code, "edge9", &to));
+            way.stands_still.recv_timeout(PATIENCE).expect("the pod writes");
+            if arrives {
+                is_used(&etcd);
+            }
+            line.lead_to(loopback(if has_another { other.grpc } else { 1 }));
+            dying.process.kill();
+            joining.join().unwrap()
+        });
+        if !has_another {
+            assert_eq!(said.status.code(), Some(69), "{said:?}");
+            assert!(said.stderr.contains("say the same again, and it goes on"), "{said:?}");
+            line.lead_to(loopback(other.grpc));
+        }
+        let said = if has_another { said } else { join(&cloud, &code, "edge9", &to) };
+        assert!(said.status.success() && said.stdout.starts_with("edge9 has joined"), "{said:?}");
+        let _edge = start(&place, &to, (line.port, line.port), &[]);
+        other.has("edge9");
+        let second = join(&cloud, &code, "edge9", &place.path().join("second"));
+        assert!(second.status.code() == Some(77) && second.stderr.contains("used already"), "{second:?}");
+    }
+}
+
+/// An HTTP proxy that knows every name as this machine's; what it is asked for.
+fn proxy() -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(Vec::new())));
+    let noted = asked.clone();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut head) = (client.unwrap(), Vec::new());
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                client.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let head = String::from_utf8(head).unwrap();
+            let target =
+                head.strip_prefix("CONNECT ").and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
+            let port: u16 = target.rsplit(':').next().unwrap().parse().unwrap();
+            noted.lock().unwrap().push(target);
+            let far = TcpStream::connect(loopback(port)).unwrap();
+            client.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+            for (from, to) in [(&client, &far), (&far, &client)] {
+                let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                thread::spawn(move || {
+                    carry(&mut from, |piece| to.write_all(piece).unwrap_or_default());
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    (port, asked)
+}
+
+#[test]
+fn a_machine_behind_a_proxy_joins_and_is_linked_through_it_alone() {
+    let place = TestDir::new();
+    let store = format!("store = \"file\"\nfile = {:?}", place.path().join("enrolled"));
+    let mut cloud = pod(&place, 0, &store, &[]);
+    let (code, to) = (invited(&place, 0, "edge7"), place.path().join("etc"));
+    // A name that only the proxy knows.
+    let at = format!("tunnel.test:{}", cloud.grpc);
+    let joins = |env: &[(&str, &str)]| {
+        let mut command = tunnel();
+        command
+            .args(["join", &at, "--invite", &code, "--node", "edge7", "--to"])
+            .arg(&to)
+            .envs(env.iter().copied());
+        run_command("join", &mut command, None, 2 * PATIENCE)
+    };
+    let gone = format!("http://127.0.0.1:{}", free_port());
+    let no_proxy = joins(&[("HTTPS_PROXY", &gone)]);
+    assert_eq!(no_proxy.status.code(), Some(69), "{no_proxy:?}");
+    assert!(no_proxy.stderr.contains(gone.trim_start_matches("http://")), "{no_proxy:?}");
+    let (port, asked) = proxy();
+    let env = [("HTTPS_PROXY", format!("http://127.0.0.1:{port}"))];
+    let env = env.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let joined = joins(&env);
+    assert!(joined.status.success(), "{joined:?}");
+    let _edge = start(&place, &to, (cloud.grpc, cloud.grpc), &env);
+    cloud.has("edge7");
+    let asked = asked.lock().unwrap();
+    assert!(asked.len() >= 3 && asked.iter().all(|target| *target == at), "{asked:?}");
+}
