@@ -56,5 +56,6 @@ kubernetes() {
 }
 
 kubernetes kube-apiserver
+kubernetes kube-controller-manager
 kubernetes kubelet
 kubernetes kubectl

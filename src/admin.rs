@@ -6,6 +6,7 @@ mod channelz;
 mod enrol;
 mod events;
 mod expiry;
+mod health;
 mod page;
 mod readiness;
 mod response;
@@ -19,7 +20,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{Request, Response};
 use http_body_util::{Either, Full};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -39,6 +42,7 @@ use events::Events;
 
 pub use asker::Asker;
 pub use enrol::Invited;
+pub use health::health;
 pub use page::{Streams, Viewers};
 pub use readiness::Readiness;
 pub use status::{ErrorStatus, GoneStatus, LinkStatus, PublisherStatus, SessionStatus, Status, Totals};
@@ -132,7 +136,8 @@ impl ConnectionHandler for Served {
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
         let asker = Asker::Address(accepted.from.ip());
-        connection(accepted.socket, asker, &self, &accepted.slot).await;
+        let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
+        connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
     }
 }
 
@@ -144,7 +149,9 @@ impl ConnectionHandler<UnixStream> for Served {
     async fn serve(self: Arc<Self>, accepted: Accepted<UnixStream>) {
         // A peer that the system cannot name has gone.
         let Ok(user) = accepted.socket.peer_cred() else { return };
-        connection(accepted.socket, Asker::User(user.uid()), &self, &accepted.slot).await;
+        let asker = Asker::User(user.uid());
+        let answer = |request| self.admin.answer(request, self.port, asker, &self.drain);
+        connection(accepted.socket, answer, &self.drain, &accepted.slot).await;
     }
 }
 
@@ -175,13 +182,18 @@ impl fmt::Debug for Admin {
     }
 }
 
-async fn connection<S>(socket: S, asker: Asker, served: &Served, slot: &Slot)
-where
+async fn connection<S, A>(
+    socket: S,
+    answer: impl Fn(Request<Incoming>) -> A + Send + Sync,
+    drain: &Drain,
+    slot: &Slot,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send,
+    A: Future<Output = Response<Reply>> + Send,
 {
-    let answer = |request| async move {
+    let answer = |request| async {
         slot.busy();
-        let answer = served.admin.answer(request, served.port, asker, &served.drain).await;
+        let answer = answer(request).await;
         slot.waits();
         Ok::<_, Infallible>(answer)
     };
@@ -190,7 +202,7 @@ where
     let mut connection = std::pin::pin!(server.serve_connection(TokioIo::new(socket), service_fn(answer)));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = served.drain.draining() => {
+        () = drain.draining() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

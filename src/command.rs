@@ -1,5 +1,7 @@
 //! Commands for people.
 
+#[cfg(feature = "kubernetes")]
+mod approve;
 mod args;
 mod connect;
 mod demo;
@@ -15,6 +17,8 @@ mod settings;
 mod socket;
 mod status;
 
+#[cfg(feature = "kubernetes")]
+pub use approve::{Approve, approve};
 pub use args::{Args, Command, Form, Mode, is_wrong};
 pub use connect::{Connect, connect};
 pub use demo::{Module, run as demo};

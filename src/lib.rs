@@ -17,7 +17,7 @@
 //! | command | [`command`] | everything |
 //! | wiring | [`cloud`], [`edge`], below them [`startup`] | everything below; reads [`config`] |
 //! | ends | [`frontend`], [`backend`], [`admin`] | clients, targets, operators |
-//! | way | [`route`], [`carry`], [`dialer`], [`enrol`] | opening sessions, finding paths, carrying bytes; permitted targets; nodes that join |
+//! | way | [`route`], [`carry`], [`dialer`], [`enrol`], `csr` | opening sessions, finding paths, carrying bytes; permitted targets; nodes that join; certificates by a cluster's signers |
 //! | place | [`registry`] | which node is where, and whose an address is; publishes it for DNS |
 //! | protocol | [`protocol`] | links and sessions; nothing of HTTP, DNS or config |
 //! | sockets and settings | [`net`], [`config`], [`policy`] | bytes and files |
@@ -65,6 +65,8 @@ pub mod carry;
 pub mod cloud;
 pub mod command;
 pub mod config;
+#[cfg(feature = "kubernetes")]
+pub mod csr;
 pub mod dialer;
 pub mod drain;
 pub mod edge;

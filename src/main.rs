@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use tracing::{error, field, info};
 
-use tunnel::cloud::Pod;
+use tunnel::cloud::{Issued, Pod};
 use tunnel::command::{
     self, Args, Command, Doctor, Failure, Findings, Form, Mode, Module, Settings, is_wrong,
 };
@@ -29,6 +29,8 @@ fn main() -> ExitCode {
     match args.command {
         Some(Command::Demo { check, with }) => run_demo(check, &with),
         Some(Command::Doctor(asked)) => diagnose(&asked),
+        #[cfg(feature = "kubernetes")]
+        Some(Command::Approve(asked)) => approve(&asked),
         Some(Command::Connect(asked)) => {
             told(in_runtime(command::connect(&asked, interrupted(), print_stderr)))
         }
@@ -138,7 +140,12 @@ async fn serve(
     info!("{}", files::raise());
     match settings {
         Settings::Cloud(settings) => {
+            let issued = tokio::select! {
+                issued = Issued::first(&settings) => issued,
+                () = signals.next() => return Ok(Drained::Finished),
+            };
             let pod = Pod::start(*settings, Some(level))?;
+            pod.keep(issued);
             pod.follow(config);
             ends(&mut signals).await;
             Ok(pod.stop(signals.next()).await)
@@ -146,6 +153,8 @@ async fn serve(
         Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
             edge.follow(config);
+            // Of the start, on this thread, which only waits from here on.
+            let _ = tunnel_pages::forget_stack();
             ends(&mut signals).await;
             Ok(edge.stop(signals.next()).await)
         }
@@ -178,6 +187,21 @@ fn run_demo(check: bool, with: &[Module]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Approves certificates, and logs to stderr as a service does.
+#[cfg(feature = "kubernetes")]
+fn approve(asked: &command::Approve) -> ExitCode {
+    let logs = match Logs::start(LogSettings { name: "tunnel-approve", ..LogSettings::default() }) {
+        Ok(logs) => logs,
+        Err(cause) => {
+            print_stderr(&format!("tunnel: {cause}"));
+            return ExitCode::from(code(FaultKind::System));
+        }
+    };
+    let done = told(in_runtime(command::approve(asked, &Environment::read(variable), interrupted())));
+    drop(logs);
+    done
 }
 
 /// Prints what the doctor has found.
@@ -229,7 +253,7 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
     keep_heap();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if mode == Mode::Edge {
-        builder.worker_threads(EDGE_THREADS);
+        builder.worker_threads(EDGE_THREADS).thread_keep_alive(SPARE_THREAD);
     }
     builder.event_interval(LOOK_AFTER).enable_all().build()
 }
@@ -268,3 +292,5 @@ const KEPT: usize = 2 << 20;
 const LOOK_AFTER: u32 = 6;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;
+/// A thread that an edge started to read a file ends when it was not needed for so long.
+const SPARE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);

@@ -10,7 +10,9 @@ pub mod entrance;
 pub mod failures;
 pub mod files;
 pub mod hooked;
+pub mod intercept;
 pub mod listen;
+pub mod mark;
 pub mod pem;
 pub mod pool;
 pub mod proxied;
@@ -22,6 +24,7 @@ pub mod socket;
 pub mod splice;
 pub mod tcp_info;
 pub mod tls;
+pub mod under_tls;
 
 use std::io;
 use std::task::{Context, Poll};

@@ -26,6 +26,12 @@ pub struct Issued {
     key: String,
 }
 
+/// A key that never leaves this machine, and the request (PKCS#10) that somebody else sign a certificate for it.
+pub struct Request {
+    pem: String,
+    key: KeyPair,
+}
+
 /// Why a certificate, or its file, could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
@@ -48,6 +54,9 @@ pub enum PkiError {
         /// The system's error.
         cause: io::Error,
     },
+    /// What came back on a request is no certificate for its key.
+    #[error("the certificate that was issued {0}")]
+    Foreign(&'static str),
     /// What is given as an authority is none. The sentence says what it is, and what is wanted.
     #[error("{0}")]
     NoAuthority(String),
@@ -141,6 +150,41 @@ impl Authority {
     }
 }
 
+impl Request {
+    /// Makes a new key and asks for a certificate of this common name and organization, with these DNS names and IP
+    /// addresses.
+    pub fn new(common: &str, organization: &str, names: &[&str]) -> Result<Self, PkiError> {
+        // The signer alone says how long it is valid.
+        let mut params = params(common, names, SystemTime::now())?;
+        params.distinguished_name.push(DnType::OrganizationName, organization);
+        let key = KeyPair::generate()?;
+        let pem = params.serialize_request(&key)?.pem()?;
+        Ok(Self { pem, key })
+    }
+
+    /// The request, PEM.
+    #[must_use]
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// The key with the certificates (PEM, own first) that the signer has given for it.
+    ///
+    /// # Errors
+    ///
+    /// [`PkiError::Foreign`]: they are none, or another key's.
+    pub fn signed(self, certificates: &str) -> Result<Issued, PkiError> {
+        let der = rustls_pemfile::certs(&mut certificates.as_bytes()).next().and_then(Result::ok);
+        let der = der.ok_or(PkiError::Foreign("cannot be read: want a `BEGIN CERTIFICATE` block"))?;
+        let (_, cert) = X509Certificate::from_der(&der)
+            .map_err(|_| PkiError::Foreign("cannot be read: it is no X.509 certificate"))?;
+        if cert.public_key().subject_public_key.as_ref() != self.key.der_bytes() {
+            return Err(PkiError::Foreign("is for another key"));
+        }
+        Ok(Issued { cert: certificates.to_owned(), key: self.key.serialize_pem() })
+    }
+}
+
 impl Issued {
     /// The certificate, PEM.
     #[must_use]
@@ -159,6 +203,13 @@ impl Issued {
     pub fn write(&self, cert: &Path, key: &Path) -> Result<(), PkiError> {
         replace(cert, CERT_MODE, &self.cert).and_then(|()| replace(key, KEY_MODE, &self.key))
     }
+
+    /// Writes both into one file in place of the one that stands there, so that they never disagree; it can be read by
+    /// its owner alone. Blocks on the disk.
+    pub fn write_together(&self, file: &Path) -> Result<(), PkiError> {
+        let end = if self.cert.ends_with('\n') { "" } else { "\n" };
+        replace(file, KEY_MODE, &format!("{}{end}{}", self.cert, self.key))
+    }
 }
 
 impl fmt::Debug for Authority {
@@ -170,6 +221,12 @@ impl fmt::Debug for Authority {
 impl fmt::Debug for Issued {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Issued").field("cert", &self.cert).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("pem", &self.pem).finish_non_exhaustive()
     }
 }
 
@@ -240,6 +297,36 @@ mod tests {
         assert!(uses.client_auth && !uses.server_auth);
         assert_eq!(client.issuer().to_string(), "CN=ours");
         assert!(!client.is_ca());
+    }
+
+    #[test]
+    fn a_request_asks_for_its_names_and_takes_a_certificate_for_its_own_key_alone() {
+        use x509_parser::prelude::X509CertificationRequest;
+        let request =
+            || Request::new("tunnel-proxy-client", "openyurt:yurttunnel", &["n1", "10.0.0.1"]).unwrap();
+        let ours = request();
+        let pem = x509_parser::pem::parse_x509_pem(ours.pem().as_bytes()).unwrap().1;
+        assert_eq!(pem.label, "CERTIFICATE REQUEST");
+        let (_, asked) = X509CertificationRequest::from_der(&pem.contents).unwrap();
+        let subject = asked.certification_request_info.subject.to_string();
+        assert_eq!(subject, "CN=tunnel-proxy-client, O=openyurt:yurttunnel");
+
+        let authority = Authority::new("ours", DAY).unwrap();
+        let sign = |request: &Request| {
+            let asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
+            asked.signed_by(&authority.issuer).unwrap().pem()
+        };
+        let (mine, other) = (sign(&ours), sign(&request()));
+        for (foreign, why) in [(other.as_str(), "is for another key"), ("", "cannot be read")] {
+            let refused = request().signed(foreign).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("both.pem");
+        ours.signed(&mine).unwrap().write_together(&file).unwrap();
+        assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+        let both = std::fs::read_to_string(&file).unwrap();
+        assert!(both.contains("BEGIN CERTIFICATE-----") && both.contains("PRIVATE KEY-----"));
     }
 
     #[test]

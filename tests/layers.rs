@@ -21,7 +21,7 @@ const ROWS: [&[&str]; 11] = [
     &["config", "net"],
     &["protocol"],
     &["registry"],
-    &["route", "carry", "dialer", "enrol"],
+    &["route", "carry", "csr", "dialer", "enrol"],
     &["frontend", "backend", "admin"],
     &["startup"],
     &["cloud", "edge"],

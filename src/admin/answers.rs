@@ -11,7 +11,7 @@ use tracing::info;
 
 use super::page::live_page;
 use super::response::{json, only, plain_text, text};
-use super::{Admin, Asker, Port, Program, Reply, enrol};
+use super::{Admin, Asker, Port, Program, Readiness, Reply, enrol};
 use crate::drain::Drain;
 use crate::names::NodeName;
 use crate::telemetry::{AUDIT, Form, log_trouble};
@@ -60,12 +60,7 @@ impl Admin {
                 text(StatusCode::OK, self.metrics.encode(form), form.content_type())
             }
             ("/livez", _) => plain_text(StatusCode::OK, "ok\n"),
-            ("/readyz", _) => match self.readiness.check() {
-                Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
-                Err(reasons) => {
-                    plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble()))
-                }
-            },
+            ("/readyz", _) => ready(&self.readiness),
             ("/cloud/healthz", Program::Cloud(_)) | ("/edge/healthz", Program::Edge(_)) if !get => {
                 only("GET", READ_ONLY)
             }
@@ -126,6 +121,14 @@ impl Admin {
     }
 }
 
+/// Whether a process is ready, and why not.
+pub(super) fn ready(readiness: &Readiness) -> Response<Full<Bytes>> {
+    match readiness.check() {
+        Ok(troubles) => plain_text(StatusCode::OK, format!("ok\n{troubles}{}", log_trouble())),
+        Err(reasons) => plain_text(StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}{}", log_trouble())),
+    }
+}
+
 /// A slice as Go prints it, which SuperEdge's watchers read.
 fn go_list(nodes: &[NodeName]) -> String {
     let names: Vec<_> = nodes.iter().map(NodeName::as_str).collect();
@@ -148,7 +151,7 @@ const READS: [Method; 2] = [Method::GET, Method::HEAD];
 /// What the port for metrics has.
 const PUBLIC: [&str; 3] = ["/metrics", "/livez", "/readyz"];
 
-const NOT_FOUND: &str = "not found\n";
+pub(super) const NOT_FOUND: &str = "not found\n";
 
 /// What a level is set with.
 pub(super) const LEVEL_BODY: &str = "next: send the level alone as the body, as curl -X PUT --data 2 does: 0 what operators \

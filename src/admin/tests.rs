@@ -206,7 +206,8 @@ async fn the_level_is_set_from_this_machine_unless_opened() {
         let served = Served { admin: admin.clone(), port: Port::Log, drain: Drain::new() };
         let peer = peer.parse().unwrap();
         let slot = Door::new(Limits::slots(1)).try_enter(&crate::net::door::Source::of(peer)).unwrap();
-        connection(socket, Asker::Address(peer), &served, &slot).await;
+        let answer = |request| served.admin.answer(request, served.port, Asker::Address(peer), &served.drain);
+        connection(socket, answer, &served.drain, &slot).await;
         let mut answer = String::new();
         client.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with(line), "{peer}: {answer}");

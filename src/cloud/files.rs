@@ -128,7 +128,8 @@ fn publisher(settings: &Cloud, startup: &mut Startup) {
             startup.holds(&format!("{table}.etcd_password_file"), password, not_empty);
         }
     }
-    let clusters = registry.cluster.iter().chain(&settings.addresses.cluster);
+    let csr = settings.csr.as_ref().map(|csr| &csr.cluster);
+    let clusters = registry.cluster.iter().chain(&settings.addresses.cluster).chain(csr);
     if let Some(kubeconfig) = clusters.filter_map(|cluster| cluster.kubeconfig.as_ref()).next() {
         startup.holds("--k", kubeconfig, not_empty);
     }

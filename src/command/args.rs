@@ -8,7 +8,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 #[cfg(feature = "kubernetes")]
-use super::Migrate;
+use super::{Approve, Migrate};
 use super::{Connect, Doctor, Init, Invite, Join, Module, Revoke};
 
 /// Reach edge nodes behind NAT by name: `tunnel --m=cloud` where they are reached from, `tunnel --m=edge` on each.
@@ -76,6 +76,10 @@ pub enum Command {
     Join(Join),
     /// Have the pod on this machine forget the token of a node that has joined, and what it was invited by.
     Revoke(Revoke),
+    /// Approve or deny the certificates that pods and edges of the tunnel ask a cluster of Kubernetes for; no others are
+    /// touched. Goes on until a signal ends it.
+    #[cfg(feature = "kubernetes")]
+    Approve(Approve),
     /// Connect stdin and stdout with a port of a node, through a pod: as ssh's ProxyCommand, or for a local port.
     Connect(Connect),
     /// What a pod or edge of this machine does now: its links, and why it has none; asked over its admin socket.

@@ -87,9 +87,11 @@ impl Settings {
                 Some("this program is built without Kubernetes; build it with --features kubernetes")
             }
             Self::Cloud(cloud) => {
-                let asks = cloud.registry.cluster.is_some() || cloud.addresses.cluster.is_some();
-                let unused = "no key asks Kubernetes: set publish or service of [mode.cloud.registry], or kubernetes = true \
-                              in [mode.cloud.addresses]";
+                let asks = cloud.registry.cluster.is_some()
+                    || cloud.addresses.cluster.is_some()
+                    || cloud.csr.is_some();
+                let unused = "no key asks Kubernetes: set publish or service of [mode.cloud.registry], kubernetes = true in \
+                              [mode.cloud.addresses], or profiles of [mode.cloud.csr]";
                 (!asks).then_some(unused)
             }
         }

@@ -12,8 +12,10 @@ use crate::policy::{Glob, Networks, TargetEntry, Targets};
 mod addresses;
 mod certificates;
 mod cluster;
+mod csr;
 mod egress;
 mod https;
+mod intercept;
 mod invitations;
 mod lists;
 mod node_names;
@@ -28,8 +30,10 @@ mod tls;
 pub use addresses::AddressSettings;
 pub use certificates::Certificates;
 pub use cluster::ClusterSettings;
+pub use csr::{Csr, ServerNames};
 pub use egress::Egress;
-pub use https::{Http, Https, HttpsMode, NodePort};
+pub use https::{Http, Https, HttpsMode, NodePort, TargetIdentity};
+pub use intercept::{Intercept, MarkBits};
 pub use invitations::Invitations;
 pub use node_names::NodeNameSettings;
 pub use ports::PortSettings;
@@ -53,6 +57,8 @@ pub struct Cloud {
     pub egress: Option<Egress>,
     /// The HTTP proxy; `None`: there is none.
     pub http_proxy: Option<HttpProxy>,
+    /// Traffic of the host that is caught by its address; `None`: none is.
+    pub intercept: Option<Intercept>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// TLS ports, each for one port of every node.
@@ -71,6 +77,8 @@ pub struct Cloud {
     pub registry: RegistrySettings,
     /// Where it is kept who joins by invitation; `None`: nobody does.
     pub invitations: Option<Invitations>,
+    /// The certificates that the cluster's signers issue for this pod; `None`: none.
+    pub csr: Option<Csr>,
     /// How clients may name a target other than by its node's name.
     pub addresses: AddressSettings,
     /// What edges may ask for.
@@ -171,6 +179,7 @@ impl Cloud {
             tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
             http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
+            intercept: intercept::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             ports: ports::read(&mut cloud, (&http, &https), env, report),
             https,
@@ -181,6 +190,7 @@ impl Cloud {
             node_names: node_names::read(&mut cloud, &registry, env, report),
             registry,
             invitations: invitations::read(&mut cloud, env, report),
+            csr: csr::read(&mut cloud, env, report),
             allow: allow(&mut cloud, env, report),
             pod_name: env.pod_name.clone().unwrap_or_default(),
             pod_namespace: env.pod_namespace.clone().unwrap_or_default(),

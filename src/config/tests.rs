@@ -8,7 +8,10 @@ use super::*;
 use crate::policy::Targets;
 
 mod addresses;
+mod csr;
+mod intercept;
 mod modules;
+mod nodes;
 mod registry;
 mod superedge;
 

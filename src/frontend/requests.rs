@@ -1,16 +1,27 @@
 //! The requests of one client, each judged by itself.
 
-use http::HeaderMap;
+use std::sync::Arc;
+use std::time::Duration;
+
 use http::header::PROXY_AUTHORIZATION;
 use http::request::Parts;
+use http::{HeaderMap, StatusCode};
+use tokio::time::timeout;
+use tokio_rustls::rustls::ClientConfig;
 
 use super::{Denial, Denied, Granted, OpenRequest, Permitted, Router, Visit, trace};
+use crate::carry::Opened;
 use crate::names::{NodeName, Target};
+use crate::net::pool::Pool;
+use crate::net::reload::Reload;
+use crate::net::tls::{self, Fault};
 
 /// Checks each request of one client, and finds its destination.
 pub(super) struct Requests<'a, 'v, P> {
     parse: P,
     visit: &'a mut Visit<'v>,
+    /// The TLS that this process speaks with targets; `None`: whoever dials them does, if anybody.
+    tls: Option<Reload<ClientConfig>>,
     /// The request that was judged last, until a session is opened for it.
     permitted: Option<Permitted>,
     /// Whether its client may be shown addresses and times.
@@ -21,7 +32,12 @@ pub(super) struct Requests<'a, 'v, P> {
 impl<'a, 'v, P> Requests<'a, 'v, P> {
     /// Those of a visitor; `parse` reads a head.
     pub(super) fn new(visit: &'a mut Visit<'v>, parse: P) -> Self {
-        Self { parse, visit, permitted: None, trusted: false, trace: String::new() }
+        Self::over(None, visit, parse)
+    }
+
+    /// As [`Self::new`], over TLS that this process speaks with the targets, which are to have their nodes' names.
+    pub(super) fn over(tls: Option<Reload<ClientConfig>>, visit: &'a mut Visit<'v>, parse: P) -> Self {
+        Self { parse, visit, tls, permitted: None, trusted: false, trace: String::new() }
     }
 
     /// A request for which no session was opened went over the one that there was, which has its own line.
@@ -53,11 +69,15 @@ where
         Ok(way)
     }
 
-    async fn open(&mut self, _way: &Self::Way) -> Result<Granted, Denied> {
-        match self.permitted.take() {
-            Some(permitted) => permitted.open().await,
-            None => Err(self.failed(Denial::Unanswered("its session ended twice".to_owned()))),
-        }
+    async fn open(&mut self, (_, node, _): &Self::Way) -> Result<Granted, Denied> {
+        let Some(permitted) = self.permitted.take() else {
+            return Err(self.failed(Denial::Unanswered("its session ended twice".to_owned())));
+        };
+        let opened = permitted.open().await?;
+        let Some(tls) = &self.tls else { return Ok(opened) };
+        // Loaded for each: a certificate that was renewed is shown from now on, and cuts nothing.
+        let encrypted = encrypted(opened, node, tls.load(), self.visit.context().pool.clone());
+        encrypted.await.map_err(|why| self.failed(Denial::Unanswered(why)))
     }
 
     fn failed(&self, denial: Denial) -> Denied {
@@ -74,6 +94,36 @@ impl<P> Drop for Requests<'_, '_, P> {
         self.let_go();
     }
 }
+
+/// Puts TLS over what was opened. The error is a sentence; the session has its line then.
+async fn encrypted(
+    opened: Granted,
+    node: &NodeName,
+    config: Arc<ClientConfig>,
+    pool: Pool,
+) -> Result<Granted, String> {
+    let Opened { session, early, mut access, alive, slot } = opened;
+    let shaken = match tls::server_name(node.as_str()) {
+        Err(why) => Err(why.to_string()),
+        Ok(name) => match timeout(SHAKEN_WITHIN, session.encrypted(config, name, pool)).await {
+            Ok(shaken) => shaken.map_err(|cause| Fault::of(&cause).to_string()),
+            Err(_) => Err(format!("it did not finish its TLS handshake within {SHAKEN_WITHIN:?}")),
+        },
+    };
+    match shaken {
+        Ok(session) => Ok(Opened { session, early, access, alive, slot }),
+        Err(why) => {
+            let why = format!("TLS with it: {why}");
+            access.status = Some(StatusCode::BAD_GATEWAY.as_u16());
+            access.end("target_tls", &why);
+            alive.end("target_tls");
+            Err(why)
+        }
+    }
+}
+
+/// For TLS with a target, whose connection stands by then.
+const SHAKEN_WITHIN: Duration = Duration::from_secs(10);
 
 /// Where a password stands, if there is one.
 pub(super) fn credentials(headers: &HeaderMap) -> HeaderMap {

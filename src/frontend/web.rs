@@ -10,10 +10,12 @@ use bytes::Bytes;
 use http::request::Parts;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio_rustls::rustls::ClientConfig;
 use tracing::{Span, field, info_span};
 
 use super::requests::{Requests, credentials};
-use super::{Denial, FrontEnd, Handshake, OpenRequest, Visit, forward};
+use super::{Denial, FrontEnd, Handshake, OpenRequest, Proof, Visit, forward};
+use crate::net::reload::Reload;
 use crate::net::socket::Connection;
 use crate::net::tls::TlsSocket;
 use crate::policy::{ProxyPorts, StandsFor};
@@ -40,6 +42,16 @@ pub struct Http(pub NodePort);
 #[derive(Debug)]
 pub struct Https(pub NodePort);
 
+/// A node port behind TLS, where this pod uses TLS to the target as well, with a certificate of its own that no edge has:
+/// only for clients that have shown one.
+#[derive(Debug)]
+pub struct Reencrypted {
+    /// The port.
+    pub port: NodePort,
+    /// What is shown to targets, and which of them are believed.
+    pub tls: Reload<ClientConfig>,
+}
+
 impl FrontEnd<TcpStream> for Http {
     const NAME: &'static str = "http";
     /// Not `Https`, with which the edge would use TLS to the target.
@@ -55,7 +67,7 @@ impl FrontEnd<TcpStream> for Http {
     }
 
     async fn handshake(&self, socket: TcpStream, visit: &mut Visit<'_>) -> Handshake<TcpStream> {
-        self.0.serve(socket, (None, 80), || Denial::NoHost, visit).await
+        self.0.serve(socket, (None, 80), (None, || Denial::NoHost), visit).await
     }
 }
 
@@ -74,7 +86,27 @@ impl FrontEnd<TlsSocket> for Https {
 
     async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
         let name = socket.get_ref().1.server_name().map(str::to_owned);
-        self.0.serve(socket, (name, 443), || Denial::Unnamed, visit).await
+        self.0.serve(socket, (name, 443), (None, || Denial::Unnamed), visit).await
+    }
+}
+
+impl FrontEnd<TlsSocket> for Reencrypted {
+    const NAME: &'static str = Https::NAME;
+    /// Not `Https`, with which the edge would use TLS to the target.
+    const CATEGORY: Category = Category::HttpProxy;
+    type Connection = TlsSocket;
+
+    fn span(&self, from: SocketAddr) -> Span {
+        info_span!("https", client = %from, trace = field::Empty, session = field::Empty)
+    }
+
+    fn rejection_bytes(&self, denial: &Denial, trace: &str) -> Bytes {
+        denial.text(trace)
+    }
+
+    async fn handshake(&self, socket: TlsSocket, visit: &mut Visit<'_>) -> Handshake<TlsSocket> {
+        let name = socket.get_ref().1.server_name().map(str::to_owned);
+        self.port.serve(socket, (name, 443), (Some(self.tls.clone()), || Denial::Unnamed), visit).await
     }
 }
 
@@ -83,11 +115,15 @@ impl NodePort {
         &self,
         socket: C,
         (server_name, default_port): (Option<String>, u16),
-        unnamed: fn() -> Denial,
+        (tls, unnamed): (Option<Reload<ClientConfig>>, fn() -> Denial),
         visit: &mut Visit<'_>,
     ) -> Handshake<C> {
         let (context, proof, from) = (visit.context(), visit.proof.clone(), visit.from().ip());
+        let shown = tls.is_none() || matches!(proof, Proof::Certificate(_));
         let parse = |head: &Parts| {
+            if !shown {
+                return Err(Denial::Forbidden("this port is for clients that show a certificate".to_owned()));
+            }
             let gate = context.gate.load();
             let asker = Asker {
                 server_name: server_name.as_deref(),
@@ -99,6 +135,6 @@ impl NodePort {
             let (node, target) = self.place(head, &asker)?.ok_or_else(unnamed)?;
             Ok(OpenRequest { node: Some(node), target, credentials: credentials(&head.headers) })
         };
-        forward(socket, Requests::new(visit, parse), context).await
+        forward(socket, Requests::over(tls, visit, parse), context).await
     }
 }

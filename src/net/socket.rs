@@ -136,6 +136,11 @@ impl<T> Socket<T> {
     pub fn io(&self) -> &T {
         &self.io
     }
+
+    /// The stream itself, without what was read early.
+    pub fn into_io(self) -> T {
+        self.io
+    }
 }
 
 impl<T> Buffered<T> {

@@ -85,7 +85,7 @@ pub enum ClientCertificates {
 pub enum Trust {
     /// Those whose certificate was issued by a CA of this file (one or several). The system's CAs are not asked.
     Ca(PathBuf),
-    /// Any certificate: for loopback targets only, where no third party is on the path.
+    /// Any certificate: for loopback targets, where no third party is on the path, and where the operator says so.
     Anyone,
 }
 

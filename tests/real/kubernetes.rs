@@ -69,9 +69,24 @@ impl Kubernetes {
     pub(crate) fn kubeconfig_as(&self, account: &str) -> PathBuf {
         let mut admin: Value = serde_json::from_slice(&std::fs::read(self.admin()).unwrap()).unwrap();
         admin["users"][0]["user"]["as"] = account.into();
-        let file = self.place.path().join("account");
+        let file = self.place.path().join(account.replace(':', "-"));
         std::fs::write(&file, admin.to_string()).unwrap();
         file
+    }
+
+    /// Runs something beside the test.
+    pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+
+    /// The files that it was started with; it believes clients whom its authority has signed.
+    pub(crate) fn place(&self) -> &TestDir {
+        &self.place
+    }
+
+    /// A client of that file.
+    pub(crate) fn client(&self, kubeconfig: &Path) -> Client {
+        self.run(client(kubeconfig))
     }
 
     pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
@@ -122,6 +137,41 @@ impl Kubernetes {
         self.does(name, async || {
             api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object)).await
         });
+    }
+
+    /// An object of our namespace; none if there is none of that name.
+    pub(crate) fn object<K>(&self, name: &str) -> Option<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        self.run(Api::<K>::namespaced(self.admin.clone(), NAMESPACE).get_opt(name)).unwrap()
+    }
+
+    /// Deletes an object of our namespace.
+    pub(crate) fn delete<K>(&self, name: &str)
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = Api::<K>::namespaced(self.admin.clone(), NAMESPACE);
+        self.run(api.delete(name, &DeleteParams::default())).unwrap();
+    }
+
+    /// Deletes an object in no namespace.
+    pub(crate) fn delete_everywhere<K>(&self, name: &str)
+    where
+        K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = Api::<K>::all(self.admin.clone());
+        self.run(api.delete(name, &DeleteParams::default())).unwrap();
     }
 
     /// Makes this a part of a node's status.
@@ -285,9 +335,10 @@ impl Kubernetes {
 }
 
 fn apiserver(place: &TestDir, program: &Path, etcd: &str, port: u16) -> Running {
-    let users = [("admin", "admin", "system:masters"), ("pod", "pod", "")];
+    let node = ("node1", "system:node:node1", "system:nodes");
+    let users = [("admin", "admin", "system:masters"), ("pod", "pod", ""), node];
     let mut command = crate::apiserver::apiserver(Command::new(program), place, etcd, loopback(port), &users);
-    Running::start("apiserver", place.path(), command.args(["--authorization-mode", "RBAC"]))
+    Running::start("apiserver", place.path(), command.args(["--authorization-mode", "Node,RBAC"]))
 }
 
 async fn client(kubeconfig: &Path) -> Client {

@@ -19,6 +19,8 @@ mod command;
 mod commands;
 #[cfg(feature = "kubernetes")]
 mod configmap;
+#[cfg(feature = "kubernetes")]
+mod csr;
 mod cut;
 #[cfg(feature = "kubernetes")]
 mod deploy;
@@ -28,6 +30,9 @@ mod edge_proxy;
 mod enrol;
 mod fleet;
 mod halfclose;
+#[cfg(feature = "kubernetes")]
+mod held;
+mod intercept;
 mod invitations;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
@@ -52,3 +57,5 @@ mod stores;
 mod traces;
 mod tunnel;
 mod web;
+#[cfg(feature = "kubernetes")]
+mod yurttunnel;

@@ -32,7 +32,7 @@ fn certificates(settings: &Cloud, found: &mut Findings) {
     if let Some(Egress::Port { certificates, .. }) = &settings.egress {
         certificate(&certificates.cert, "mode.cloud.egress.cert", found);
     }
-    if let HttpsMode::Terminate(certificates) = &settings.https.mode
+    if let HttpsMode::Terminate(certificates, _) = &settings.https.mode
         && !settings.https.ports.is_empty()
     {
         certificate(&certificates.cert, "mode.cloud.https.cert", found);

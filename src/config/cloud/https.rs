@@ -2,6 +2,7 @@
 //! or its request names the node.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use super::certificates::Certificates;
 use crate::config::access::{Access, Proofs};
@@ -32,10 +33,21 @@ pub struct Http {
 /// Who ends the TLS of clients of `[mode.cloud.https]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HttpsMode {
-    /// This pod, with these files.
-    Terminate(Certificates),
+    /// This pod, with these files; the pod as well speaks TLS with the target, or else the edge does.
+    Terminate(Certificates, Option<TargetIdentity>),
     /// The target: of the client's TLS only the name is read.
     Passthrough,
+}
+
+/// What this pod shows targets with which it speaks TLS itself, for clients that have shown a certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TargetIdentity {
+    /// PEM file of the certificate.
+    pub cert: PathBuf,
+    /// PEM file of its private key.
+    pub key: PathBuf,
+    /// PEM file of the authorities that may sign targets' certificates; `None`: any target is believed.
+    pub ca: Option<PathBuf>,
 }
 
 /// A port of this pod, and what it stands for at each node.
@@ -66,7 +78,6 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
     let ports = ports(&mut table, !passthrough, report);
     let asked = !passthrough && certificates.client_ca.is_some();
     let proofs = Proofs { password: false, certificate: Some(asked) };
-    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates) };
     if passthrough && (table.has("cert") || table.has("key")) {
         let text = "cert and key are not read: in this mode clients speak TLS with the target";
         report.warn(table.key("mode"), Concern::Surprise, text);
@@ -77,6 +88,8 @@ pub(super) fn read(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report) -> 
         table.complain("client_ca", found, wanted, report);
     }
     let access = Access::read(&mut table, proofs, ssh, report);
+    let targets = target_identity(&mut table, asked && access.names.is_some(), report);
+    let mode = if passthrough { HttpsMode::Passthrough } else { HttpsMode::Terminate(certificates, targets) };
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Https { mode, ports, access }
@@ -91,6 +104,45 @@ pub(super) fn read_http(cloud: &mut Table<'_>, ssh: &Access, report: &mut Report
     warn_if_open(&table, &ports, &access, proofs, report);
     table.finish(report);
     Http { ports, access }
+}
+
+/// `None`: edges speak TLS with targets, or there is a fault, which is noted. `proved`: clients are known by certificates,
+/// and some of them only.
+fn target_identity(table: &mut Table<'_>, proved: bool, report: &mut Report) -> Option<TargetIdentity> {
+    let cert = table.read("target_cert", value::path, report);
+    let key = table.read("target_key", value::path, report);
+    let ca = table.read("target_ca", value::path, report);
+    let insecure = table.read("target_insecure", value::flag, report).unwrap_or(false);
+    for given in ["target_key", "target_ca", "target_insecure"] {
+        if table.has(given) && !table.has("target_cert") {
+            table.complain(
+                "target_cert",
+                None,
+                format!("{given} is given: name the certificate too"),
+                report,
+            );
+        }
+    }
+    if !table.has("target_cert") {
+        return None;
+    }
+    if !proved {
+        let found = Some("given, but not both client_ca and names".to_owned());
+        let wanted = "say with them whose requests it is shown for: it may carry rights over every node, so it is shown for \
+                      nobody who is known by an address alone";
+        table.complain("target_cert", found, wanted, report);
+    }
+    if ca.is_none() && !insecure {
+        let wanted = "name the authority that signs targets' certificates, or say target_insecure = true";
+        table.complain("target_ca", None, wanted, report);
+    }
+    if insecure {
+        let text = "targets are not verified: whoever stands between an edge and a target can pose as it";
+        report.warn(table.key("target_insecure"), Concern::OpenDoor, text);
+    }
+    // One file may hold both.
+    let (cert, ca) = (cert?, ca.filter(|_| !insecure));
+    Some(TargetIdentity { key: key.unwrap_or_else(|| cert.clone()), cert, ca })
 }
 
 /// `reads_host`: whether the Host of requests can be known there.

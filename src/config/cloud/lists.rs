@@ -27,10 +27,11 @@ impl Cloud {
         if let Some(Egress::Port { certificates, .. }) = &self.egress {
             all.push(("mode.cloud.egress.key", &certificates.key));
         }
-        if let HttpsMode::Terminate(certificates) = &self.https.mode
+        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
             && !self.https.ports.is_empty()
         {
             all.push(("mode.cloud.https.key", &certificates.key));
+            all.extend(targets.iter().map(|shown| ("mode.cloud.https.target_key", shown.key.as_path())));
         }
         for (table, etcd) in self.etcds() {
             let (key, password) = if table == REGISTRY {
@@ -66,10 +67,11 @@ impl Cloud {
         if let Some(Egress::Port { certificates, .. }) = &self.egress {
             all.push(("mode.cloud.egress.cert", &certificates.cert));
         }
-        if let HttpsMode::Terminate(certificates) = &self.https.mode
+        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode
             && !self.https.ports.is_empty()
         {
             all.push(("mode.cloud.https.cert", &certificates.cert));
+            all.extend(targets.iter().map(|shown| ("mode.cloud.https.target_cert", shown.cert.as_path())));
         }
         all
     }
@@ -80,8 +82,10 @@ impl Cloud {
         if let Some(Egress::Port { certificates, .. }) = &self.egress {
             all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.egress.client_ca", ca.as_path())));
         }
-        if let HttpsMode::Terminate(certificates) = &self.https.mode {
+        if let HttpsMode::Terminate(certificates, targets) = &self.https.mode {
             all.extend(certificates.client_ca.iter().map(|ca| ("mode.cloud.https.client_ca", ca.as_path())));
+            let ca = targets.iter().filter_map(|shown| shown.ca.as_ref());
+            all.extend(ca.map(|ca| ("mode.cloud.https.target_ca", ca.as_path())));
         }
         all
     }
@@ -90,13 +94,14 @@ impl Cloud {
     pub fn doors(&self) -> Vec<(&str, &Access)> {
         let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
         let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
+        let caught = self.intercept.iter().map(|intercept| ("mode.cloud.intercept", &intercept.access));
         let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
         let fixed = [
             ("mode.cloud.ssh", &self.ssh.access),
             ("mode.cloud.https", &self.https.access),
             ("mode.cloud.http", &self.http.access),
         ];
-        fixed.into_iter().chain(egress).chain(proxy).chain(tcp).collect()
+        fixed.into_iter().chain(egress).chain(caught).chain(proxy).chain(tcp).collect()
     }
 }
 

@@ -1,0 +1,94 @@
+//! `[mode.cloud.csr]`: certificates that the cluster's signers issue for this pod.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::cluster::{self, ClusterSettings};
+use crate::config::Environment;
+use crate::config::fold::{Report, Table};
+use crate::config::value::{self, Wrong};
+
+/// What is asked for, and where it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Csr {
+    /// The cluster that is asked.
+    pub cluster: ClusterSettings,
+    /// Directory of the files, one for each certificate with its key.
+    pub dir: PathBuf,
+    /// Whether there is one for the ports behind TLS, and by which names those are reached.
+    pub server: Option<ServerNames>,
+    /// Whether there is one that is shown to targets.
+    pub proxy_client: bool,
+    /// How long each is to be valid; `None`: the signer decides.
+    pub lifetime: Option<Duration>,
+}
+
+/// By what the ports of a pod are reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerNames {
+    /// Services of our namespace.
+    pub services: Vec<String>,
+    /// Names and addresses beside what those have.
+    pub names: BTreeSet<String>,
+}
+
+/// The profiles that a pod may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Server,
+    ProxyClient,
+}
+
+/// Reads the table; `None`: nothing is asked for.
+pub(super) fn read(cloud: &mut Table<'_>, env: &Environment, report: &mut Report) -> Option<Csr> {
+    let mut table = cloud.table("csr", report);
+    let kinds = table.list("profiles", kind, report).unwrap_or_default();
+    let dir = table.read("dir", value::path, report).unwrap_or_else(|| DIR.into());
+    let services = table.list("services", cluster::name, report).unwrap_or_default();
+    let services: Vec<_> = services.into_iter().flatten().collect();
+    let names: BTreeSet<_> = table.list("names", name, report).unwrap_or_default().into_iter().collect();
+    let lifetime = table.read("lifetime", value::duration(SHORTEST..=LONGEST), report);
+    let server = kinds.contains(&Kind::Server);
+    if server && services.is_empty() && names.is_empty() {
+        let wanted =
+            "name the Services by which this pod's ports are reached, or with names what they are reached by";
+        table.complain("services", Some("neither services nor names".to_owned()), wanted, report);
+    }
+    let cluster = cluster::reached(env);
+    if let (Err(why), false) = (&cluster, kinds.is_empty()) {
+        table.complain("profiles", Some("asks for Kubernetes".to_owned()), *why, report);
+    }
+    table.finish(report);
+    // A pod's own address is one that clients may come to.
+    let own = env.pod_ip.clone().filter(|ip| !ip.is_empty());
+    let server = server.then(|| ServerNames { services, names: names.into_iter().chain(own).collect() });
+    let cluster = cluster.ok().filter(|_| !kinds.is_empty())?;
+    Some(Csr { cluster, dir, server, proxy_client: kinds.contains(&Kind::ProxyClient), lifetime })
+}
+
+fn kind(value: &DeValue<'_>) -> Result<Kind, Wrong> {
+    match value::text(value)?.as_str() {
+        "server" => Ok(Kind::Server),
+        "proxy-client" => Ok(Kind::ProxyClient),
+        _ => Err(value::wrong(value, "want \"server\" or \"proxy-client\"")),
+    }
+}
+
+/// A DNS name, or an address.
+fn name(value: &DeValue<'_>) -> Result<String, Wrong> {
+    let name = value::nonempty(value)?;
+    let sound = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b':');
+    if name.bytes().all(sound) && (!name.contains(':') || name.parse::<std::net::IpAddr>().is_ok()) {
+        return Ok(name.to_ascii_lowercase());
+    }
+    Err(value::wrong(value, "want a DNS name or an address, without a port"))
+}
+
+const DIR: &str = "/var/lib/tunnel/pki";
+
+/// What Kubernetes takes at the least.
+const SHORTEST: Duration = Duration::from_secs(600);
+const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);

@@ -1,0 +1,80 @@
+//! Certificates by Kubernetes, and what the pod shows targets itself.
+
+use super::*;
+
+use crate::config::cloud::{HttpsMode, TargetIdentity};
+
+const CLOSED: &str =
+    "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n[mode.cloud.https]\naddr = { \"1\" = \"127.0.0.1:2\" }\n";
+
+fn https(lines: &str) -> String {
+    format!("{CLOSED}{lines}")
+}
+
+/// The faults of a file, each by itself.
+fn faults(text: &str) -> Vec<String> {
+    cloud_faults(text).iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_pod_shows_targets_a_certificate_for_proved_clients_only() {
+    let proved = "client_ca = \"/ca\"\nnames = [\"a\"]\n";
+    let shown = |lines: &str| {
+        let (settings, warnings) = cloud(&https(&format!("{proved}{lines}")));
+        let HttpsMode::Terminate(_, shown) = settings.https.mode else { panic!("terminate") };
+        (shown, warned(&warnings, Concern::OpenDoor).into_iter().map(str::to_owned).collect::<Vec<_>>())
+    };
+    let identity = |key: &str, ca: Option<&str>| {
+        Some(TargetIdentity { cert: "/c".into(), key: key.into(), ca: ca.map(Into::into) })
+    };
+    assert_eq!(shown(""), (None, vec![]));
+    assert_eq!(shown("target_cert = \"/c\"\ntarget_ca = \"/ca\"\n"), (identity("/c", Some("/ca")), vec![]));
+    let apart = "target_cert = \"/c\"\ntarget_key = \"/k\"\ntarget_insecure = true\n";
+    assert_eq!(shown(apart), (identity("/k", None), vec!["mode.cloud.https.target_insecure".to_owned()]));
+
+    let certificate = "target_cert = \"/c\"\ntarget_ca = \"/ca\"\n";
+    for lines in ["allow_from = [\"10.0.0.0/8\"]\n", "client_ca = \"/ca\"\n"] {
+        let told = faults(&https(&format!("{lines}{certificate}")));
+        assert!(
+            told.iter().any(|told| told.contains("for nobody who is known by an address alone")),
+            "{told:?}"
+        );
+    }
+    let told = faults(&https(&format!("{proved}target_cert = \"/c\"\n")));
+    assert!(told[0].contains("target_ca") && told[0].contains("target_insecure = true"), "{told:?}");
+    let told = faults(&https(&format!("{proved}target_ca = \"/ca\"\n")));
+    assert!(told[0].contains("target_cert"), "{told:?}");
+    let told = faults(&https(&format!("mode = \"passthrough\"\n{certificate}")));
+    assert!(told[0].contains("client_ca and names"), "{told:?}");
+}
+
+#[test]
+fn certificates_are_asked_for_by_profile() {
+    let outside = "[mode.cloud.csr]\nprofiles = [\"proxy-client\"]\n";
+    let told = faults(outside);
+    let why = if cfg!(feature = "kubernetes") { "--k" } else { "built without Kubernetes" };
+    assert!(told[0].contains("mode.cloud.csr.profiles") && told[0].contains(why), "{told:?}");
+    assert_eq!(cloud("[mode.cloud.csr]\n").0.csr, None);
+    let told = faults("[mode.cloud.csr]\nprofiles = [\"agent\"]\nlifetime = \"9m\"\nnames = [\"a:1\"]\n");
+    for wanted in ["want \"server\" or \"proxy-client\"", "lifetime", "without a port"] {
+        assert!(told.iter().any(|told| told.contains(wanted)), "{wanted}: {told:?}");
+    }
+    if !cfg!(feature = "kubernetes") {
+        return;
+    }
+    let inside = Environment {
+        kubernetes_service_host: Some("10.96.0.1".to_owned()),
+        pod_ip: Some("10.244.0.9".to_owned()),
+        ..Environment::default()
+    };
+    let read = |text: &str| Cloud::read(text, &inside);
+    let nameless = read("[mode.cloud.csr]\nprofiles = [\"server\"]\n").unwrap_err().to_string();
+    assert!(nameless.contains("mode.cloud.csr.services"), "{nameless}");
+    let text = "[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\nservices = [\"s\"]\nnames = [\"Tunnel.Test\", \"fd00::1\"]\nlifetime = \"2h\"\n";
+    let csr = read(text).unwrap().0.csr.unwrap();
+    assert_eq!((csr.dir.to_str(), csr.proxy_client), (Some("/var/lib/tunnel/pki"), true));
+    assert_eq!(csr.lifetime, Some(Duration::from_secs(7200)));
+    let server = csr.server.unwrap();
+    assert_eq!(server.services, ["s"]);
+    assert_eq!(server.names, ["10.244.0.9", "fd00::1", "tunnel.test"].map(str::to_owned).into());
+}

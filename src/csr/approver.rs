@@ -1,0 +1,154 @@
+//! Approves or denies what is asked for, and touches nothing that is not ours.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, ResourceExt as _};
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::error::{CsrError, within};
+use super::{Asked, Profile, Verdict, judge};
+use crate::drain::Drain;
+use crate::net::backoff::Backoff;
+use crate::registry::Cluster;
+use crate::telemetry::{AUDIT, printable};
+
+/// Looks at every request of the cluster as it comes, one after the other.
+#[derive(Debug)]
+pub struct Approver {
+    cluster: Cluster,
+    pods: String,
+}
+
+impl Approver {
+    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`.
+    pub fn new(cluster: Cluster, pods: String) -> Self {
+        Self { cluster, pods }
+    }
+
+    /// Works until draining begins. `report` is told whether requests are seen, now and whenever that changes; it must be
+    /// quick.
+    pub async fn run(self, report: impl Fn(Result<(), String>), drain: Drain) {
+        let work = async {
+            let mut backoff = Backoff::new();
+            loop {
+                let seen = || {
+                    report(Ok(()));
+                };
+                // What could not be recorded is tried again with the next list.
+                let Ok(ended) = timeout(LIST_EVERY, self.look(&seen)).await else {
+                    backoff = Backoff::new();
+                    continue;
+                };
+                let cause = match ended {
+                    Ok(never) => match never {},
+                    Err(cause) => cause,
+                };
+                warn!("requests cannot be seen, trying on: {cause}");
+                report(Err(cause.to_string()));
+                sleep(backoff.pause(rand::random())).await;
+            }
+        };
+        tokio::select! {
+            () = drain.draining() => {}
+            () = work => {}
+        }
+    }
+
+    /// Judges all that there are, then each that comes. The client is made anew each time: its token may be over.
+    async fn look(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
+        let (client, _) = self.cluster.connect().await?;
+        let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
+        let mut events = pin!(watcher(requests.clone(), watcher::Config::default().page_size(PAGE)));
+        while let Some(event) = events.next().await {
+            let csr = match event.map_err(|cause| CsrError::Watch(cause.to_string()))? {
+                Event::Apply(csr) | Event::InitApply(csr) => csr,
+                Event::InitDone => {
+                    seen();
+                    continue;
+                }
+                Event::Init | Event::Delete(_) => continue,
+            };
+            if let Err(cause) = self.settle(&csr, &requests, &nodes).await {
+                warn!(
+                    csr = csr.name_any(),
+                    "it could not be judged, and will be within {LIST_EVERY:?}: {cause}"
+                );
+            }
+        }
+        Err(CsrError::Watch("the watch has ended".to_owned()))
+    }
+
+    /// Judges one, and records the verdict.
+    async fn settle(
+        &self,
+        csr: &CertificateSigningRequest,
+        requests: &Api<CertificateSigningRequest>,
+        nodes: &Api<Node>,
+    ) -> Result<(), CsrError> {
+        if is_settled(csr) {
+            return Ok(());
+        }
+        let Some(asked) = Asked::read(csr) else {
+            debug!(csr = csr.name_any(), "not ours: it is no request that can be read");
+            return Ok(());
+        };
+        let addresses = match (asked.profile(), asked.node()) {
+            (Some(Profile::Agent), Some(node)) => within(nodes.get_opt(node)).await?.as_ref().map(addresses),
+            _ => None,
+        };
+        let (name, requester) = (csr.name_any(), printable(&asked.requester));
+        let (kind, reason, why) = match judge(&asked, &self.pods, addresses.as_ref()) {
+            Verdict::NotOurs => return Ok(()),
+            Verdict::Approve => ("Approved", "AutoApproved", "its requester may have it".to_owned()),
+            Verdict::Deny(why) => ("Denied", "NotPermitted", why),
+        };
+        let message = format!("tunnel approve: {why}");
+        let condition = json!({"type": kind, "status": "True", "reason": reason, "message": message});
+        // With the version, so that nobody else's verdict is overwritten.
+        let patch = json!({
+            "metadata": {"resourceVersion": csr.resource_version()},
+            "status": {"conditions": [condition]},
+        });
+        let params = PatchParams::default();
+        match within(requests.patch_approval(&name, &params, &Patch::Merge(&patch))).await {
+            Err(CsrError::Gone) => return Ok(()),
+            done => drop(done?),
+        }
+        match asked.profile().map(Profile::name) {
+            profile if kind == "Denied" => {
+                warn!(target: AUDIT, csr = name, profile, %requester, "denied: {}", printable(&why));
+            }
+            profile => info!(target: AUDIT, csr = name, profile, %requester, "approved"),
+        }
+        Ok(())
+    }
+}
+
+/// Whether somebody has judged it already.
+fn is_settled(csr: &CertificateSigningRequest) -> bool {
+    let status = csr.status.as_ref();
+    let judged = status.and_then(|status| status.conditions.as_ref()).is_some_and(|all| !all.is_empty());
+    judged || status.is_some_and(|status| status.certificate.is_some())
+}
+
+fn addresses(node: &Node) -> BTreeSet<IpAddr> {
+    let all = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+    all.into_iter().flatten().filter_map(|at| at.address.parse().ok()).collect()
+}
+
+/// Requests on one page of a list.
+const PAGE: u32 = 50;
+
+/// All requests are looked at again after so long: what could not be judged has its next try then.
+const LIST_EVERY: Duration = Duration::from_secs(60);

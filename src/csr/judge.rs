@@ -1,0 +1,92 @@
+//! Whether a certificate may be issued: the approver's decision, which reads nothing but its arguments.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::{Asked, Content, Profile};
+
+/// What becomes of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is none of our three: nobody here touches it.
+    NotOurs,
+    /// It may be issued.
+    Approve,
+    /// It may not, for that reason.
+    Deny(String),
+}
+
+/// Judges a request. `pods` is the user that the tunnel's pods are (their service account), `addresses` are those of the
+/// requester's Node; `None`: there is no such Node.
+pub fn judge(asked: &Asked, pods: &str, addresses: Option<&BTreeSet<IpAddr>>) -> Verdict {
+    let Some(profile) = asked.profile() else { return Verdict::NotOurs };
+    let permitted = sound(asked, profile).and_then(|()| match profile {
+        Profile::Server => by_pods(asked, pods).and_then(|()| server(&asked.content)),
+        Profile::ProxyClient => by_pods(asked, pods).and_then(|()| proxy_client(&asked.content)),
+        Profile::Agent => agent(asked, addresses),
+    });
+    permitted.map_or_else(Verdict::Deny, |()| Verdict::Approve)
+}
+
+/// What holds for all three.
+fn sound(asked: &Asked, profile: Profile) -> Result<(), String> {
+    if let Some(odd) = asked.content.odd {
+        return Err(format!("{odd}, and this approver takes none of that"));
+    }
+    let usages: BTreeSet<&str> = asked.usages.iter().map(String::as_str).collect();
+    let wanted = profile.usages();
+    if asked.usages.len() != wanted.len() || usages != BTreeSet::from(wanted) {
+        return Err(format!("its usages are {:?}, want exactly {wanted:?}", asked.usages));
+    }
+    Ok(())
+}
+
+fn by_pods(asked: &Asked, pods: &str) -> Result<(), String> {
+    if asked.requester == pods {
+        return Ok(());
+    }
+    Err(format!("only {pods} may have one, and {:?} asks for it", asked.requester))
+}
+
+fn server(content: &Content) -> Result<(), String> {
+    if content.dns.is_empty() && content.ips.is_empty() {
+        return Err("it has no alternative name, so that no client could believe it".to_owned());
+    }
+    // The signer's authority is often the one by which kube-apiserver itself is believed.
+    let apiserver = |name: &&String| {
+        let name = name.to_ascii_lowercase();
+        name.contains('*') || name == "kubernetes" || name.starts_with("kubernetes.default")
+    };
+    match content.dns.iter().find(apiserver) {
+        Some(name) => Err(format!("{name:?} is a name that stands for kube-apiserver as well")),
+        None => Ok(()),
+    }
+}
+
+fn proxy_client(content: &Content) -> Result<(), String> {
+    if content.dns.is_empty() && content.ips.is_empty() {
+        return Ok(());
+    }
+    Err("it has alternative names, which a proxy client has none of".to_owned())
+}
+
+fn agent(asked: &Asked, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), String> {
+    let Some(node) = asked.node() else {
+        return Err(format!(
+            "only a node may have one for itself (user system:node:NAME in group system:nodes), and {:?} asks for it",
+            asked.requester
+        ));
+    };
+    let Content { dns, ips, .. } = &asked.content;
+    if *dns != [node] {
+        return Err(format!("its DNS names are {dns:?}, want exactly {node:?}, the node that asks for it"));
+    }
+    let Some(addresses) = addresses else { return Err(format!("there is no Node {node}")) };
+    match ips.iter().find(|ip| !addresses.contains(ip)) {
+        Some(ip) => Err(format!("{ip} is no address of Node {node}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

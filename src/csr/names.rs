@@ -1,0 +1,168 @@
+//! The names and addresses by which a pod's ports are reached: what stands in its certificate. Pure: objects are arguments.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Node, Service};
+
+/// Adds those that a Service has: its names in the cluster, its cluster's, outer and balancers' addresses; for a NodePort
+/// those of the nodes that are no edges, as its port is reached there.
+pub(super) fn of_service(service: &Service, nodes: &[Node], names: &mut BTreeSet<String>) {
+    let metadata = &service.metadata;
+    if let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) {
+        let short = format!("{name}.{namespace}");
+        names.extend([name.clone(), format!("{short}.svc.{DOMAIN}"), format!("{short}.svc"), short]);
+    }
+    let spec = service.spec.as_ref();
+    let own = spec.and_then(|spec| spec.cluster_ips.clone()).unwrap_or_default();
+    let outer = spec.and_then(|spec| spec.external_ips.clone()).unwrap_or_default();
+    let ingress = service.status.as_ref().and_then(|status| status.load_balancer.as_ref()?.ingress.as_ref());
+    let balancers =
+        ingress.into_iter().flatten().flat_map(|at| [at.ip.clone(), at.hostname.clone()]).flatten();
+    // A Service without an address of its own says None.
+    let addresses = own.into_iter().chain(outer).filter(|ip| ip.parse::<IpAddr>().is_ok());
+    names.extend(addresses.chain(balancers).filter(|name| !name.is_empty()));
+    let annotations = metadata.annotations.as_ref();
+    names.extend(annotations.and_then(|all| all.get(EXTERNAL)).and_then(|at| host(at)));
+    if is_node_port(service) {
+        for node in nodes.iter().filter(|node| !is_edge(node)) {
+            let status = node.status.as_ref();
+            let addresses = status.and_then(|status| status.addresses.as_ref()).into_iter().flatten();
+            let reached = addresses.filter(|at| at.type_ == "InternalIP" || at.type_ == "Hostname");
+            names.extend(reached.map(|at| at.address.clone()));
+        }
+    }
+}
+
+/// Each as a certificate has it, so that the two can be compared.
+pub(super) fn canonical(names: BTreeSet<String>) -> BTreeSet<String> {
+    let same = |name: String| name.parse::<IpAddr>().map_or(name, |ip| ip.to_string());
+    names.into_iter().map(same).collect()
+}
+
+/// Whether its names are those of nodes, too.
+pub(super) fn is_node_port(service: &Service) -> bool {
+    service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("NodePort")
+}
+
+fn is_edge(node: &Node) -> bool {
+    let labels = node.metadata.labels.as_ref();
+    let is = |(key, value): &(&str, &str)| {
+        labels.and_then(|labels| labels.get(*key)).is_some_and(|of| of == value)
+    };
+    EDGES.iter().any(is)
+}
+
+/// The host of `host:port`, or of a host alone.
+fn host(at: &str) -> Option<String> {
+    let at = at.trim();
+    let host = match at.rsplit_once(':') {
+        Some((host, port)) if port.parse::<u16>().is_ok() && at.parse::<IpAddr>().is_err() => host,
+        _ => at,
+    };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    (!bare.is_empty()).then(|| bare.to_owned())
+}
+
+/// What every pod has beside.
+pub(super) const LOOPBACK: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
+
+/// YurtTunnel's annotation of a Service that is reached from outside by other means.
+const EXTERNAL: &str = "x-tunnel-server-external-addr";
+
+/// What nodes behind NAT are labelled with: OpenYurt's way, and SuperEdge's.
+const EDGES: [(&str, &str); 2] =
+    [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
+
+/// Of Services' names in nearly every cluster.
+const DOMAIN: &str = "cluster.local";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn names(service: &Value, nodes: &[Value]) -> Vec<String> {
+        let mut names = BTreeSet::new();
+        let nodes: Vec<Node> =
+            nodes.iter().map(|node| serde_json::from_value(node.clone()).unwrap()).collect();
+        of_service(&serde_json::from_value(service.clone()).unwrap(), &nodes, &mut names);
+        names.into_iter().collect()
+    }
+
+    fn service(spec: &Value, ingress: &Value, external: &str) -> Value {
+        let mut service = json!({
+            "metadata": {"name": "s", "namespace": "n", "annotations": {}},
+            "spec": spec, "status": {"loadBalancer": {"ingress": ingress}},
+        });
+        if !external.is_empty() {
+            service["metadata"]["annotations"][EXTERNAL] = external.into();
+        }
+        service
+    }
+
+    const OWN: [&str; 4] = ["s", "s.n", "s.n.svc", "s.n.svc.cluster.local"];
+
+    fn with(more: &[&str]) -> Vec<String> {
+        let all: BTreeSet<_> = OWN.iter().chain(more).map(|name| (*name).to_owned()).collect();
+        all.into_iter().collect()
+    }
+
+    #[test]
+    fn a_service_is_reached_by_its_names_its_addresses_and_its_balancers() {
+        let cluster = service(
+            &json!({"clusterIPs": ["10.96.0.9", "fd00::9"], "externalIPs": ["192.0.2.9"]}),
+            &json!([]),
+            "",
+        );
+        assert_eq!(names(&cluster, &[]), with(&["10.96.0.9", "fd00::9", "192.0.2.9"]));
+        let headless = service(&json!({"clusterIPs": ["None"]}), &json!([]), "");
+        assert_eq!(names(&headless, &[]), with(&[]));
+        let balanced = service(
+            &json!({"type": "LoadBalancer"}),
+            &json!([{"ip": "203.0.113.7"}, {"hostname": "lb.example.org"}]),
+            "",
+        );
+        assert_eq!(names(&balanced, &[]), with(&["203.0.113.7", "lb.example.org"]));
+    }
+
+    #[test]
+    fn an_address_is_written_as_certificates_have_it() {
+        let written = BTreeSet::from(["fd00:0:0::9", "10.0.0.1", "a.b"].map(str::to_owned));
+        assert_eq!(canonical(written), ["10.0.0.1", "a.b", "fd00::9"].map(str::to_owned).into());
+    }
+
+    #[test]
+    fn an_annotation_names_the_address_outside() {
+        for (external, host) in [
+            ("203.0.113.8:10262", "203.0.113.8"),
+            ("tunnel.example.org:443", "tunnel.example.org"),
+            ("tunnel.example.org", "tunnel.example.org"),
+            ("[2001:db8::8]:10262", "2001:db8::8"),
+            ("2001:db8::8", "2001:db8::8"),
+        ] {
+            let annotated = service(&json!({"type": "ClusterIP"}), &json!([]), external);
+            assert_eq!(names(&annotated, &[]), with(&[host]), "{external}");
+        }
+        assert_eq!((host(""), host(":10262")), (None, None));
+    }
+
+    #[test]
+    fn a_node_port_is_reached_at_the_nodes_that_are_no_edges() {
+        let node = |labels: Value, name: &str, ip: &str| {
+            let addresses = json!([{"type": "InternalIP", "address": ip}, {"type": "Hostname", "address": name},
+                {"type": "ExternalIP", "address": "203.0.113.1"}]);
+            json!({"metadata": {"name": name, "labels": labels}, "status": {"addresses": addresses}})
+        };
+        let nodes = [
+            node(json!({"openyurt.io/is-edge-worker": "false"}), "cloud1", "10.0.0.1"),
+            node(json!({"openyurt.io/is-edge-worker": "true"}), "edge1", "10.9.0.1"),
+            node(json!({"superedge.io/node-edge": "enable"}), "edge2", "10.9.0.2"),
+            node(json!({}), "cloud2", "10.0.0.2"),
+        ];
+        let port = service(&json!({"type": "NodePort"}), &json!([]), "");
+        assert_eq!(names(&port, &nodes), with(&["cloud1", "10.0.0.1", "cloud2", "10.0.0.2"]));
+        let none = service(&json!({"type": "ClusterIP"}), &json!([]), "");
+        assert_eq!(names(&none, &nodes), with(&[]));
+    }
+}

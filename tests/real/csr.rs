@@ -1,0 +1,225 @@
+//! Certificates that a real kube-controller-manager signs: asked for by pods, approved or denied by `tunnel approve`.
+
+mod kubelet;
+mod signer;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestSpec};
+use k8s_openapi::api::core::v1::{Node, Service};
+use kube::Api;
+use kube::api::{ObjectMeta, PostParams};
+use serde_json::json;
+use tunnel::csr::Profile;
+use tunnel::pki::Request;
+
+use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::parts::{free_port, have};
+use crate::process::{PATIENCE, Said, run_command};
+use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::wait::{wait_for, wait_until};
+use kubelet::Kubelet;
+use signer::Signer;
+
+/// The tunnel's pods, as kube-apiserver knows them.
+const PODS: &str = "system:serviceaccount:edge-system:tunnel-cloud";
+
+#[test]
+fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {
+    if !have(&["curl"]) {
+        return;
+    }
+    let Some(mut signer) = Signer::start("90s") else { return };
+    let place = TestDir::new();
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "tunnel-cloud"},
+        "spec": {"clusterIP": "10.96.0.99", "ports": [{"name": "grpc", "port": 9000}]},
+    });
+    signer.kubernetes.apply::<Service>(&service);
+    let ca = &signer.kubernetes.place().files.ca.clone();
+    let kubelet = Kubelet::start(signer.kubernetes.place(), "node1");
+    let (dir, https) = (place.path().join("pki"), free_port());
+    let (server, shown) = (dir.join("server.pem"), dir.join("proxy-client.pem"));
+    let tables = format!(
+        "[mode.cloud.csr]\nprofiles = [\"server\", \"proxy-client\"]\ndir = {dir:?}\nservices = [\"tunnel-cloud\"]\n\
+         [mode.cloud.https]\ncert = {server:?}\nkey = {server:?}\nclient_ca = {:?}\nnames = [\"kube-apiserver\"]\n\
+         target_cert = {shown:?}\ntarget_ca = {ca:?}\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{https}\" = \"{}\" }}\n",
+        place.files.ca, kubelet.at,
+    );
+    let account = signer.kubernetes.kubeconfig_as(PODS);
+    let k = format!("--k={}", account.display());
+    let grpc = crate::parts::loopback(free_port());
+    let env = [("POD_NAMESPACE", NAMESPACE)];
+    let mut cloud = Cloud::launch(&place, ("cloud", grpc), &tables, &env, &[&k]);
+    // Nobody has approved it yet: it waits, and starts by itself.
+    cloud.process.says("a certificate is asked for");
+    assert!(!cloud.process.log().contains("pod is up"));
+    signer.approve();
+    cloud.ready();
+    let mut edge = Edge::start(&place, &grpc.to_string());
+    cloud.has("node1");
+
+    let visit = |path: &str| {
+        let mut curl = visitor(&place, ca, https);
+        run_command(
+            "curl",
+            curl.arg(format!("https://tunnel-cloud.{NAMESPACE}.svc/{path}")),
+            None,
+            2 * PATIENCE,
+        )
+    };
+    let first = visit("who");
+    assert_eq!(first.stdout.split(' ').next(), Some("tunnel-proxy-client"), "{first:?}");
+    for mode in [&server, &shown] {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(std::fs::metadata(mode).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let read = |file: &Path| std::fs::read_to_string(file).unwrap();
+    let before = [read(&server), read(&shown)];
+    let (over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let shown_to_kubelet = std::thread::scope(|scope| {
+        let load = || {
+            let mut shown = BTreeSet::new();
+            while !over.load(Relaxed) {
+                let Said { status, stdout, stderr } = visit("who");
+                assert!(status.success() && stdout.starts_with("tunnel-proxy-client "), "{stdout} {stderr}");
+                shown.insert(stdout);
+                done.fetch_add(1, Relaxed);
+            }
+            shown
+        };
+        let visitors = [scope.spawn(load), scope.spawn(load)];
+        // One answer goes on for as long as all that takes.
+        let long = scope.spawn(|| visit("long"));
+        wait_until("both were renewed and are shown", 6 * PATIENCE, || {
+            cloud.process.lives();
+            let now = [read(&server), read(&shown)];
+            let renewed = now.iter().zip(&before).all(|(now, before)| now != before);
+            renewed && kubelet.certificates() >= 2
+        });
+        over.store(true, Relaxed);
+        kubelet.finish();
+        let long = long.join().unwrap();
+        assert!(long.status.success() && long.stdout.ends_with("the end\n"), "{long:?}");
+        visitors.map(|visitor| visitor.join().unwrap()).into_iter().flatten().collect::<BTreeSet<_>>()
+    });
+    assert!(shown_to_kubelet.len() >= 2, "the kubelet sees the old and the new: {shown_to_kubelet:?}");
+    assert!(done.load(Relaxed) > 20);
+    edge.process.lives();
+    let ready = crate::process::ask(cloud.log_port, "GET", "/readyz", "").unwrap();
+    assert!(ready.starts_with("HTTP/1.1 200") && !ready.contains("certificate of the"), "{ready}");
+}
+
+/// curl with a client's certificate that the pod's front end knows, through the pod to node1.
+fn visitor(place: &TestDir, ca: &Path, port: u16) -> Command {
+    let (cert, key) = (place.path().join("visitor.crt"), place.path().join("visitor.key"));
+    if !cert.exists() {
+        place.authority.0.client("kube-apiserver").unwrap().write(&cert, &key).unwrap();
+    }
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "--fail-with-body", "-H", "Host: node1", "--connect-to"]);
+    curl.arg(format!("::127.0.0.1:{port}")).arg("--cacert").arg(ca);
+    curl.arg("--cert").arg(cert).arg("--key").arg(key);
+    curl
+}
+
+/// What somebody asks for.
+struct Wish<'a> {
+    profile: Profile,
+    /// In place of the profile's own.
+    common_name: Option<&'a str>,
+    names: &'a [&'a str],
+}
+
+impl<'a> Wish<'a> {
+    fn of(profile: Profile, names: &'a [&'a str]) -> Self {
+        Self { profile, common_name: None, names }
+    }
+
+    /// Asks for it, by that file; the request's name.
+    fn made(&self, kubernetes: &Kubernetes, kubeconfig: &Path) -> String {
+        let profile = self.profile;
+        let common_name = self.common_name.unwrap_or(profile.common_name());
+        let request = Request::new(common_name, profile.organization(), self.names).unwrap();
+        let csr = CertificateSigningRequest {
+            metadata: ObjectMeta { generate_name: Some("test-".to_owned()), ..ObjectMeta::default() },
+            spec: CertificateSigningRequestSpec {
+                request: ByteString(request.pem().as_bytes().to_vec()),
+                signer_name: profile.signer().to_owned(),
+                usages: Some(profile.usages().map(str::to_owned).to_vec()),
+                ..CertificateSigningRequestSpec::default()
+            },
+            status: None,
+        };
+        let api = Api::all(kubernetes.client(kubeconfig));
+        let made: CertificateSigningRequest =
+            kubernetes.run(api.create(&PostParams::default(), &csr)).unwrap();
+        made.metadata.name.unwrap()
+    }
+}
+
+/// What has become of a request: its condition with the reason, and whether it is signed.
+fn outcome(kubernetes: &Kubernetes, name: &str) -> Option<(String, String, bool)> {
+    let api: Api<CertificateSigningRequest> = Api::all(kubernetes.client(&kubernetes.admin()));
+    let status = kubernetes.run(api.get(name)).unwrap().status.unwrap_or_default();
+    let condition = status.conditions.and_then(|mut all| all.pop())?;
+    Some((condition.type_, condition.message.unwrap_or_default(), status.certificate.is_some()))
+}
+
+#[test]
+fn only_its_own_requester_is_given_a_certificate_and_foreign_requests_are_not_touched() {
+    let Some(mut signer) = Signer::start("1h") else { return };
+    signer.kubernetes.apply_everywhere::<Node>(
+        &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node1"}}),
+    );
+    signer
+        .kubernetes
+        .set_node_status("node1", &json!({"addresses": [{"type": "InternalIP", "address": "10.0.0.7"}]}));
+    let kubernetes = &signer.kubernetes;
+    let (node, admin) = (kubernetes.place().path().join("node1"), kubernetes.admin());
+    let (pods, other) = (
+        kubernetes.kubeconfig_as(PODS),
+        kubernetes.kubeconfig_as("system:serviceaccount:edge-system:default"),
+    );
+    signer::may_ask(kubernetes, "system:serviceaccount:edge-system:default");
+    let foreign = [
+        (Wish { common_name: Some("system:node:node1"), ..Wish::of(Profile::Server, &["node1"]) }, &node),
+        (Wish { common_name: Some("somebody"), ..Wish::of(Profile::ProxyClient, &[]) }, &admin),
+    ];
+    let foreign = foreign.map(|(wish, who)| wish.made(kubernetes, who));
+    let denied = [
+        (Wish::of(Profile::ProxyClient, &[]), &node, "only system:serviceaccount"),
+        (Wish::of(Profile::Server, &["a.b"]), &node, "only system:serviceaccount"),
+        (Wish::of(Profile::Server, &["a.b"]), &other, "only system:serviceaccount"),
+        (Wish::of(Profile::ProxyClient, &[]), &admin, "only system:serviceaccount"),
+        (Wish::of(Profile::Agent, &["node1"]), &pods, "only a node may have one for itself"),
+        (Wish::of(Profile::Agent, &["node2"]), &node, "want exactly \"node1\""),
+        (Wish::of(Profile::Agent, &["node1", "10.0.0.8"]), &node, "no address of Node node1"),
+    ]
+    .map(|(wish, who, why)| (wish.made(kubernetes, who), why));
+    let approved = [
+        (Wish::of(Profile::Server, &["a.b"]), &pods),
+        (Wish::of(Profile::ProxyClient, &[]), &pods),
+        (Wish::of(Profile::Agent, &["node1", "10.0.0.7"]), &node),
+    ]
+    .map(|(wish, who)| wish.made(kubernetes, who));
+    signer.approve();
+    let kubernetes = &signer.kubernetes;
+    for (name, why) in &denied {
+        let (kind, said, signed) = wait_for("a verdict", 2 * PATIENCE, || outcome(kubernetes, name));
+        assert!(kind == "Denied" && said.contains(why) && !signed, "{kind}: {said}");
+    }
+    for name in &approved {
+        wait_until("it is signed", 2 * PATIENCE, || {
+            outcome(kubernetes, name).is_some_and(|(kind, _, signed)| kind == "Approved" && signed)
+        });
+    }
+    // All of these came after the foreign ones, and one after the other is judged.
+    for name in &foreign {
+        assert_eq!(outcome(kubernetes, name), None, "{name}");
+    }
+}

@@ -1,0 +1,104 @@
+//! What stands for a kubelet: it asks for a certificate, and says whose it was.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tunnel::net::tls::{ClientCertificates, Identity, ServerSettings, TlsParams};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::tunnel::TestDir;
+
+pub(super) struct Kubelet {
+    pub(super) at: SocketAddr,
+    seen: Seen,
+    finished: watch::Sender<bool>,
+    _runtime: Runtime,
+}
+
+/// The serial numbers of the certificates that it was shown.
+type Seen = Arc<Mutex<BTreeSet<String>>>;
+
+impl Kubelet {
+    /// One whose certificate, of the cluster's authority, has its node's name; it wants clients' of the same.
+    pub(super) fn start(place: &TestDir, node: &str) -> Self {
+        let at = |end: &str| place.path().join(format!("kubelet.{end}"));
+        let identity = Identity { cert: at("crt"), key: at("key") };
+        place.authority.0.server(&[node]).unwrap().write(&identity.cert, &identity.key).unwrap();
+        let clients = ClientCertificates::Required(place.files.ca.clone());
+        let alpn = vec![b"http/1.1".to_vec()];
+        let tls =
+            ServerSettings { identity, clients, offer: TlsParams::default(), alpn }.load().unwrap().load();
+        let runtime = Runtime::new().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let (at, seen, finished) =
+            (listener.local_addr().unwrap(), Seen::default(), watch::Sender::new(false));
+        let (known, over) = (seen.clone(), finished.clone());
+        let serving = async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                // A client that goes away in the middle ends only its own connection.
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "a server of the test, which ends with its runtime"
+                )]
+                tokio::spawn(serve(socket, tls.clone(), known.clone(), over.subscribe()));
+            }
+        };
+        runtime.spawn(serving);
+        Self { at, seen, finished, _runtime: runtime }
+    }
+
+    /// How many certificates it has seen.
+    pub(super) fn certificates(&self) -> usize {
+        self.seen.lock().unwrap().len()
+    }
+
+    /// Ends the answers that go on.
+    pub(super) fn finish(&self) {
+        self.finished.send_replace(true);
+    }
+}
+
+/// Answers one client's requests: `/long` goes on until the end is told, all others get the client's name.
+async fn serve(
+    socket: TcpStream,
+    tls: Arc<ServerConfig>,
+    seen: Seen,
+    mut over: watch::Receiver<bool>,
+) -> std::io::Result<()> {
+    let mut stream = TlsAcceptor::from(tls).accept(socket).await?;
+    let who = {
+        let shown = stream.get_ref().1.peer_certificates().unwrap();
+        let (_, leaf) = X509Certificate::from_der(&shown[0]).unwrap();
+        let name = leaf.subject().iter_common_name().next().unwrap().as_str().unwrap().to_owned();
+        format!("{name} {}", leaf.raw_serial_as_string())
+    };
+    seen.lock().unwrap().insert(who.clone());
+    loop {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await?);
+        }
+        if !head.starts_with(b"GET /long ") {
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{who}", who.len());
+            stream.write_all(answer.as_bytes()).await?;
+            stream.flush().await?;
+            continue;
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await?;
+        while !*over.borrow_and_update() {
+            stream.write_all(b"5\r\nline\n\r\n").await?;
+            stream.flush().await?;
+            let _ = tokio::time::timeout(Duration::from_millis(100), over.changed()).await;
+        }
+        stream.write_all(b"8\r\nthe end\n\r\n0\r\n\r\n").await?;
+        stream.flush().await?;
+    }
+}
