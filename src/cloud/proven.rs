@@ -19,6 +19,7 @@ use crate::net::reload::Reload;
 use crate::net::tls::Agents;
 use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
+use crate::registry::{Claim, Claimant};
 use crate::startup::{FaultKind, Startup};
 use crate::telemetry::AUDIT;
 
@@ -43,7 +44,7 @@ pub(super) struct EdgeCertificates {
 
 /// What an edge says, and the node of the certificate that it has shown, if any.
 #[derive(Debug, Clone)]
-pub(super) struct Claim {
+pub(super) struct Evidence {
     pub(super) hello: Hello,
     pub(super) agent: Option<NodeName>,
 }
@@ -52,7 +53,7 @@ pub(super) struct Claim {
 #[derive(Debug, Clone)]
 struct Proof {
     sender: Arc<LinkSender>,
-    claim: Claim,
+    evidence: Evidence,
 }
 
 /// Reads the token file; `None`: it cannot be read, which `startup` has noted.
@@ -105,12 +106,24 @@ impl Proven {
         agents.node(leaf).map(|node| node?.parse().ok())
     }
 
+    /// What the token file, and the edges that are linked here, say of the addresses of nodes.
+    pub(super) fn claims(&self) -> Vec<Claim> {
+        let tokens = self.tokens.load();
+        let lines = tokens.ips().iter();
+        let lines = lines.map(|(ip, node)| Claim { ip: *ip, node: node.clone(), by: Claimant::TokenLine });
+        let links = self.lock();
+        let edges = links.values().flat_map(|Proof { evidence: Evidence { hello, .. }, .. }| {
+            hello.ips.iter().map(|ip| Claim { ip: *ip, node: hello.node.clone(), by: Claimant::Edge })
+        });
+        lines.chain(edges).collect()
+    }
+
     /// As [`Self::check`], for who may have joined at another pod a moment ago.
-    pub(super) async fn judge(&self, claim: &Claim) -> Result<(), Unproven> {
-        match (self.check(claim), &self.enrolment) {
+    pub(super) async fn judge(&self, evidence: &Evidence) -> Result<(), Unproven> {
+        match (self.check(evidence), &self.enrolment) {
             (Err(_), Some(enrolment)) => {
                 enrolment.look_soon().await;
-                self.check(claim)
+                self.check(evidence)
             }
             (judged, _) => judged,
         }
@@ -122,7 +135,7 @@ impl Proven {
     /// # Errors
     ///
     /// The reason, for the log alone.
-    pub(super) fn check(&self, Claim { hello, agent }: &Claim) -> Result<(), Unproven> {
+    pub(super) fn check(&self, Evidence { hello, agent }: &Evidence) -> Result<(), Unproven> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
         if let Some(certificates) = self.certificates.as_ref().filter(|_| agent.as_ref() == Some(node)) {
             return match &*certificates.nodes.borrow() {
@@ -139,18 +152,20 @@ impl Proven {
     }
 
     /// Records the link of an edge that was checked, so that it ends with the token.
-    pub(super) fn begin(&self, sender: &Arc<LinkSender>, claim: &Claim) {
-        let proof = Proof { sender: sender.clone(), claim: claim.clone() };
+    pub(super) fn begin(&self, sender: &Arc<LinkSender>, evidence: &Evidence) {
+        let proof = Proof { sender: sender.clone(), evidence: evidence.clone() };
         self.lock().insert(sender.id, proof);
         // The file may have changed in between.
-        if self.check(claim).is_err() {
+        if self.check(evidence).is_err() {
             sender.close();
         }
     }
 
     /// Forgets a link that has ended.
     pub(super) fn end(&self, sender: &LinkSender) {
-        self.lock().remove(&sender.id);
+        let mut links = self.lock();
+        links.remove(&sender.id);
+        tunnel_pages::shrink(&mut links);
     }
 
     /// Until draining begins, ends each link whose token has left the file.
@@ -173,12 +188,12 @@ impl Proven {
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
             }
             let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
-            revoked.retain(|proof| self.check(&proof.claim).is_err());
+            revoked.retain(|proof| self.check(&proof.evidence).is_err());
             if revoked.is_empty() {
                 continue;
             }
             let names: Vec<&str> =
-                revoked.iter().take(MOST_NAMED).map(|proof| proof.claim.hello.node.as_str()).collect();
+                revoked.iter().take(MOST_NAMED).map(|proof| proof.evidence.hello.node.as_str()).collect();
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
@@ -195,9 +210,9 @@ impl Proven {
 
 /// Ends links, after their sessions were told why.
 async fn end_all(revoked: Vec<Proof>, table: &SessionTable) {
-    for Proof { sender, claim } in &revoked {
-        let node = &claim.hello.node;
-        let why = match claim.agent {
+    for Proof { sender, evidence } in &revoked {
+        let node = &evidence.hello.node;
+        let why = match evidence.agent {
             Some(_) => format!("Node {node} was deleted"),
             None => format!("the token of node {node} was revoked"),
         };

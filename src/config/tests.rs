@@ -9,7 +9,9 @@ use crate::policy::Targets;
 
 mod addresses;
 mod csr;
+mod intercept;
 mod modules;
+mod nodes;
 mod registry;
 mod superedge;
 

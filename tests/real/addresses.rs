@@ -139,7 +139,7 @@ fn echo(at: IpAddr) -> SocketAddr {
 }
 
 /// An address of this machine that may be an endpoint's: Kubernetes takes no loopback address for one.
-fn own_address() -> IpAddr {
+pub(crate) fn own_address() -> IpAddr {
     let all = if_addrs::get_if_addrs().unwrap();
     let fit = |ip: &IpAddr| matches!(ip, IpAddr::V4(v4) if !v4.is_loopback() && !v4.is_link_local());
     all.iter().map(if_addrs::Interface::ip).find(fit).expect("an interface beside loopback")

@@ -2,6 +2,7 @@
 
 mod chart;
 mod dns;
+mod overlay;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::json;
 
 use crate::cluster::{Cluster, Hook, Way, node};
-use crate::network::{OTHER_POD, POD};
+use crate::network::{OTHER_POD, POD, address};
 use crate::process::{PATIENCE, Running};
 use crate::wait::wait_until;
 
@@ -53,6 +53,20 @@ fn all_of_kubectl_works_by_the_nodes_name_in_dns_where_the_pod_speaks_tls() {
         cluster.network.tries("kubectl logs busy --tail=1 && kubectl exec busy -- true").status.success()
     });
     all_works(&cluster);
+    metrics_are_had_by_name_and_by_address(&cluster);
+}
+
+/// As metrics-server asks kubelets: at 10250, by the node's name, or by the address that Kubernetes has for it.
+fn metrics_are_had_by_name_and_by_address(cluster: &Cluster) {
+    for host in ["node1".to_owned(), address(1)] {
+        let line = format!(
+            "curl -sfk -m 20 --cert kubelet-client.crt --key kubelet-client.key --connect-to {host}:10250:{POD}:10263 \
+             https://{host}:10250/metrics/resource"
+        );
+        wait_until(&format!("metrics are had of {host}"), 3 * PATIENCE, || {
+            cluster.network.tries(&line).stdout.contains("# TYPE")
+        });
+    }
 }
 
 #[test]

@@ -74,6 +74,11 @@ impl Kubernetes {
         file
     }
 
+    /// Runs something beside the test.
+    pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+
     /// The files that it was started with; it believes clients whom its authority has signed.
     pub(crate) fn place(&self) -> &TestDir {
         &self.place
@@ -132,6 +137,41 @@ impl Kubernetes {
         self.does(name, async || {
             api.patch(name, &PatchParams::apply("test").force(), &Patch::Apply(object)).await
         });
+    }
+
+    /// An object of our namespace; none if there is none of that name.
+    pub(crate) fn object<K>(&self, name: &str) -> Option<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        self.run(Api::<K>::namespaced(self.admin.clone(), NAMESPACE).get_opt(name)).unwrap()
+    }
+
+    /// Deletes an object of our namespace.
+    pub(crate) fn delete<K>(&self, name: &str)
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = Api::<K>::namespaced(self.admin.clone(), NAMESPACE);
+        self.run(api.delete(name, &DeleteParams::default())).unwrap();
+    }
+
+    /// Deletes an object in no namespace.
+    pub(crate) fn delete_everywhere<K>(&self, name: &str)
+    where
+        K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
+            + Clone
+            + std::fmt::Debug
+            + serde::de::DeserializeOwned,
+    {
+        let api = Api::<K>::all(self.admin.clone());
+        self.run(api.delete(name, &DeleteParams::default())).unwrap();
     }
 
     /// Makes this a part of a node's status.

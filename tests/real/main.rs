@@ -30,6 +30,9 @@ mod edge_proxy;
 mod enrol;
 mod fleet;
 mod halfclose;
+#[cfg(feature = "kubernetes")]
+mod held;
+mod intercept;
 mod invitations;
 mod kubectl;
 #[cfg(feature = "kubernetes")]
@@ -54,3 +57,5 @@ mod stores;
 mod traces;
 mod tunnel;
 mod web;
+#[cfg(feature = "kubernetes")]
+mod yurttunnel;

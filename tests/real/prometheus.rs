@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::network::{Network, POD};
+use crate::network::{Network, POD, address};
 use crate::parts::have;
 use crate::process::{PATIENCE, Running, ask, run};
 use crate::tunnel::Pair;
@@ -14,16 +14,28 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
         return;
     }
     let Some(network) = Network::start(2) else { return };
-    let _pages = [1, 2].map(|number| page(&network, number));
+    let _pages = [1, 2].map(|number| [page(&network, number), page_by_host(&network, number)]);
+    let nodes = [1, 2].map(|number| format!("\"{}\" = \"node{number}\"\n", address(number))).concat();
     let tables = format!(
         "[mode.cloud.http_proxy]\nlisten = \"{POD}:8080\"\nauth = \"none\"
-[mode.cloud.http]\nlisten_ip = \"{POD}\"\n[mode.cloud.http.addr]\n\"9100\" = \"127.0.0.1:9100\"\n"
+[mode.cloud.http]\nlisten_ip = \"{POD}\"\n[mode.cloud.http.addr]\n\"9100\" = \"127.0.0.1:9100\"\n\"9200\" = \"host\"
+[mode.cloud.addresses]\n{nodes}"
     );
     let _pod = network.pod(POD, &tables);
     let _edges = [1, 2].map(|number| network.edge(number, POD, ""));
     let _prometheus = prometheus(
         &network,
-        &[("proxy", json!({"proxy_url": format!("http://{POD}:8080")})), ("name", json!({}))],
+        &[
+            ("proxy", json!({"proxy_url": format!("http://{POD}:8080")})),
+            ("name", json!({})),
+            ("port-by-name", targets(["node1:9200".to_owned(), "node2:9200".to_owned()])),
+            // What leads an address to the pod is no part of this: a Service's rules, or the pod's own.
+            ("port-by-address", {
+                let mut by_address = targets([1, 2].map(|number| format!("{}:9200", address(number))));
+                by_address["proxy_url"] = format!("http://{POD}:9200").into();
+                by_address
+            }),
+        ],
     );
     for job in ["proxy", "name"] {
         for node in ["node1", "node2"] {
@@ -32,6 +44,26 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
             });
         }
     }
+    for number in [1, 2] {
+        let page = format!("node{number}-by-host");
+        for (job, host) in [("port-by-name", format!("node{number}")), ("port-by-address", address(number))] {
+            wait_until(&format!("{host} is scraped by {job}"), 3 * PATIENCE, || {
+                asked(&network, job, &format!("{host}:9200")) == [page.as_str()]
+            });
+        }
+    }
+}
+
+fn targets(targets: [String; 2]) -> Value {
+    json!({"static_configs": [{"targets": targets}]})
+}
+
+/// Another page of the same node, at its address alone.
+fn page_by_host(network: &Network, number: usize) -> Running {
+    let name = format!("node{number}-by-host");
+    let at = format!("{}:9200", address(number));
+    let text = format!("page{{of=\"{name}\"}} 1\n");
+    network.page(&network.edges[number - 1], (&name, &at), ("metrics", &text))
 }
 
 /// What the page of an instance has said, as Prometheus tells it.

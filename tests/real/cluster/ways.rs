@@ -68,7 +68,7 @@ impl Way {
             Self::Terminate { .. } => {
                 let Files { cert, key, .. } = shown(place, "node1");
                 format!(
-                    "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
+                    "[mode.cloud.https]\nlisten_ip = \"{POD}\"\naddr = {{ \"10250\" = \"127.0.0.1:10250\", \"10263\" = \"host\" }}\ncert = {cert:?}\nkey = {key:?}\nclient_ca = {ca:?}\nnames = [\"{APISERVER}\"]\n"
                 )
             }
         }

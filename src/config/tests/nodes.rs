@@ -1,0 +1,109 @@
+//! What reaches nodes as YurtTunnel's users know it: ports by Host, `[mode.cloud.ports]`, `[mode.cloud.node_names]`.
+
+use super::*;
+use crate::policy::StandsFor;
+
+const CLOSED: &str = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:22\"\n";
+const BY_HOST: &str = "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = { \"10264\" = \"host\" }\n";
+
+#[test]
+fn a_port_stands_for_what_host_names() {
+    let (settings, warnings) = cloud(&format!("{CLOSED}{BY_HOST}"));
+    assert_eq!((&settings.http.ports[0].stands_for, warnings), (&StandsFor::Host, vec![]));
+    let open = format!("{CLOSED}{}", BY_HOST.replace("listen_ip = \"127.0.0.1\"", ""));
+    let told =
+        "whoever reaches 0.0.0.0:10264 reaches every port at every node, unasked; allow_from closes it";
+    assert_eq!(cloud(&open).1[0].text, told);
+}
+
+#[test]
+fn where_no_host_is_read_no_port_stands_for_it() {
+    let text = format!("{CLOSED}{}", BY_HOST.replace("http]", "https]\nmode = \"passthrough\""));
+    let told: Vec<_> = cloud_faults(&text).iter().map(ToString::to_string).collect();
+    let want = "mode.cloud.https.addr.\"10264\".to: \"host\", but mode is \"passthrough\": name what each node dials: no Host is read in this mode";
+    assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
+}
+
+#[test]
+fn neither_table_is_there_by_default_and_both_need_kubernetes() {
+    let (settings, _) = cloud(CLOSED);
+    assert_eq!((settings.ports, settings.node_names), (None, None));
+    for table in ["ports", "node_names"] {
+        let told = cloud_faults(&format!("{CLOSED}[mode.cloud.{table}]\n")).to_string();
+        let key = format!("mode.cloud.{table}.configmap: asks for Kubernetes: ");
+        assert!(told.contains(&key), "{told}");
+    }
+}
+
+#[cfg(feature = "kubernetes")]
+mod inside {
+    use super::*;
+
+    fn inside(text: &str) -> Result<(Cloud, Vec<Warning>), Vec<String>> {
+        let env = Environment {
+            kubernetes_service_host: Some("10.96.0.1".to_owned()),
+            pod_namespace: Some("edge-system".to_owned()),
+            pod_ip: Some("10.0.0.1".to_owned()),
+            ..Environment::default()
+        };
+        let read = Cloud::read(&format!("{CLOSED}{BY_HOST}{text}"), &env);
+        read.map_err(|faults| faults.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn what_is_left_out_is_as_yurttunnel_has_it() {
+        let (settings, warnings) = inside("[mode.cloud.ports]\n[mode.cloud.node_names]\n").unwrap();
+        assert_eq!(warnings, []);
+        let ports = settings.ports.unwrap();
+        assert_eq!(
+            (ports.namespace.as_str(), ports.configmap.as_str()),
+            ("kube-system", "yurt-tunnel-server-cfg")
+        );
+        assert_eq!((ports.service, ports.http, ports.https), (None, Some(10264), None));
+        assert_eq!(ports.cluster.namespace.unwrap(), "edge-system");
+        let names = settings.node_names.unwrap();
+        assert_eq!(
+            (names.namespace.as_str(), names.configmap.as_str()),
+            ("kube-system", "yurt-tunnel-nodes")
+        );
+        assert_eq!((names.key.as_str(), names.lease.as_str()), ("tunnel-nodes", "tunnel-node-names"));
+        assert_eq!(names.edges, ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned()));
+        assert_eq!((names.service.as_str(), names.holders), ("x-tunnel-server-internal-svc", None));
+    }
+
+    #[test]
+    fn edges_names_lead_to_pods_that_are_published_without_a_zone() {
+        let published =
+            "[mode.cloud.registry]\npublish = \"configmap\"\n[mode.cloud.node_names]\nlead_to = \"pod\"\n";
+        let (settings, _) = inside(published).unwrap();
+        assert_eq!(settings.node_names.unwrap().holders.unwrap(), "tunnel-nodes");
+        let zone = published.replace("[mode.cloud.node_names]", "zone = \"n.test\"\n[mode.cloud.node_names]");
+        for text in ["[mode.cloud.node_names]\nlead_to = \"pod\"\n", &zone] {
+            let told = inside(text).unwrap_err();
+            let want = "publish = \"configmap\" of [mode.cloud.registry], without a zone";
+            assert!(told.len() == 1 && told[0].ends_with(want), "{told:?}");
+        }
+    }
+
+    #[test]
+    fn whatever_is_wrong_is_told_with_its_key() {
+        for (text, want) in [
+            ("[mode.cloud.node_names]\nedges = \"edge\"\n", "edges: \"edge\": want label=value"),
+            ("[mode.cloud.node_names]\nlead_to = \"x\"\n", "lead_to: \"x\": want \"service\" or \"pod\""),
+            ("[mode.cloud.node_names]\nkey = \"a b\"\n", "key: \"a b\": want a name as Kubernetes has it"),
+            ("[mode.cloud.ports]\nport = 1\n", "mode.cloud.ports.port: not a key that is known"),
+            (
+                "[mode.cloud.registry]\npublish = \"configmap\"\nconfigmap = \"x\"\n[mode.cloud.node_names]\nconfigmap = \"x\"\n",
+                "configmap: \"x\", where publish of [mode.cloud.registry] writes: name one of its own",
+            ),
+        ] {
+            let told = inside(text).unwrap_err();
+            assert!(told.len() == 1 && told[0].contains(want), "{told:?}");
+        }
+        let nowhere = format!("{CLOSED}[mode.cloud.ports]\nservice = \"s\"\n");
+        let env =
+            Environment { kubernetes_service_host: Some("10.96.0.1".to_owned()), ..Environment::default() };
+        let told = Cloud::read(&nowhere, &env).unwrap_err().to_string();
+        assert!(told.contains("mode.cloud.ports.service: given, but it can lead nowhere"), "{told}");
+    }
+}

@@ -1,0 +1,93 @@
+//! The overlay for YurtTunnel's users: its names, ports and namespace.
+
+use serde_json::Value;
+use tunnel::config::Environment;
+use tunnel::config::cloud::Cloud;
+use tunnel::config::edge::EdgeSettings;
+
+use super::{Cluster, container, deploy};
+use crate::process::PATIENCE;
+use crate::wait::wait_until;
+
+/// As whom its pods ask Kubernetes.
+const ACCOUNT: &str = "system:serviceaccount:kube-system:tunnel-cloud";
+
+/// Runs kubectl in its namespace.
+fn asks(cluster: &Cluster, args: &[&str]) -> (bool, String) {
+    cluster.asks(&[&["-n", "kube-system"], args].concat())
+}
+
+fn object(cluster: &Cluster, kind: &str, name: &str) -> Value {
+    let (is_well, text) = asks(cluster, &["get", kind, name, "-o", "json"]);
+    assert!(is_well, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn the_overlay_for_yurttunnels_users_has_its_services_and_ports_and_a_role_for_that() {
+    let Some(cluster) = Cluster::new() else { return };
+    let (folder, mut said) = (deploy("kustomize/yurttunnel"), String::new());
+    wait_until("all objects are taken", 3 * PATIENCE, || {
+        let (is_well, text) = asks(&cluster, &["apply", "-k", folder.to_str().unwrap()]);
+        said = text;
+        is_well
+    });
+    for gone in ["tunnel-coredns", "service/tunnel-cloud ", "tunnel-cloud-edges"] {
+        assert!(!said.contains(gone), "{gone}: {said}");
+    }
+    let ports = |service: &str| {
+        let service = object(&cluster, "service", service);
+        let ports = service["spec"]["ports"].as_array().unwrap().clone();
+        ports.iter().map(|port| (port["port"].clone(), port["targetPort"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(ports("x-tunnel-server-svc"), [(10262.into(), "grpc".into())]);
+    let internal = [(10250.into(), 10263.into()), (10255.into(), 10264.into())];
+    assert_eq!(ports("x-tunnel-server-internal-svc"), internal);
+    let service = object(&cluster, "service", "x-tunnel-server-internal-svc");
+    assert_eq!(service["metadata"]["annotations"]["tunnel.cloud.io/ports"], "managed");
+    let cloud = object(&cluster, "deployment", "tunnel-cloud");
+    let ports = container(&cloud)["ports"].as_array().unwrap();
+    let open: Vec<_> = ports.iter().map(|port| port["containerPort"].as_u64().unwrap()).collect();
+    assert_eq!(open, [10262, 10263, 10264, 10265]);
+    its_settings_load(&cluster);
+    its_role_is_what_it_takes(&cluster);
+}
+
+fn its_settings_load(cluster: &Cluster) {
+    let env = Environment {
+        kubernetes_service_host: Some("10.96.0.1".to_owned()),
+        pod_ip: Some("10.0.0.1".to_owned()),
+        node_name: Some("edge1".to_owned()),
+        ..Environment::default()
+    };
+    let config =
+        |name: &str| object(cluster, "configmap", name)["data"]["mode.toml"].as_str().unwrap().to_owned();
+    let (_, warnings) = Cloud::read(&config("tunnel-cloud-conf"), &env).unwrap();
+    assert_eq!(warnings, []);
+    let (_, warnings) = EdgeSettings::read(&config("tunnel-edge-conf"), &env).unwrap();
+    assert_eq!(warnings, []);
+}
+
+fn its_role_is_what_it_takes(cluster: &Cluster) {
+    let may = |verb: &str, what: &str| asks(cluster, &["auth", "can-i", verb, what, "--as", ACCOUNT]).0;
+    for (verb, what) in [
+        ("watch", "configmaps/yurt-tunnel-server-cfg"),
+        ("update", "configmaps/yurt-tunnel-nodes"),
+        ("create", "configmaps"),
+        ("update", "services/x-tunnel-server-internal-svc"),
+        ("create", "leases.coordination.k8s.io"),
+        ("update", "leases.coordination.k8s.io/tunnel-node-names"),
+        ("list", "nodes"),
+    ] {
+        assert!(may(verb, what), "{verb} {what}");
+    }
+    for (verb, what) in [
+        ("list", "configmaps"),
+        ("update", "configmaps/yurt-tunnel-server-cfg"),
+        ("update", "services/x-tunnel-server-svc"),
+        ("update", "leases.coordination.k8s.io/tunnel-dns-controller"),
+        ("get", "secrets"),
+    ] {
+        assert!(!may(verb, what), "{verb} {what}");
+    }
+}

@@ -1,0 +1,124 @@
+//! A proxy before kube-apiserver that can hold writes back.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use http::header::{AUTHORIZATION, HOST};
+use http::{Method, Request, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use kube::Client;
+use kube::client::Body;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use crate::kubernetes::Kubernetes;
+use crate::process::PATIENCE;
+
+/// The proxy. While it holds, no write comes through; those of ConfigMaps can be let go one by one, even when who sent
+/// them has given up.
+pub(crate) struct Held {
+    /// How it is reached.
+    pub(crate) kubeconfig: PathBuf,
+    holds: Arc<AtomicBool>,
+    writes: Receiver<Write>,
+    _dir: TempDir,
+}
+
+/// A write that is held.
+pub(crate) struct Write {
+    go: oneshot::Sender<()>,
+    status: Receiver<u16>,
+}
+
+impl Held {
+    pub(crate) fn before(kubernetes: &Kubernetes) -> Self {
+        let listener = kubernetes.run(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let (at, dir) = (listener.local_addr().unwrap(), tempfile::tempdir().unwrap());
+        let kubeconfig = dir.path().join("held");
+        // JSON is YAML.
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": format!("http://{at}")}}],
+            "users": [{"name": "c", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        });
+        std::fs::write(&kubeconfig, text.to_string()).unwrap();
+        let (holds, (found, writes)) = (Arc::<AtomicBool>::default(), channel());
+        let (to, holding) = (kubernetes.client(&kubernetes.admin()), holds.clone());
+        kubernetes.beside(async move {
+            loop {
+                let (socket, _) = listener.accept().await.unwrap();
+                let (to, holding, found) = (to.clone(), holding.clone(), found.clone());
+                let answer = move |request| pass(to.clone(), holding.clone(), found.clone(), request);
+                tokio::spawn(async move {
+                    let _ = http1::Builder::new()
+                        .serve_connection(TokioIo::new(socket), service_fn(answer))
+                        .await;
+                });
+            }
+        });
+        Self { kubeconfig, holds, writes, _dir: dir }
+    }
+
+    /// From now on no write comes through.
+    pub(crate) fn hold(&self) {
+        self.holds.store(true, Relaxed);
+    }
+
+    /// Whatever is sent from now on comes through.
+    pub(crate) fn let_go(&self) {
+        self.holds.store(false, Relaxed);
+    }
+
+    /// The first write of a ConfigMap that was held since this was called last.
+    pub(crate) fn write(&self) -> Write {
+        self.writes.recv_timeout(2 * PATIENCE).expect("a ConfigMap is written")
+    }
+}
+
+impl Write {
+    /// Lets it go on; the status that it gets.
+    pub(crate) fn goes_on(self) -> u16 {
+        self.go.send(()).unwrap();
+        self.status.recv_timeout(2 * PATIENCE).expect("an answer")
+    }
+}
+
+async fn pass(
+    to: Client,
+    holds: Arc<AtomicBool>,
+    found: Sender<Write>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let (mut head, body) = request.into_parts();
+    for name in [HOST, AUTHORIZATION] {
+        head.headers.remove(name);
+    }
+    let is_write = head.method != Method::GET;
+    let is_map = head.uri.path().contains("/configmaps");
+    let body = body.collect().await.unwrap().to_bytes().to_vec();
+    let request = Request::from_parts(head, Body::from(body));
+    if !(is_write && holds.load(Relaxed)) {
+        return Ok(to.send(request).await.unwrap());
+    }
+    if is_map {
+        let ((go, goes), (answered, status)) = (oneshot::channel(), channel());
+        let _ = found.send(Write { go, status });
+        // It goes on although whoever has sent it may have gone.
+        tokio::spawn(async move {
+            if goes.await.is_ok() {
+                let _ = answered.send(to.send(request).await.unwrap().status().as_u16());
+            }
+        });
+    }
+    std::future::pending().await
+}

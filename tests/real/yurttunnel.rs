@@ -1,0 +1,303 @@
+//! What YurtTunnel's users have: ports by ConfigMap, and names of nodes that one pod writes.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Instant;
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Service, ServicePort};
+use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::{Value, json};
+use tunnel::drain::Drain;
+use tunnel::registry::{Cluster, NodeNameParams, NodeNames};
+
+use crate::addresses::own_address;
+use crate::held::Held;
+use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::parts::free_port;
+use crate::process::PATIENCE;
+use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::wait::wait_until;
+
+const SERVICE: &str = "x-tunnel-server-internal-svc";
+const PORTS: &str = "yurt-tunnel-server-cfg";
+
+#[test]
+fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
+    let Some(kubernetes) = Kubernetes::start() else { return };
+    may_keep_ports(&kubernetes);
+    let own = own_address();
+    let (at_node, go) = web(own, true);
+    let (on_loopback, _) = web([127, 0, 0, 1].into(), false);
+    node(&kubernetes, "node1", &json!({}), own);
+    service(&kubernetes, true);
+    let (place, front) = (TestDir::new(), free_port());
+    let mut cloud = pod(&kubernetes, &place, front);
+    let _edge = Edge::start(&place, &format!("127.0.0.1:{}", cloud.grpc));
+    cloud.has("node1");
+    cloud.is_well();
+    let led = || led(&kubernetes);
+    assert_eq!(led(), BTreeMap::new());
+    let name = |at: SocketAddr| format!("node1:{}", at.port());
+    let mut slow = asks(front, &name(at_node), "/slow");
+    assert_eq!(reads(&mut slow, 2), "ab");
+
+    let begun = Instant::now();
+    map(
+        &kubernetes,
+        json!({"http-proxy-ports": format!("{}, x", at_node.port()), "https-proxy-ports": "9443"}),
+    );
+    wait_until("its port is led here", PATIENCE, || led() == [(at_node.port(), front)].into());
+    let _ = writeln!(std::io::stderr(), "led here after {:?}", begun.elapsed());
+    cloud.is_troubled("http-proxy-ports: \"x\": want a port from 1 to 65535");
+    cloud.is_troubled("https-proxy-ports: they lead nowhere");
+    for host in [name(at_node), at_node.to_string()] {
+        assert_eq!(reads(&mut asks(front, &host, "/"), 2), "ok", "{host}");
+    }
+
+    assert!(answer(front, &name(on_loopback)).starts_with("HTTP/1.1 502 "), "nobody listens at its address");
+    map(
+        &kubernetes,
+        json!({
+            "dnat-ports-pair": format!("{}=10264", at_node.port()),
+            "http-proxy-ports": "9052",
+            "localhost-proxy-ports": on_loopback.port().to_string(),
+        }),
+    );
+    wait_until("both are led here", PATIENCE, || led() == [(at_node.port(), front), (9052, front)].into());
+    cloud.is_well();
+    assert_eq!(reads(&mut asks(front, &name(on_loopback), "/"), 2), "ok");
+
+    map(&kubernetes, json!({"http-proxy-ports": format!("{},9053", cloud.grpc)}));
+    wait_until("the pod's own port is not", PATIENCE, || led() == [(9053, front)].into());
+    cloud.is_troubled(&format!(
+        "http-proxy-ports: \"{}\": the pods themselves listen at that port",
+        cloud.grpc
+    ));
+
+    service(&kubernetes, false);
+    map(&kubernetes, json!({"http-proxy-ports": "9054"}));
+    cloud.is_troubled("is left as it is: it has no annotation tunnel.cloud.io/ports: managed");
+    assert_eq!(led(), [(9053, front)].into());
+    service(&kubernetes, true);
+    kubernetes.delete::<ConfigMap>(PORTS);
+    wait_until("without the map none is led here", PATIENCE, || led().is_empty());
+    cloud.is_well();
+    let base = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().ports.unwrap();
+    assert_eq!(
+        base.iter().map(|port| port.port).collect::<Vec<_>>(),
+        [10250, 10255],
+        "what is not ours stays"
+    );
+
+    go.send(()).unwrap();
+    assert_eq!(reads(&mut slow, 2), "cd", "the request was under way all the time");
+}
+
+/// A holder that was cut off while it wrote, and whose write arrives when its successor has written.
+#[test]
+fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused() {
+    let Some(kubernetes) = Kubernetes::start() else { return };
+    service(&kubernetes, true);
+    let ip = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().cluster_ip.unwrap();
+    let edge = json!({"openyurt.io/is-edge-worker": "true"});
+    node(&kubernetes, "a1", &edge, [10, 0, 0, 1].into());
+    node(&kubernetes, "edge-a1", &json!({}), [10, 0, 0, 2].into());
+    let held = Held::before(&kubernetes);
+    let (first, second) = (Drain::new(), Drain::new());
+    let begin = |drain: &Drain, name: &str, kubeconfig| {
+        let cluster = Cluster { kubeconfig: Some(kubeconfig), namespace: Some(NAMESPACE.to_owned()) };
+        let names = NodeNames::new(params(cluster, name), |_| {});
+        kubernetes.run(async { drain.spawn(tracing::Span::none(), names.run(drain.clone())) });
+    };
+    begin(&first, "first", held.kubeconfig.clone());
+    let is = |text: &str, term: &str| {
+        wait_until(&format!("term {term} has written {text:?}"), 2 * PATIENCE, || {
+            written(&kubernetes) == Some((text.to_owned(), term.to_owned()))
+        });
+    };
+    is(&format!("10.0.0.2\tedge-a1\n{ip}\ta1\n"), "1");
+    node(&kubernetes, "edge-a1", &edge, [10, 0, 0, 2].into());
+    is(&format!("{ip}\ta1\n{ip}\tedge-a1\n"), "1");
+    kubernetes.delete_everywhere::<Node>("a1");
+    is(&format!("{ip}\tedge-a1\n"), "1");
+
+    held.hold();
+    node(&kubernetes, "late", &json!({}), [10, 0, 0, 3].into());
+    let late = held.write();
+    assert_eq!(holder(&kubernetes).0, "first");
+    begin(&second, "second", kubernetes.admin());
+    let both = format!("10.0.0.3\tlate\n{ip}\tedge-a1\n");
+    is(&both, "2");
+    assert_eq!(holder(&kubernetes), ("second".to_owned(), 2));
+    assert_eq!(late.goes_on(), 409, "it is for a version that is over");
+    assert_eq!(written(&kubernetes).unwrap().1, "2");
+
+    held.let_go();
+    let drained = kubernetes.run(second.finish(PATIENCE, std::future::pending()));
+    assert_eq!(drained, tunnel::drain::Drained::Finished);
+    is(&both, "3");
+    assert_eq!(
+        holder(&kubernetes),
+        ("first".to_owned(), 3),
+        "it was given back, and nobody waits for its end"
+    );
+
+    // Somebody has written with a higher number: who holds the Lease is not the holder any more, and begins anew.
+    let annotations = json!({"tunnel.cloud.io/lease-transitions": "99"});
+    kubernetes.apply::<ConfigMap>(&json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "yurt-tunnel-nodes", "annotations": annotations},
+    }));
+    node(&kubernetes, "last", &edge, [10, 0, 0, 4].into());
+    is(&format!("10.0.0.3\tlate\n{ip}\tedge-a1\n{ip}\tlast\n"), "100");
+    let drained = kubernetes.run(first.finish(PATIENCE, std::future::pending()));
+    assert_eq!(drained, tunnel::drain::Drained::Finished);
+}
+
+fn params(cluster: Cluster, me: &str) -> NodeNameParams {
+    NodeNameParams {
+        cluster,
+        namespace: NAMESPACE.to_owned(),
+        configmap: "yurt-tunnel-nodes".to_owned(),
+        key: "tunnel-nodes".to_owned(),
+        lease: "tunnel-node-names".to_owned(),
+        me: me.to_owned(),
+        edges: ("openyurt.io/is-edge-worker".to_owned(), "true".to_owned()),
+        service: SERVICE.to_owned(),
+        holders: None,
+    }
+}
+
+/// The text, and the term that has written it.
+fn written(kubernetes: &Kubernetes) -> Option<(String, String)> {
+    let map = kubernetes.object::<ConfigMap>("yurt-tunnel-nodes")?;
+    let term = map.metadata.annotations?.remove("tunnel.cloud.io/lease-transitions")?;
+    Some((map.data?.remove("tunnel-nodes")?, term))
+}
+
+fn holder(kubernetes: &Kubernetes) -> (String, i32) {
+    let spec = kubernetes.object::<Lease>("tunnel-node-names").unwrap().spec.unwrap();
+    (spec.holder_identity.unwrap(), spec.lease_transitions.unwrap())
+}
+
+/// A pod whose port `front` stands for every port of every node.
+fn pod(kubernetes: &Kubernetes, place: &TestDir, front: u16) -> Cloud {
+    let more = format!(
+        "[mode.cloud.http]\nlisten_ip = \"127.0.0.1\"\naddr = {{ \"{front}\" = \"host\" }}\n\
+         [mode.cloud.ports]\nnamespace = \"{NAMESPACE}\"\nservice = \"{SERVICE}\"\n\
+         [mode.cloud.addresses]\nkubernetes = true\n"
+    );
+    let k = format!("--k={}", kubernetes.kubeconfig().display());
+    Cloud::start_as(place, &more, &[("POD_NAMESPACE", NAMESPACE)], &[&k])
+}
+
+/// Our ports of the Service, and where each leads.
+fn led(kubernetes: &Kubernetes) -> BTreeMap<u16, u16> {
+    let ports = kubernetes.object::<Service>(SERVICE).unwrap().spec.unwrap().ports.unwrap();
+    let number = |port: &ServicePort| match port.target_port {
+        Some(IntOrString::Int(target)) => (u16::try_from(port.port).unwrap(), u16::try_from(target).unwrap()),
+        _ => panic!("{port:?}"),
+    };
+    ports.iter().filter(|port| port.name.as_ref().unwrap().starts_with("dnat-")).map(number).collect()
+}
+
+fn map(kubernetes: &Kubernetes, data: Value) {
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PORTS}, "data": data});
+    kubernetes.apply::<ConfigMap>(&map);
+}
+
+fn service(kubernetes: &Kubernetes, is_ours: bool) {
+    let annotations = if is_ours { json!({"tunnel.cloud.io/ports": "managed"}) } else { json!({}) };
+    let port = |name: &str, port: u16, target: u16| json!({"name": name, "port": port, "protocol": "TCP", "targetPort": target});
+    kubernetes.apply::<Service>(&json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": SERVICE, "annotations": annotations},
+        "spec": {"selector": {"app": "tunnel-cloud"}, "ports": [port("https", 10250, 10263), port("http", 10255, 10264)]},
+    }));
+}
+
+fn node(kubernetes: &Kubernetes, name: &str, labels: &Value, ip: IpAddr) {
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+    kubernetes.apply_everywhere::<Node>(&node);
+    kubernetes.set_node_status(name, &json!({"addresses": [{"type": "InternalIP", "address": ip}]}));
+}
+
+/// What the documentation names.
+fn may_keep_ports(kubernetes: &Kubernetes) {
+    let rbac = "rbac.authorization.k8s.io";
+    let rule = |group: &str, kind: &str, name: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [kind], "resourceNames": [name], "verbs": verbs});
+    let rules = [
+        rule("", "configmaps", PORTS, &["get", "list", "watch"]),
+        rule("", "services", SERVICE, &["get", "update"]),
+    ];
+    kubernetes.apply::<Role>(&json!({
+        "apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": {"name": "ports"}, "rules": rules,
+    }));
+    kubernetes.apply::<RoleBinding>(&json!({
+        "apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": {"name": "ports"},
+        "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "ports"},
+        "subjects": [{"apiGroup": rbac, "kind": "User", "name": "pod"}],
+    }));
+}
+
+/// A web server that answers `ok`, and `/slow` with `ab`, and `cd` when it is told to go on.
+fn web(ip: IpAddr, slowly: bool) -> (SocketAddr, std::sync::mpsc::Sender<()>) {
+    let listener = TcpListener::bind((ip, 0)).unwrap();
+    let at = listener.local_addr().unwrap();
+    let (go, gone) = channel();
+    thread::spawn(move || {
+        let mut gone: Option<Receiver<()>> = Some(gone).filter(|_| slowly);
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let slow = head(&mut client).starts_with("GET /slow ");
+            let (length, body) = if slow { (4, "ab") } else { (2, "ok") };
+            write!(client, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+            if let Some(gone) = gone.take_if(|_| slow) {
+                thread::spawn(move || gone.recv().is_ok() && client.write_all(b"cd").is_ok());
+            }
+        }
+    });
+    (at, go)
+}
+
+/// A request that was answered with 200; its body is still to be read.
+fn asks(front: u16, host: &str, path: &str) -> TcpStream {
+    let mut client = TcpStream::connect(("127.0.0.1", front)).unwrap();
+    client.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+    write!(client, "GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
+    let answer = head(&mut client);
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{host}: {answer}");
+    client
+}
+
+/// The head of the answer, whatever it is.
+fn answer(front: u16, host: &str) -> String {
+    let mut client = TcpStream::connect(("127.0.0.1", front)).unwrap();
+    client.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+    write!(client, "GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
+    head(&mut client)
+}
+
+fn head(stream: &mut TcpStream) -> String {
+    reads_until(stream, |read| read.ends_with(b"\r\n\r\n"))
+}
+
+fn reads(stream: &mut TcpStream, bytes: usize) -> String {
+    reads_until(stream, |read| read.len() == bytes)
+}
+
+fn reads_until(stream: &mut TcpStream, ends: impl Fn(&[u8]) -> bool) -> String {
+    let mut read = Vec::new();
+    while !ends(&read) {
+        let mut byte = [0];
+        if stream.read(&mut byte).unwrap() == 0 {
+            break;
+        }
+        read.push(byte[0]);
+    }
+    String::from_utf8(read).unwrap()
+}
