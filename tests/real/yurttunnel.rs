@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Instant;
@@ -19,8 +20,8 @@ use crate::addresses::own_address;
 use crate::held::Held;
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::parts::free_port;
-use crate::process::PATIENCE;
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::process::{PATIENCE, run};
+use crate::tunnel::{Cloud, Edge, PROGRAM, TestDir};
 use crate::wait::wait_until;
 
 const SERVICE: &str = "x-tunnel-server-internal-svc";
@@ -158,6 +159,60 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     let drained = kubernetes.run(first.finish(PATIENCE, std::future::pending()));
     assert_eq!(drained, tunnel::drain::Drained::Finished);
 }
+
+/// As docs/migrating.md has it.
+#[test]
+fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
+    let place = TestDir::new();
+    std::fs::write(place.path().join("old.yaml"), OLD).unwrap();
+    let printed = |line: &str| {
+        let said = run(
+            "sh",
+            &["-c", &format!("cd {} && {ENVIRONMENT} {PROGRAM} {line}", place.path().display())],
+            None,
+            PATIENCE,
+        );
+        assert!(said.status.success(), "{said:?}");
+        said.stdout
+    };
+    let dir = place.path().display().to_string();
+    let (token, files) = (place.path().join("token"), &place.files);
+    let here = |text: &str| {
+        let at = |text: String, from: &str, to: &Path| text.replace(from, to.to_str().unwrap());
+        let text = at(
+            text.replace("/etc/tunnel/token/token", token.to_str().unwrap()),
+            "/etc/tunnel/certs/cloud.crt",
+            &files.cert,
+        );
+        let text =
+            at(at(text, "/etc/tunnel/certs/cloud.key", &files.key), "/etc/tunnel/certs/ca.crt", &files.ca);
+        let text = at(text, "/etc/tunnel/certs/client-ca.crt", &files.ca);
+        let text = at(text, "/etc/tunnel/certs/apiserver-kubelet-client.crt", &files.cert);
+        at(text, "/etc/tunnel/certs/apiserver-kubelet-client.key", &files.key)
+    };
+    for (mode, task) in
+        [("cloud", "migrate yurttunnel old.yaml"), ("edge", "migrate yurttunnel --edge - <old.yaml")]
+    {
+        let text = printed(task);
+        assert!(text.contains("#   kept     --") || mode == "edge", "{text}");
+        place.config(mode, &here(&text));
+        let checked = printed(&format!("--m={mode} --c={dir}/{mode}.toml --check"));
+        assert!(checked.ends_with(": ok\n"), "{checked}");
+    }
+}
+
+/// Of a pod, and of an edge.
+const ENVIRONMENT: &str = "KUBERNETES_SERVICE_HOST=192.0.2.1 POD_IP=127.0.0.1 NODE_NAME=node1";
+
+const OLD: &str = "
+kind: List
+items:
+- kind: Deployment
+  spec: {template: {spec: {containers: [{name: yurt-tunnel-server, args: [--bind-address=127.0.0.1, --server-count=2]}]}}}
+- kind: DaemonSet
+  spec: {template: {spec: {containers: [{name: yurt-tunnel-agent, args: [--tunnelserver-addr=127.0.0.1:31008]}]}}}
+- {kind: ConfigMap, metadata: {name: yurt-tunnel-server-cfg}, data: {http-proxy-ports: \"9051\"}}
+";
 
 fn params(cluster: Cluster, me: &str) -> NodeNameParams {
     NodeNameParams {
