@@ -12,7 +12,7 @@ programs=(
   nc.openbsd:netcat-openbsd ncat:ncat corkscrew:corkscrew socat:socat connect-proxy:connect-proxy
   ip:iproute2 curl:curl shellcheck:shellcheck expect:expect htpasswd:apache2-utils g++:g++
   dig:dnsutils pip3:python3-pip
-  containerd:containerd runc:runc busybox:busybox-static nft:nftables ptp:containernetworking-plugins
+  containerd:containerd runc:runc busybox:busybox-static nft:nftables iptables:iptables ptp:containernetworking-plugins
   prometheus:prometheus h2load:nghttp2-client setcap:libcap2-bin setpriv:util-linux nginx:nginx systemd-analyze:systemd chromium:chromium
 )
 

@@ -13,6 +13,7 @@ mod enrol;
 mod etcd;
 mod files;
 mod https;
+mod intercept;
 mod kubernetes;
 mod links;
 mod policies;
@@ -34,6 +35,7 @@ use tracing::info;
 use self::core::Core;
 pub use csr::Issued;
 use files::PodFiles;
+use intercept::Interception;
 use policies::Policies;
 use ports::{ClientPort, Ports};
 use stop::Stopping;
@@ -89,6 +91,7 @@ struct Prepared {
     ports: Ports,
     gates: Gates,
     client_ports: Vec<ClientPort>,
+    interception: Option<Interception>,
     viewers: Viewers,
 }
 
@@ -111,9 +114,10 @@ impl Pod {
     pub fn start(settings: Cloud, level: Option<LogLevel>) -> Result<Self, StartFaults> {
         let mut startup = Startup::default();
         let prepared = Prepared::new(&settings, &mut startup);
-        let Prepared { files, ports, gates, client_ports, viewers } = startup.finish(prepared)?;
+        let Prepared { files, ports, gates, client_ports, interception, viewers } =
+            startup.finish(prepared)?;
         let port = ports.grpc.at().port();
-        let core = Core::new(&settings, &files, port, ports.own(&client_ports));
+        let mut core = Core::new(&settings, &files, port, ports.own(&client_ports));
         let bound = PodBound {
             grpc: ports.grpc.at(),
             clients: client_ports.iter().filter_map(|port| Some((port.name, port.at?))).collect(),
@@ -125,6 +129,7 @@ impl Pod {
         for port in client_ports {
             (port.spawn)(&core);
         }
+        core.stopping.caught = interception.map(|interception| interception.spawn(&core, &settings));
         publish::spawn(&settings, files.dns, &core, port);
         let pod = Self {
             bound,
@@ -211,8 +216,10 @@ impl Prepared {
         let mut gates = Gates::default();
         let viewers = gates.viewers(&settings.admin, startup);
         let prepared = MODULES.map(|prepare| prepare(settings, &mut gates, startup));
+        let caught = intercept::prepare(settings, &mut gates, startup);
         let client_ports = prepared.into_iter().collect::<Option<Vec<_>>>();
-        let client_ports = client_ports?.into_iter().flatten().collect();
-        Some(Self { files: files?, ports: ports?, gates, client_ports, viewers: viewers? })
+        let (more, interception) = caught?;
+        let client_ports = client_ports?.into_iter().flatten().chain(more).collect();
+        Some(Self { files: files?, ports: ports?, gates, client_ports, interception, viewers: viewers? })
     }
 }

@@ -33,6 +33,8 @@ pub struct Environment {
     pub node_ip: Option<String>,
     /// `POD_IP`: an address of this machine or pod.
     pub pod_ip: Option<String>,
+    /// `HOST_IP`: an address of the machine on which Kubernetes runs this pod.
+    pub host_ip: Option<String>,
     /// `POD_NAME`: a label of the metrics.
     pub pod_name: Option<String>,
     /// `POD_NAMESPACE`: a label of the metrics, and where in Kubernetes we are.
@@ -137,6 +139,7 @@ impl Environment {
             node_name: variable("NODE_NAME"),
             node_ip: variable("NODE_IP"),
             pod_ip: variable("POD_IP"),
+            host_ip: variable("HOST_IP"),
             pod_name: variable("POD_NAME"),
             pod_namespace: variable("POD_NAMESPACE"),
             kubernetes_service_host: variable("KUBERNETES_SERVICE_HOST"),

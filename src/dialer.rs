@@ -62,6 +62,11 @@ impl LocalAddresses {
         Self(Arc::new(addresses))
     }
 
+    /// Those of this moment.
+    pub fn now(&self) -> Vec<IpAddr> {
+        (self.0)()
+    }
+
     /// Those of this machine's interfaces, looked up again after a while, and those that are `given`.
     pub fn of_interfaces(given: Vec<IpAddr>) -> Self {
         let known: Mutex<Option<(Instant, Vec<IpAddr>)>> = Mutex::new(None);
@@ -88,7 +93,7 @@ impl TargetDialer {
     /// Why not, in words for the client.
     pub async fn dial(&self, target: &Target, patience: Duration) -> Result<TcpStream, NotDialled> {
         let deadline = Instant::now() + patience;
-        let mut own = (self.own.0)();
+        let mut own = self.own.now();
         if self.node().is_none() {
             // There a pod's own log port listens, for those on its machine: a rule for it has to name it.
             own.retain(|ip| !plain(*ip).is_loopback());
@@ -219,7 +224,7 @@ impl From<NotDialled> for Refusal {
 
 impl fmt::Debug for LocalAddresses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries((self.0)()).finish()
+        f.debug_list().entries(self.now()).finish()
     }
 }
 

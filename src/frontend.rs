@@ -4,6 +4,7 @@ mod auth;
 mod client;
 mod connect;
 mod forward;
+mod intercept;
 mod passthrough;
 mod proved;
 mod proxy;
@@ -18,6 +19,7 @@ pub use auth::{Gate, Logins, Users, UsersError};
 pub use client::{ClientKey, sessions};
 pub use connect::{Connect, Egress, Module, Ssh};
 pub use forward::{Router, forward};
+pub use intercept::{Caught, CaughtNode, Intercept};
 pub use passthrough::Passthrough;
 pub use proved::{Local, Tls};
 pub use proxy::Proxy;
@@ -289,7 +291,6 @@ const NO_SSH: &str =
     "this port takes HTTP CONNECT; ssh needs -o ProxyCommand=\"nc -X connect -x HOST:PORT %h %p\" NODE";
 const SSH_DISCONNECT: u8 = 1;
 const SSH_BY_APPLICATION: u32 = 11;
-
 /// Short enough for any socket's empty buffer.
 const NO_HTTP_2: &str =
     "HTTP/1.1 400 only HTTP/1.1 is served here\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";

@@ -17,6 +17,7 @@ use crate::names::NodeName;
 use crate::net::reload::Reload;
 use crate::policy::{Tokens, Unproven};
 use crate::protocol::{Code, Hello, LinkId, LinkSender, Refusal, SessionTable};
+use crate::registry::{Claim, Claimant};
 use crate::startup::{FaultKind, Startup};
 use crate::telemetry::AUDIT;
 
@@ -78,6 +79,18 @@ impl Proven {
         self.tokens.load().names(node) || self.enrolment.as_ref().is_some_and(|all| all.known().names(node))
     }
 
+    /// What the token file, and the edges that are linked here, say of the addresses of nodes.
+    pub(super) fn claims(&self) -> Vec<Claim> {
+        let tokens = self.tokens.load();
+        let lines = tokens.ips().iter();
+        let lines = lines.map(|(ip, node)| Claim { ip: *ip, node: node.clone(), by: Claimant::TokenLine });
+        let links = self.lock();
+        let edges = links.values().flat_map(|Proof { hello, .. }| {
+            hello.ips.iter().map(|ip| Claim { ip: *ip, node: hello.node.clone(), by: Claimant::Edge })
+        });
+        lines.chain(edges).collect()
+    }
+
     /// As [`Self::check`], for who may have joined at another pod a moment ago.
     pub(super) async fn judge(&self, hello: &Hello) -> Result<(), Unproven> {
         match (self.check(hello), &self.enrolment) {
@@ -115,7 +128,9 @@ impl Proven {
 
     /// Forgets a link that has ended.
     pub(super) fn end(&self, sender: &LinkSender) {
-        self.lock().remove(&sender.id);
+        let mut links = self.lock();
+        links.remove(&sender.id);
+        tunnel_pages::shrink(&mut links);
     }
 
     /// Until draining begins, ends each link whose token has left the file.

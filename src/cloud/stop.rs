@@ -4,7 +4,8 @@ use std::future::Future;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -19,6 +20,8 @@ pub(super) struct Stopping {
     pub(super) begun: CancellationToken,
     /// Whether there are other pods, which take over.
     pub(super) several: bool,
+    /// Says that nothing is caught any more; `None`: nothing ever was.
+    pub(super) caught: Option<oneshot::Receiver<()>>,
     pub(super) clients: Drain,
     pub(super) publisher: Drain,
     pub(super) links: Drain,
@@ -31,7 +34,7 @@ impl Pod {
     /// clients for a moment, until balancers notice. Then it closes its listeners, and waits for sessions until the
     /// deadline or until `at_once` completes.
     pub async fn stop(self, at_once: impl Future<Output = ()>) -> Drained {
-        let Stopping { begun, several, clients, publisher, links, admin, deadline } = self.stopping;
+        let Stopping { begun, several, caught, clients, publisher, links, admin, deadline } = self.stopping;
         let (at_once, until) = (at_once.shared(), Instant::now() + deadline);
         self.readiness.set("running", Err("stopping".into()));
         info!(
@@ -43,6 +46,10 @@ impl Pod {
         // First, so that balancers stop sending clients here.
         publisher.begin();
         self.registry.drain_all();
+        if let Some(emptied) = caught {
+            // Whoever asks for a node from now on goes there itself, not to a listener that is about to close.
+            let _ = timeout(CLOSE_TIMEOUT.min(deadline), emptied).await;
+        }
         if several {
             tokio::select! {
                 () = sleep(STILL_COMING.min(deadline / 4)) => {}

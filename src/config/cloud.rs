@@ -15,6 +15,7 @@ mod cluster;
 mod csr;
 mod egress;
 mod https;
+mod intercept;
 mod invitations;
 mod lists;
 mod node_names;
@@ -32,6 +33,7 @@ pub use cluster::ClusterSettings;
 pub use csr::{Csr, ServerNames};
 pub use egress::Egress;
 pub use https::{Http, Https, HttpsMode, NodePort, TargetIdentity};
+pub use intercept::{Intercept, MarkBits};
 pub use invitations::Invitations;
 pub use node_names::NodeNameSettings;
 pub use ports::PortSettings;
@@ -55,6 +57,8 @@ pub struct Cloud {
     pub egress: Option<Egress>,
     /// The HTTP proxy; `None`: there is none.
     pub http_proxy: Option<HttpProxy>,
+    /// Traffic of the host that is caught by its address; `None`: none is.
+    pub intercept: Option<Intercept>,
     /// TCP ports, each for one target.
     pub tcp: Vec<TcpPort>,
     /// TLS ports, each for one port of every node.
@@ -175,6 +179,7 @@ impl Cloud {
             tls: tls::read(&mut cloud, report),
             egress: egress::read(&mut cloud, &ssh.access, report),
             http_proxy: proxy::read(&mut cloud, &ssh.access, env, report),
+            intercept: intercept::read(&mut cloud, &ssh.access, env, report),
             tcp: tcp::read(&mut cloud, &ssh.access, report),
             ports: ports::read(&mut cloud, (&http, &https), env, report),
             https,

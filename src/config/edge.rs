@@ -42,6 +42,8 @@ pub struct EdgeSettings {
 pub struct Client {
     /// This node's name.
     pub node: NodeName,
+    /// The addresses that it says its node has.
+    pub ips: Vec<IpAddr>,
     /// What proves it.
     pub token: Token,
     /// PEM file of the authorities that may sign the cloud's certificate.
@@ -132,12 +134,12 @@ impl EdgeSettings {
         let mut edge = mode.table("edge", report);
         super::other_mode(&mut mode, &edge, "cloud", report);
         let mut stream = edge.table("stream", report);
-        let client = client(&mut stream, env, report);
+        let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
+        let client = client(&mut stream, env, node_ip, report);
         stream.finish(report);
         let admin = listen::admin(&mut edge, "edge.sock", report);
         let session = session(&mut edge, report);
         let targets = targets(&mut edge, report);
-        let node_ip = super::address("NODE_IP", env.node_ip.as_deref(), report);
         let pod_ip = super::address("POD_IP", env.pod_ip.as_deref(), report);
         let https = https::read(&mut edge, report);
         let http_proxy = proxy::read(&mut edge, report);
@@ -150,10 +152,11 @@ impl EdgeSettings {
 }
 
 /// What is wrong or missing, and noted as a fault, is made up.
-fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Client {
+fn client(stream: &mut Table<'_>, env: &Environment, node_ip: Option<IpAddr>, report: &mut Report) -> Client {
     let mut table = stream.table("client", report);
     let servers = servers(&mut table, report);
     let node = node(&mut table, env, report);
+    let ips = table.list("node_ips", value::parsed::<IpAddr>, report);
     let token = token(&mut table, report);
     let ca = table.read("cert", value::path, report).unwrap_or_else(|| super::CA.into());
     let log_listen = listen::log(&mut table, report);
@@ -163,6 +166,7 @@ fn client(stream: &mut Table<'_>, env: &Environment, report: &mut Report) -> Cli
     table.finish(report);
     Client {
         node: node.unwrap_or_else(NodeName::none),
+        ips: ips.unwrap_or_else(|| node_ip.into_iter().collect()),
         token: token.unwrap_or_else(|| Token::Text(Secret::new(""))),
         ca,
         servers,

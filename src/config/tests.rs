@@ -9,6 +9,7 @@ use crate::policy::Targets;
 
 mod addresses;
 mod csr;
+mod intercept;
 mod modules;
 mod nodes;
 mod registry;

@@ -4,7 +4,7 @@ mod words;
 
 pub use words::remedy as tls_remedy;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ use crate::protocol::{Hello, Link};
 #[derive(Debug)]
 pub(super) struct LinkDialer {
     pub(super) node: NodeName,
+    /// The addresses that the node has, as far as the settings say.
+    pub(super) ips: Vec<IpAddr>,
     /// At least one, the one that is wanted most first.
     pub(super) servers: Vec<CloudServer>,
     /// What may prove our name, tried in turn.
@@ -148,10 +150,11 @@ impl LinkDialer {
         let (tokens, turn) = (self.tokens.load(), self.turn.load(Relaxed));
         let token = tokens.get(turn % tokens.len().max(1)).map_or("", Secret::reveal);
         let (node, own) = (&self.node, self.ground.table.instance());
-        let said = match older {
+        let mut said = match older {
             Older::Closed => Hello::edge_request(node, token, own),
             Older::Stays => Hello::beside_request(node, token, own),
         };
+        Hello::claim(&mut said, &self.ips);
         let dialled = grpc::dial(io, &to.authority, node, said, &self.ground).await;
         if dialled.as_ref().is_err_and(DialError::is_token_refused) {
             self.turn.store(turn.wrapping_add(1), Relaxed);

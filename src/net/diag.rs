@@ -110,7 +110,7 @@ fn question(from: SocketAddr, to: SocketAddr, attribute: u16) -> Vec<u8> {
 }
 
 /// What an answer that is none says.
-fn error(answer: &[u8]) -> io::Error {
+pub(super) fn error(answer: &[u8]) -> io::Error {
     match number(answer, 16) {
         // Errors are reported negated.
         Some(code) if kind(answer) == Some(NLMSG_ERROR) => {

@@ -7,10 +7,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use socket2::SockRef;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::listen::tune;
+use super::mark;
 
 /// Why no address answered: the failure of each, the most specific first.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
     let mut failed = Vec::new();
     for (left, &at) in (1..=u32::try_from(addresses.len()).unwrap_or(u32::MAX)).rev().zip(addresses) {
         let share = deadline.saturating_duration_since(Instant::now()) / left;
-        failed.push(match timeout(share, TcpStream::connect(at)).await {
+        failed.push(match timeout(share, connect(at)).await {
             Ok(Ok(socket)) => match tune(&SockRef::from(&socket)) {
                 Ok(()) => return Ok(socket),
                 Err(cause) => Failure::Local(at, cause),
@@ -50,6 +51,13 @@ pub async fn dial(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStr
     }
     failed.sort_by_key(|failure| Reverse(failure.rank()));
     Err(DialError(failed))
+}
+
+/// The one place where this process opens a connection to another machine.
+async fn connect(at: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if at.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    mark::put_on(&SockRef::from(&socket))?;
+    socket.connect(at).await
 }
 
 impl DialError {

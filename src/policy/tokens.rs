@@ -1,15 +1,19 @@
 //! The token file: which secret proves which node.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 
 use subtle::ConstantTimeEq;
 
 use crate::names::NodeName;
 
 /// The contents of a token file: one `node:token` a line, spaces dropped, later lines win, `default` for nodes without
-/// a line of their own (docs/superedge.md#token-file). Never shown.
+/// a line of their own (docs/superedge.md#token-file). Behind a node's token may stand which addresses the node has:
+/// `node:token ip=10.0.0.7,fd00::7`. Never shown.
 pub struct Tokens {
     lines: HashMap<String, String>,
+    /// Each address with the node whose line has it.
+    ips: Vec<(IpAddr, NodeName)>,
     faults: Vec<(usize, &'static str)>,
 }
 
@@ -41,16 +45,23 @@ impl Tokens {
     /// has both. Empty lines, and those that begin with `#`, are ignored.
     pub fn parse(text: &str) -> Self {
         let (mut lines, mut faults) = (HashMap::new(), Vec::new());
+        let mut ips: HashMap<String, Vec<IpAddr>> = HashMap::new();
         for (at, line) in (1..).zip(text.lines()) {
+            let (line, addresses) = addresses(line);
             let line = line.replace(' ', "");
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
             let mut parts = line.split(':');
             let (node, token, more) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+            let are_none = addresses.is_none();
+            ips.insert(node.to_ascii_lowercase(), addresses.unwrap_or_default());
             let before = token.and_then(|t| lines.insert(node.to_ascii_lowercase(), t.to_owned()));
             let fault = match token {
                 None => "it has no ':' and is passed over: write node:token",
+                Some(_) if are_none => {
+                    "what stands behind its ip= are no addresses, so it says of none whose it is: write ip=10.0.0.7,fd00::7"
+                }
                 Some(_) if node.parse::<NodeName>().is_err() => {
                     "what stands before its ':' is no node's name"
                 }
@@ -65,7 +76,15 @@ impl Tokens {
                 faults.push((at, fault));
             }
         }
-        Self { lines, faults }
+        let named = ips.into_iter().filter_map(|(node, ips)| Some((node.parse::<NodeName>().ok()?, ips)));
+        let ips = named.filter(|(node, _)| node.as_str() != DEFAULT);
+        let ips = ips.flat_map(|(node, ips)| ips.into_iter().map(move |ip| (ip, node.clone()))).collect();
+        Self { lines, ips, faults }
+    }
+
+    /// The addresses that lines give to their nodes.
+    pub fn ips(&self) -> &[(IpAddr, NodeName)] {
+        &self.ips
     }
 
     /// Whether `token` proves `node`. A node with a line of its own cannot use the default token.
@@ -116,6 +135,17 @@ impl Tokens {
     /// Whether nobody can prove anything.
     pub fn is_empty(&self) -> bool {
         self.lines.values().all(String::is_empty)
+    }
+}
+
+/// A line without its last word, if that begins with `ip=`, and the addresses behind that; `None`: they are none.
+fn addresses(line: &str) -> (&str, Option<Vec<IpAddr>>) {
+    match line.trim_end().rsplit_once([' ', '\t']) {
+        Some((before, word)) => match word.strip_prefix("ip=") {
+            Some(list) => (before, list.split(',').map(|ip| ip.parse().ok()).collect()),
+            None => (line, Some(Vec::new())),
+        },
+        None => (line, Some(Vec::new())),
     }
 }
 
@@ -180,6 +210,27 @@ mod tests {
         assert_eq!(lines, [4, 5, 6, 8, 9]);
         assert!(!format!("{:?}", tokens.faults()).contains("SECRET"));
         assert_eq!(Tokens::parse(&"x\n".repeat(1000)).faults().len(), MAX_FAULTS);
+    }
+
+    #[test]
+    fn behind_a_token_may_stand_which_addresses_its_node_has() {
+        let text = "edge7:secret ip=10.0.0.7,fd00::7\nedge8 : s e c r e t\tip=10.0.0.8 \nedge9:a ip=10.0.0.9\nedge9:a\n\
+                    default:d ip=10.0.0.1\nip=10.0.0.2\n";
+        let tokens = Tokens::parse(text);
+        assert!(
+            prove(text, "edge7", "secret") && prove(text, "edge8", "secret"),
+            "they are no part of the token"
+        );
+        let mut ips: Vec<_> = tokens.ips().iter().map(|(ip, node)| format!("{ip} {node}")).collect();
+        ips.sort();
+        assert_eq!(
+            ips,
+            ["10.0.0.7 edge7", "10.0.0.8 edge8", "fd00::7 edge7"],
+            "the later line counts, and no default"
+        );
+        let wrong = Tokens::parse("edge7:secret ip=10.0.0.300\n");
+        assert_eq!((wrong.ips().len(), wrong.faults()[0].0), (0, 1));
+        assert!(wrong.prove(&"edge7".parse().unwrap(), "secret").is_ok(), "its token counts all the same");
     }
 
     #[test]

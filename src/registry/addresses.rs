@@ -5,6 +5,7 @@
 //! a [`Location`] holds what is dialled where it has none.
 
 mod facts;
+mod holders;
 #[cfg(feature = "kubernetes")]
 mod objects;
 mod table;
@@ -24,6 +25,7 @@ use facts::Backing;
 pub use facts::{
     Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
+pub use holders::{Claim, Claimant, Holders, Void, Why};
 pub use table::{Claims, FactTable};
 #[cfg(feature = "kubernetes")]
 pub use watch::AddressWatch;
@@ -168,6 +170,28 @@ impl AddressBook {
     pub fn pod_network(&self, node: &NodeName, ip: IpAddr) -> IpNet {
         let ip = plain(ip);
         self.facts().pod_network(&node.as_str().to_ascii_lowercase(), ip).unwrap_or_else(|| ip.into())
+    }
+
+    /// Whose an address itself is: single addresses of the fixed table, those of Nodes, and what `more` say. No node has an
+    /// address of a pod or a Service, nor one that `refuses` gives a reason for.
+    pub fn holders(
+        &self,
+        more: impl IntoIterator<Item = Claim>,
+        refuses: impl Fn(IpAddr) -> Option<&'static str>,
+    ) -> Holders {
+        let facts = self.facts();
+        let single = self.fixed.iter().filter(|(net, _)| net.prefix_len() == net.max_prefix_len());
+        let fixed =
+            single.map(|(net, node)| Claim { ip: net.addr(), node: node.clone(), by: Claimant::Table });
+        let nodes = facts.nodes.all().filter_map(|(name, node)| Some((name.parse().ok()?, &node.ips)));
+        let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
+            ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: Claimant::Kubernetes })
+        });
+        Holders::of(fixed.chain(nodes).chain(more), |ip| {
+            refuses(ip)
+                .or_else(|| facts.pods.is_claimed(ip).then_some("a pod's"))
+                .or_else(|| facts.services.is_claimed(ip).then_some("a Service's"))
+        })
     }
 
     /// Takes in what has changed.

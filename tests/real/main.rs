@@ -32,6 +32,7 @@ mod fleet;
 mod halfclose;
 #[cfg(feature = "kubernetes")]
 mod held;
+mod intercept;
 mod invitations;
 mod kubectl;
 #[cfg(feature = "kubernetes")]

@@ -158,6 +158,7 @@ fn not_led_astray(mut command: Command) -> Command {
         "NODE_NAME",
         "NODE_IP",
         "POD_IP",
+        "HOST_IP",
         "POD_NAMESPACE",
         "KUBERNETES_SERVICE_HOST",
         "HTTPS_PROXY",

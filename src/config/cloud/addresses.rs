@@ -54,8 +54,8 @@ fn entry_of(name: &str, mut entry: Table<'_>, report: &mut Report) -> Option<(Ip
     Some((net.ok()?, node?))
 }
 
-/// The modules whose clients name pods and Services.
-const MODULES: [&str; 3] = ["egress", "http_proxy", "https"];
+/// The modules whose clients name pods and Services, or addresses alone.
+const MODULES: [&str; 4] = ["egress", "http_proxy", "https", "intercept"];
 
 /// The key that an entry which is a text stands for.
 const NODE: &str = "node";

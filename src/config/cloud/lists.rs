@@ -94,13 +94,14 @@ impl Cloud {
     pub fn doors(&self) -> Vec<(&str, &Access)> {
         let tcp = self.tcp.iter().map(|port| (port.key.as_str(), &port.access));
         let egress = self.egress.iter().map(|egress| ("mode.cloud.egress", egress.access()));
+        let caught = self.intercept.iter().map(|intercept| ("mode.cloud.intercept", &intercept.access));
         let proxy = self.http_proxy.iter().map(|proxy| ("mode.cloud.http_proxy", &proxy.access));
         let fixed = [
             ("mode.cloud.ssh", &self.ssh.access),
             ("mode.cloud.https", &self.https.access),
             ("mode.cloud.http", &self.http.access),
         ];
-        fixed.into_iter().chain(egress).chain(proxy).chain(tcp).collect()
+        fixed.into_iter().chain(egress).chain(caught).chain(proxy).chain(tcp).collect()
     }
 }
 

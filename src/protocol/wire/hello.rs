@@ -1,6 +1,7 @@
 //! The hello of a link: gRPC metadata in both directions, from which both ends derive the dialect.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,8 @@ pub struct Hello {
     pub dialect: Dialect,
     /// Whether an older link of the same process stays beside this one, until the edge ends one of them.
     pub beside: bool,
+    /// The addresses that it claims its node has: at most 8.
+    pub ips: Box<[IpAddr]>,
 }
 
 /// The caller of a link.
@@ -166,7 +169,7 @@ impl Hello {
         }
         let (dialect, instance) = agreed(headers);
         let beside = is_beside(headers, dialect);
-        Ok(Self { node, token: claim.token, instance, dialect, beside })
+        Ok(Self { node, token: claim.token, instance, dialect, beside, ips: ips(headers) })
     }
 
     /// The metadata of an edge's request.
@@ -190,6 +193,13 @@ impl Hello {
         headers
     }
 
+    /// Adds to a request of an edge which addresses its node has; the first 8 of them.
+    pub fn claim(headers: &mut HeaderMap, ips: &[IpAddr]) {
+        let all: Vec<_> = ips.iter().take(MOST_IPS).map(ToString::to_string).collect();
+        let value = HeaderValue::from_str(&all.join(",")).ok().filter(|value| !value.is_empty());
+        headers.extend(value.map(|value| (IPS, value)));
+    }
+
     /// The metadata of a pod's answer.
     pub fn response(instance: Instance) -> HeaderMap {
         ours(instance)
@@ -199,6 +209,11 @@ impl Hello {
     pub fn from_response(headers: &HeaderMap) -> (Dialect, Option<Instance>) {
         agreed(headers)
     }
+}
+
+fn ips(headers: &HeaderMap) -> Box<[IpAddr]> {
+    let text = headers.get(&IPS).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text.split(',').take(MOST_IPS).filter_map(|ip| ip.parse().ok()).collect()
 }
 
 fn is_beside(headers: &HeaderMap, dialect: Dialect) -> bool {
@@ -273,6 +288,9 @@ const INSTANCE: HeaderName = HeaderName::from_static("tunnel-instance");
 const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 /// Header of a link that leaves an older one of its process in place.
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
+/// Header with the addresses of an edge's node, and how many it may claim.
+const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
+const MOST_IPS: usize = 8;
 /// Header with the version of the program, for people.
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// What is kept of it.
@@ -334,6 +352,27 @@ mod tests {
         headers.insert("tunnel-beside", HeaderValue::from_static("1"));
         headers.remove("tunnel-instance");
         assert!(!beside(&headers), "a plain edge has no process that could have two links");
+    }
+
+    #[test]
+    fn an_edge_names_its_nodes_addresses_and_no_more_than_a_few_are_read() {
+        let ours = |ips: &[IpAddr]| {
+            let mut headers = Hello::edge_request(&"edge-1".parse().unwrap(), "t", Instance::from_bits(3));
+            Hello::claim(&mut headers, ips);
+            headers
+        };
+        let both: [IpAddr; 2] = [[10, 0, 0, 7].into(), "fd00::7".parse().unwrap()];
+        assert_eq!(*Hello::from_request(&ours(&both)).unwrap().ips, both);
+        assert!(!ours(&[]).contains_key("tunnel-node-ips"));
+        let many: Vec<_> = (0..100).map(|last| IpAddr::from([10, 0, 0, last])).collect();
+        assert_eq!(*Hello::from_request(&ours(&many)).unwrap().ips, many[..MOST_IPS]);
+        let mut headers = ours(&[]);
+        let wild = "x,10.0.0.7,,fd00::7 ,1.2.3.4,a,b,c,10.0.0.9";
+        headers.insert("tunnel-node-ips", HeaderValue::from_static(wild));
+        assert_eq!(
+            *Hello::from_request(&headers).unwrap().ips,
+            ["10.0.0.7", "1.2.3.4"].map(|ip| ip.parse().unwrap()) as [IpAddr; 2]
+        );
     }
 
     #[test]

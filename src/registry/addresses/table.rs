@@ -81,6 +81,16 @@ impl<V: Claims> FactTable<V> {
         self.objects.get(name).map(|entry| &entry.object)
     }
 
+    /// All of them, in no order.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&str, &V)> {
+        self.objects.iter().map(|(name, entry)| (name.as_ref(), &entry.object))
+    }
+
+    /// Whether any claims this.
+    pub(super) fn is_claimed(&self, claim: V::Claim) -> bool {
+        self.claiming(claim).next().is_some()
+    }
+
     /// Those that claim this, in the order of their names.
     pub(super) fn claiming(&self, claim: V::Claim) -> impl Iterator<Item = (&str, &V)> + Clone {
         let first = Bound::Included((claim.clone(), Arc::default()));

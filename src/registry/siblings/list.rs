@@ -25,6 +25,12 @@ impl Siblings {
         found.into_iter().map(|sibling| SiblingPod(Which::Known(sibling))).collect()
     }
 
+    /// The addresses of those of which one is known.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        let known = self.known().into_iter();
+        known.filter(|sibling| !sibling.is_ourselves()).map(|sibling| sibling.at.ip()).collect()
+    }
+
     /// Which of those that are listed cannot be linked to, and why.
     ///
     /// # Errors

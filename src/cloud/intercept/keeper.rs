@@ -1,0 +1,178 @@
+//! Keeps the table true: whose addresses are caught follows the links, at this pod and at others.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tracing::{debug, error, info, warn};
+
+use super::presence::Presence;
+use super::seek::Seeker;
+use crate::admin::Readiness;
+use crate::cloud::context::PodContext;
+use crate::config::cloud::Intercept as Settings;
+use crate::dialer::LocalAddresses;
+use crate::frontend::Caught;
+use crate::names::NodeName;
+use crate::net::intercept::{CatchError, Sets, Table};
+use crate::policy::is_off_limits;
+use crate::registry::{Claimant, Void, Why};
+
+/// The one task that writes the table.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    table: Table,
+    caught: Arc<Caught>,
+    settings: Settings,
+    grace: Duration,
+    /// Addresses of this host.
+    own: LocalAddresses,
+    shared: PodContext,
+    readiness: Readiness,
+    presence: Presence,
+    seeker: Seeker,
+    /// The claims of which the log has told that they count for nothing.
+    told: HashSet<Void>,
+    /// When the table was last written, if it is as it should be.
+    kept: Option<Instant>,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        table: Table,
+        caught: Arc<Caught>,
+        settings: Settings,
+        grace: Duration,
+        own: LocalAddresses,
+        shared: PodContext,
+        readiness: Readiness,
+    ) -> Self {
+        let (presence, seeker, told) = (Presence::default(), Seeker::new(), HashSet::new());
+        Self { table, caught, settings, grace, own, shared, readiness, presence, seeker, told, kept: None }
+    }
+
+    /// Catches until the pod begins to stop; then nothing more, which it says to `emptied`. The table goes once no session
+    /// needs it.
+    pub(super) async fn run(mut self, emptied: oneshot::Sender<()>) {
+        let (links, stopping) = (self.shared.ground.drain.clone(), self.shared.stopping.clone());
+        let mut changes = self.shared.registry.changes();
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while !stopping.is_cancelled() {
+            let changed = self.look();
+            if changed || self.kept.is_none_or(|at| at.elapsed() >= RENEW) {
+                self.caught.set(self.presence.nodes().clone());
+                let nodes = self.presence.nodes().keys().copied().collect();
+                let kept = self.table.keep(&Sets { nodes, ports: self.settings.ports.clone() }).await;
+                self.note(kept);
+            }
+            tokio::select! {
+                () = stopping.cancelled() => {}
+                // It never ends: the registry holds the sender.
+                _ = changes.changed() => {}
+                _ = ticks.tick() => {}
+            }
+        }
+        let emptying = self.table.keep(&Sets::default()).await;
+        self.note(emptying);
+        info!("nothing more is caught");
+        // Nobody waits for it in a start that is broken off.
+        let _ = emptied.send(());
+        links.draining().await;
+        self.table.delete().await;
+    }
+
+    /// Finds out whose addresses are to be caught. Whether they are others than before.
+    fn look(&mut self) -> bool {
+        let own = self.own.now();
+        let siblings = self.shared.siblings.as_ref().map(|siblings| siblings.addresses()).unwrap_or_default();
+        let refuses = |ip: IpAddr| {
+            let why = [
+                (!self.settings.networks.contains(ip), OUTSIDE),
+                (is_off_limits(ip), "loopback, link-local, metadata or the like"),
+                (own.contains(&ip), HOST),
+                (siblings.contains(&ip), SIBLING),
+            ];
+            why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
+        };
+        let holders = self.shared.addresses.holders(self.shared.proven.claims(), refuses);
+        let mut knows = HashMap::new();
+        for node in holders.nodes.values().chain(self.presence.nodes().values().map(|caught| &caught.node)) {
+            if !knows.contains_key(node) {
+                knows.insert(node.clone(), self.shared.finder.knows(node));
+            }
+        }
+        let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
+        let changed = self.presence.step(&holders.nodes, linked, Instant::now(), self.grace);
+        let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
+        self.seeker.step(&unknown, &self.shared);
+        self.tell(holders.void);
+        changed
+    }
+
+    /// Logs the claims that count for nothing, each once for as long as it does.
+    fn tell(&mut self, void: Vec<Void>) {
+        // A cluster has many Nodes that are no edges, some with pods of ours, and they are nobody's slip of the pen.
+        let is_usual = |void: &Void| {
+            void.by == Claimant::Kubernetes
+                && [OUTSIDE, HOST, SIBLING].iter().any(|why| void.why == Why::NotANodes(why))
+        };
+        let now: HashSet<Void> = void.into_iter().filter(|void| !is_usual(void)).take(MOST_TOLD).collect();
+        for Void { ip, node, by, why } in now.difference(&self.told) {
+            warn!(
+                %ip,
+                %node,
+                "{ip} is not caught for {node}, as {by} has it: {why}; correct what says so"
+            );
+        }
+        self.told = now;
+    }
+
+    /// Takes in what came of writing the table.
+    fn note(&mut self, kept: Result<(), CatchError>) {
+        let trouble = self.readiness.trouble(NAME);
+        match kept {
+            Ok(()) => {
+                if trouble.is_some() || self.kept.is_none() {
+                    info!(
+                        addresses = self.presence.nodes().len(),
+                        "what is sent to nodes' addresses is caught"
+                    );
+                }
+                debug!(addresses = self.presence.nodes().len(), "the table is as it should be");
+                self.kept = Some(Instant::now());
+                self.readiness.note(NAME, Ok(()));
+            }
+            Err(cause) => {
+                self.kept = None;
+                let cause = cause.to_string();
+                if trouble.as_ref() != Some(&cause) {
+                    error!(%cause, "what is sent to nodes' addresses is not caught as it should be: trying on");
+                }
+                self.readiness.note(NAME, Err(cause));
+            }
+        }
+    }
+}
+
+/// Between two looks at what is not reported: nodes at other pods, claims, how long a node is gone.
+const TICK: Duration = Duration::from_millis(500);
+
+/// A third of the time after which the kernel forgets the ports.
+const RENEW: Duration = Duration::from_secs(10);
+
+/// Claims without effect that are told at once.
+const MOST_TOLD: usize = 100;
+
+/// Why most claims are refused.
+const OUTSIDE: &str = "outside of the networks of [mode.cloud.intercept]";
+
+/// Why no edge has some addresses.
+const HOST: &str = "this host's";
+const SIBLING: &str = "another pod's";
+
+/// Its name in `/readyz`.
+const NAME: &str = "intercept";

@@ -1,0 +1,519 @@
+//! What a program of the cloud's host sends to nodes' addresses goes through the tunnel: the host and each node are
+//! machines of their own, and nobody can open a connection to a node.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::thread::{self, JoinHandle};
+
+use crate::network::Machine;
+use crate::parts::{have, kept, root};
+use crate::process::{PATIENCE, Running, Said, run_command};
+use crate::tunnel::{PROGRAM, TOKEN, TestDir};
+use crate::wait::wait_until;
+
+#[test]
+fn a_client_of_the_host_reaches_kubelets_by_address_and_speaks_tls_with_them() {
+    let Some(world) = World::start(2) else { return };
+    let mut pod = world.pod(&world.fixed());
+    let (_kubelets, edges) = ([world.kubelet(1), world.kubelet(2)], [world.edge(1, ""), world.edge(2, "")]);
+    for number in [1, 2] {
+        for ip in addresses(number) {
+            world.is_caught(&ip, true);
+            world.asks_kubelet(number, &ip);
+        }
+    }
+    // Ports that are not named are nobody's business, nor is another machine of the same network.
+    let (other, direct) = world.other();
+    assert_eq!(world.get(&format!("http://{OTHER}:10250/")).stdout, OTHER, "{}", pod.log());
+    drop((other, direct));
+    let refused = world.get("http://10.79.1.2:10251/").status.code();
+    assert_eq!(refused, Some(28), "nothing answers there, and nothing but the node could");
+    assert_eq!(pod.log().matches(FRONT).count(), 4, "{}", pod.log());
+    // A node that has left is caught for the grace time, so that nobody waits in vain.
+    let [_first, second] = edges;
+    drop(second);
+    world.is_refused(2);
+    pod.says("node node2 is not connected");
+    world.asks_kubelet(1, &addresses(1)[0]);
+    // A clean stop leaves nothing behind.
+    pod.terminate();
+    assert!(pod.ends(PATIENCE).success());
+    assert!(!world.host.sh("nft list tables").contains("tunnel"));
+}
+
+#[test]
+fn what_a_killed_pod_has_caught_is_direct_again_and_the_next_pod_takes_the_table_over() {
+    let Some(world) = World::start(1) else { return };
+    let tables = world.fixed();
+    let mut pod = world.pod(&tables);
+    let (_kubelet, edge) = (world.kubelet(1), world.edge(1, ""));
+    world.is_caught(&addresses(1)[0], true);
+    // Another pod cannot have the same table while its owner lives.
+    let mut second = world.launch(
+        "second",
+        &world.config(&tables).replace("9000", "9001").replace("51010", "51020").replace("2222", "2223"),
+        &[],
+        &[],
+    );
+    assert!(!second.ends(PATIENCE).success());
+    second.said("the table inet tunnel belongs to another process, which is alive");
+    pod.kill();
+    // From now on the node can be dialled: whoever is not caught reaches it.
+    world.nodes[0].sh("nft delete table inet shut");
+    wait_until("the kernel has forgotten the ports", PATIENCE, || {
+        !world.host.sh("nft list set inet tunnel ports").contains("elements")
+    });
+    for ip in addresses(1) {
+        world.asks_kubelet(1, &ip);
+    }
+    drop(edge);
+    let pod = world.pod(&tables);
+    pod.said("a table is taken over whose owner has died");
+    let _edge = world.edge(1, "");
+    for ip in addresses(1) {
+        world.is_caught(&ip, true);
+        world.asks_kubelet(1, &ip);
+    }
+    assert_eq!(world.host.sh("nft list tables"), "table inet tunnel\n");
+    assert_eq!(pod.log().matches(FRONT).count(), 2, "{}", pod.log());
+    // Somebody takes the table away under the pod, as a firewall that is loaded anew does.
+    world.host.sh("nft flush ruleset");
+    world.is_caught(&addresses(1)[0], true);
+}
+
+#[test]
+fn a_table_that_somebody_else_has_made_is_left_alone() {
+    let Some(world) = World::start(0) else { return };
+    world.host.sh("nft add table inet tunnel; nft add chain inet tunnel theirs");
+    let mut pod = world.launch("pod", &world.config(""), &[], &[]);
+    assert!(!pod.ends(PATIENCE).success());
+    pod.said("the table inet tunnel is there, and not made by this program");
+    assert!(world.host.sh("nft list table inet tunnel").contains("theirs"));
+}
+
+#[test]
+fn a_pod_that_cannot_catch_says_what_it_lacks_and_does_not_start() {
+    let Some(world) = World::start(0) else { return };
+    let lacks = |name: &str, entry: &[&str], env: &[(&str, &str)], why: &str| {
+        let mut pod = world.launch(name, &world.config(""), entry, env);
+        assert!(!pod.ends(PATIENCE).success());
+        pod.said(why);
+    };
+    lacks(
+        "unable",
+        &["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"],
+        &[],
+        "it lacks CAP_NET_ADMIN",
+    );
+    lacks("elsewhere", &[], &[("HOST_IP", "192.0.2.1")], "set hostNetwork: true");
+    lacks("bare", &["env", "PATH=/nowhere"], &[], "the program nft cannot be run");
+}
+
+#[test]
+fn a_connection_that_was_begun_before_its_node_has_joined_is_caught() {
+    let Some(world) = World::start(1) else { return };
+    let pod = world.pod(&format!("{SHORT}{}", world.fixed()));
+    let _kubelet = world.kubelet(1);
+    for ip in addresses(1) {
+        let waits = world.connecting(&ip);
+        let edge = world.edge(1, "");
+        let said = waits.join().unwrap();
+        assert_eq!(said.stdout, "node1", "{ip}: {said:?}\n{}", pod.log());
+        drop(edge);
+        world.is_caught(&ip, false);
+    }
+}
+
+#[test]
+fn what_is_for_this_host_or_from_the_pod_itself_is_never_led_back() {
+    let Some(world) = World::start(1) else { return };
+    let (other, _answers) = world.other();
+    let near = "10.79.1.1";
+    let tables = format!(
+        "[mode.cloud.addresses]\n\"{near}\" = \"node1\"\n[mode.cloud.direct]\ntargets = [\"{OTHER}:10250\"]\n"
+    );
+    let mut pod = world.pod(&tables);
+    // The node of the host itself.
+    let config = world.place.edge_config("node1", "127.0.0.1:9000", ADMIN + 1);
+    let mut edge =
+        world.place.tunnel_as(world.host.command(PROGRAM), ("edge", "near"), &config, &[], &["--v=2"]);
+    ready(&mut edge, &world.host, ADMIN + 1);
+    pod.says("10.79.1.1 is not caught for node1, as [mode.cloud.addresses] has it: it is this host's");
+    let mut socat = world.host.command("socat");
+    socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(world.says("here"));
+    let _here = Running::start("here", world.place.path(), &mut socat);
+    wait_until("something answers on the host", PATIENCE, || world.host.sh("ss -tln").contains(":10250"));
+    // Even if somebody puts both into the set.
+    world.host.sh(&format!("nft add element inet tunnel nodes4 '{{ {near}, {OTHER} }}'"));
+    assert_eq!(world.get(&format!("http://{near}:10250/")).stdout, "here");
+    let through = ["-sS", "-m", "20", "-p", "-x", "http://127.0.0.1:2222", &format!("http://{OTHER}:10250/")];
+    let said = run_command("curl", world.host.command("curl").args(through), None, PATIENCE);
+    assert_eq!(said.stdout, OTHER, "{said:?}");
+    // Who is no part of the program is caught, and led nowhere, as that is nobody's address.
+    let caught = world.get(&format!("http://{OTHER}:10250/")).status.code();
+    assert_ne!(caught, Some(0));
+    assert!(!pod.log().contains(FRONT), "{}", pod.log());
+    drop(other);
+}
+
+#[test]
+fn who_is_believed_less_takes_no_address_from_who_is_believed_more() {
+    let Some(world) = World::start(2) else { return };
+    let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
+    std::fs::write(world.place.path().join("token"), lines).unwrap();
+    let mut pod = world.pod("");
+    let _kubelets = [world.kubelet(1), world.kubelet(2)];
+    // The second node claims the first one's, its own, and one that it cannot have.
+    let ips = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"10.79.2.1\"]\n";
+    let _edges = [world.edge(1, ""), world.edge(2, ips)];
+    for number in [1, 2] {
+        let ip = &addresses(number)[0];
+        world.is_caught(ip, true);
+        world.asks_kubelet(number, ip);
+    }
+    pod.says("10.79.2.1 is not caught for node2, as its edge has it: it is this host's");
+}
+
+#[test]
+fn a_session_goes_on_through_a_cut_and_by_another_pod_and_yurttunnels_chains_do_not_matter() {
+    if !have(&["iptables"]) {
+        return;
+    }
+    let Some(world) = World::start(1) else { return };
+    // The second pod is on a machine of its own, and the node links to it alone.
+    let far = machine(&world.host, 100, false);
+    world.host.sh("echo 1 > /proc/sys/net/ipv4/ip_forward");
+    far.sh("ip route add default via 10.79.100.1");
+    world.nodes[0].sh("ip route add default via 10.79.1.1");
+    world.host.sh(CHAINS);
+    let siblings = "[mode.cloud.registry]\nsiblings = [\"10.79.100.1:9000\", \"10.79.100.2:9000\"]\n";
+    let pod = world.pod(&format!("{siblings}{}", world.fixed()));
+    let config = world.place.cloud_config("10.79.100.2:9000".parse().unwrap(), ADMIN) + siblings;
+    let closed = "[mode.cloud.ssh]\nlisten = \"127.0.0.1:2222\"\nauth = \"none\"\n";
+    let mut second =
+        world.place.tunnel_as(far.command(PROGRAM), ("cloud", "far"), &(config + closed), &[], &["--v=4"]);
+    ready(&mut second, &far, ADMIN);
+    let mut socat = world.nodes[0].command("socat");
+    socat.args(["TCP-LISTEN:9100,pf=ip6,ipv6only=0,fork,reuseaddr", "EXEC:cat"]);
+    let _echo = Running::start("echo", world.place.path(), &mut socat);
+    let config = world.place.edge_config("node1", "10.79.100.2:9000", ADMIN);
+    let command = world.nodes[0].command(PROGRAM);
+    let mut edge = world.place.tunnel_as(command, ("edge", "edge-1"), &config, &[], &["--v=4"]);
+    ready(&mut edge, &world.nodes[0], ADMIN);
+    let ip = &addresses(1)[0];
+    world.is_caught(ip, true);
+    let mut client = world.host.command("socat");
+    client.args(["-", &format!("TCP:{ip}:9100")]);
+    let (mut client, mut says) = Running::start_fed("client", world.place.path(), &mut client);
+    says.write_all(b"before\n").unwrap();
+    client.says("before");
+    far.sh("nft add table inet cut; nft add chain inet cut input '{ type filter hook input priority 0; }'
+        nft add rule inet cut input ip saddr 10.79.1.2 drop");
+    says.write_all(b"meanwhile\n").unwrap();
+    second.says("link has ended");
+    assert!(!client.log().contains("meanwhile"));
+    far.sh("nft delete table inet cut");
+    client.says("meanwhile");
+    says.write_all(b"after\n").unwrap();
+    client.says("after");
+    assert!(!pod.log().contains("node is linked"), "it is reached by the other pod");
+}
+
+#[test]
+fn fifty_nodes_join_and_leave_under_load_and_nothing_is_misrouted() {
+    let Some(world) = World::start(1) else { return };
+    let numbers = || 11..=60;
+    // One machine has all addresses, but each node's edge dials its own alone: whatever goes astray is refused.
+    let farm = &world.nodes[0];
+    for n in numbers() {
+        farm.sh(&format!("ip addr add 10.79.1.{n}/24 dev wan"));
+    }
+    let mut socat = farm.command("socat");
+    socat.arg("TCP-LISTEN:9100,fork,reuseaddr,backlog=128").arg(world.says(""));
+    let _answers = Running::start("answers", world.place.path(), &mut socat);
+    let entries: String = numbers().map(|n| format!("\"10.79.1.{n}\" = \"farm{n}\"\n")).collect();
+    let mut pod = world.pod(&format!("{SHORT}[mode.cloud.addresses]\n{entries}"));
+    let mut edges: Vec<_> = numbers().map(|n| world.farmed(n)).collect();
+    for n in numbers() {
+        world.is_caught(&format!("10.79.1.{n}"), true);
+    }
+    // Every third leaves and comes back while all are asked.
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let place = world.place.path().to_owned();
+    let answered = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let mut answered = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let line = "for n in $(seq 11 60); do
+                        echo \"$n $(curl -s -m 5 http://10.79.1.$n:9100/)\" &
+                    done; wait";
+                for line in world.host.sh(line).lines() {
+                    let (n, said) = line.split_once(' ').unwrap();
+                    assert!(said.is_empty() || said == format!("10.79.1.{n}"), "{line}");
+                    answered += usize::from(!said.is_empty());
+                }
+            }
+            answered
+        });
+        for round in 0..3 {
+            for at in (round..edges.len()).step_by(3) {
+                edges[at].kill();
+            }
+            let n = 11 + round;
+            world.is_caught(&format!("10.79.1.{n}"), false);
+            for at in (round..edges.len()).step_by(3) {
+                edges[at] = world.farmed(11 + at);
+            }
+            for at in (round..edges.len()).step_by(3) {
+                world.is_caught(&format!("10.79.1.{}", 11 + at), true);
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        asked.join().unwrap()
+    });
+    assert!(answered >= 100, "only {answered} were answered; {}", place.display());
+    pod.lives();
+    assert!(!pod.log().contains("not_allowed"), "an edge was asked for another one's address");
+}
+
+#[test]
+fn the_component_gives_pods_the_hosts_network_and_the_right_to_change_it() {
+    let Some(kubectl) = kept("kubernetes-1.36.3/kubectl") else { return };
+    // It takes no absolute paths.
+    let overlay = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("overlay-{}", std::process::id()));
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize");
+    std::fs::create_dir_all(&overlay).unwrap();
+    let copied = Command::new("cp").arg("-r").arg(&deploy).arg(&overlay).status().unwrap();
+    assert!(copied.success());
+    let text = "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [kustomize/base]\n\
+                components: [kustomize/components/intercept]\n";
+    std::fs::write(overlay.join("kustomization.yaml"), text).unwrap();
+    let said = run_command("kubectl", Command::new(kubectl).arg("kustomize").arg(&overlay), None, PATIENCE);
+    std::fs::remove_dir_all(&overlay).unwrap();
+    assert!(said.status.success(), "{said:?}");
+    let objects = said.stdout.split("---\n");
+    let pods = objects.into_iter().find(|object| object.contains("kind: Deployment")).unwrap();
+    for line in ["hostNetwork: true", "runAsUser: 0", "- NET_ADMIN", "name: HOST_IP", "maxSurge: 0"] {
+        assert!(pods.contains(line), "{line}: {pods}");
+    }
+    assert!(!pods.contains("sysctls") && !said.stdout.contains("kind: Component"), "{pods}");
+}
+
+/// The host of the cloud, and nodes that can dial it.
+struct World {
+    // Fields drop in order: who uses a thing before the thing.
+    nodes: Vec<Machine>,
+    host: Machine,
+    place: TestDir,
+}
+
+impl World {
+    /// Makes the host, and the machines of `node1` and so on. None if a program is missing, or who runs the test is not
+    /// root.
+    fn start(nodes: usize) -> Option<Self> {
+        if !have(&["nft", "ip", "nsenter", "unshare", "curl", "socat", "ss", "setpriv"]) || !root() {
+            return None;
+        }
+        let pods = ["127.0.0.1", "10.79.100.1", "10.79.100.2"];
+        let (place, host) = (TestDir::serving(&pods), Machine::new());
+        std::fs::write(place.path().join("answer"), ANSWER).unwrap();
+        let nodes = (1..=nodes).map(|number| machine(&host, number, true)).collect();
+        Some(Self { nodes, host, place })
+    }
+
+    /// The table of addresses with all nodes in it.
+    fn fixed(&self) -> String {
+        let numbers = 1..=self.nodes.len();
+        let entries = numbers.flat_map(|n| addresses(n).map(|ip| format!("\"{ip}\" = \"node{n}\"\n")));
+        format!("[mode.cloud.addresses]\n{}", entries.collect::<String>())
+    }
+
+    /// Starts a pod on the host that catches, with these tables beside the usual, and waits for it.
+    fn pod(&self, tables: &str) -> Running {
+        let mut pod = self.launch("pod", &self.config(tables), &[], &[]);
+        ready(&mut pod, &self.host, ADMIN);
+        pod
+    }
+
+    fn config(&self, tables: &str) -> String {
+        let at: SocketAddr = "0.0.0.0:9000".parse().unwrap();
+        let config = self.place.cloud_config(at, ADMIN);
+        format!(
+            "{config}[mode.cloud.ssh]\nlisten = \"127.0.0.1:2222\"\nauth = \"none\"\n[mode.cloud.intercept]\n\
+             networks = [\"10.79.0.0/16\", \"fd79::/16\"]\nports = [10250, 9100]\n{tables}"
+        )
+    }
+
+    /// Starts a pod on the host and waits for nothing; `entry` are words before the program's name.
+    fn launch(&self, name: &str, config: &str, entry: &[&str], env: &[(&str, &str)]) -> Running {
+        let command = match entry {
+            [] => self.host.command(PROGRAM),
+            [first, rest @ ..] => {
+                let mut command = self.host.command(first);
+                command.args(rest).arg(PROGRAM);
+                command
+            }
+        };
+        self.place.tunnel_as(command, ("cloud", name), config, env, &["--v=4"])
+    }
+
+    /// Starts a node's edge, with these tables beside the usual, and waits until it is linked.
+    fn edge(&self, number: usize, tables: &str) -> Running {
+        let cloud = format!("10.79.{number}.1:9000");
+        let config = self.place.edge_config(&format!("node{number}"), &cloud, ADMIN) + tables;
+        let machine = &self.nodes[number - 1];
+        let command = machine.command(PROGRAM);
+        let mut edge =
+            self.place.tunnel_as(command, ("edge", &format!("edge-{number}")), &config, &[], &["--v=2"]);
+        ready(&mut edge, machine, ADMIN);
+        edge
+    }
+
+    /// Starts the edge of a node that has one address of the first node's machine, and dials nothing else.
+    fn farmed(&self, number: usize) -> Running {
+        let own = format!("[mode.edge.allow]\ntargets = [\"10.79.1.{number}:9100\"]\n");
+        let node = format!("farm{number}");
+        let admin = 40_000 + u16::try_from(number).unwrap();
+        let config = self.place.edge_config(&node, "10.79.1.1:9000", admin) + &own;
+        self.place.tunnel_as(self.nodes[0].command(PROGRAM), ("edge", &node), &config, &[], &["--v=1"])
+    }
+
+    /// Begins to ask a node's kubelet by an address, and waits until its first packet is under way.
+    fn connecting(&self, ip: &str) -> JoinHandle<Said> {
+        let mut curl = self.kubelet_client(1, ip);
+        let waits = thread::spawn(move || run_command("curl", &mut curl, None, PATIENCE));
+        let at = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+        wait_until("the connection is under way", PATIENCE, || {
+            self.host.sh("ss -tnH state syn-sent").contains(&format!("{at}:10250"))
+        });
+        waits
+    }
+
+    /// What is sent to the node's addresses is reset at once, as it has left.
+    fn is_refused(&self, number: usize) {
+        wait_until("the node has left", PATIENCE, || {
+            let mut client = self.kubelet_client(number, &addresses(number)[0]);
+            let said = run_command("curl", &mut client, None, PATIENCE);
+            said.stderr.contains("reset")
+        });
+    }
+
+    /// Starts what stands for a node's kubelet: TLS with a certificate for the node's name, which says that name.
+    fn kubelet(&self, number: usize) -> Running {
+        let node = format!("node{number}");
+        let dir = self.place.path().join(&node);
+        std::fs::create_dir_all(&dir).unwrap();
+        let files = self.place.authority.write(&dir, &[&node]);
+        let mut socat = self.nodes[number - 1].command("socat");
+        let (cert, key) = (files.cert.display(), files.key.display());
+        socat.arg(format!(
+            "OPENSSL-LISTEN:10250,pf=ip6,ipv6only=0,fork,reuseaddr,verify=0,cert={cert},key={key}"
+        ));
+        socat.arg(self.says(&node));
+        Running::start(&format!("kubelet-{number}"), self.place.path(), &mut socat)
+    }
+
+    /// A machine of the same network that is no node, and what answers there with its own address.
+    fn other(&self) -> (Machine, Running) {
+        let other = machine(&self.host, 200, false);
+        let mut socat = other.command("socat");
+        socat.arg("TCP-LISTEN:10250,fork,reuseaddr").arg(self.says(""));
+        let answers = Running::start("other", self.place.path(), &mut socat);
+        wait_until("the other machine answers", PATIENCE, || other.sh("ss -tln").contains(":10250"));
+        (other, answers)
+    }
+
+    /// Asks a node's kubelet by an address, as who checks that its certificate names the node.
+    fn asks_kubelet(&self, number: usize, ip: &str) {
+        let said = run_command("curl", &mut self.kubelet_client(number, ip), None, PATIENCE);
+        assert_eq!(said.stdout, format!("node{number}"), "{ip}: {said:?}");
+    }
+
+    fn kubelet_client(&self, number: usize, ip: &str) -> Command {
+        let at = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+        let node = format!("node{number}");
+        let mut curl = self.host.command("curl");
+        let ca = self.place.files.ca.display().to_string();
+        let to = format!("{node}:10250:{at}:10250");
+        curl.args([
+            "-sS",
+            "-m",
+            "30",
+            "--cacert",
+            &ca,
+            "--connect-to",
+            &to,
+            &format!("https://{node}:10250/"),
+        ]);
+        curl
+    }
+
+    /// What has socat answer any request with a text, or without one with the address that it came to.
+    fn says(&self, text: &str) -> String {
+        format!("SYSTEM:sh {} {text}", self.place.path().join("answer").display())
+    }
+
+    fn get(&self, url: &str) -> Said {
+        let mut curl = self.host.command("curl");
+        run_command("curl", curl.args(["-sS", "-m", "3", url]), None, PATIENCE)
+    }
+
+    /// Waits until an address is in the set, or is not.
+    fn is_caught(&self, ip: &str, caught: bool) {
+        let set = if ip.contains(':') { "nodes6" } else { "nodes4" };
+        wait_until(&format!("{ip} is caught: {caught}"), PATIENCE, || {
+            let listed = self.host.sh(&format!("nft -j list set inet tunnel {set} || true"));
+            listed.contains(&format!("\"{ip}\"")) == caught
+        });
+    }
+}
+
+/// Waits until a program of ours, on that machine, is ready.
+fn ready(running: &mut Running, machine: &Machine, admin: u16) {
+    wait_until("it is ready", PATIENCE, || {
+        running.lives();
+        let mut curl = machine.command("curl");
+        curl.args(["-sf", "-m", "2", &format!("http://127.0.0.1:{admin}/readyz")]);
+        run_command("curl", &mut curl, None, PATIENCE).status.success()
+    });
+}
+
+/// A machine with a cable to the host; if it is `shut`, nobody can open a connection to it.
+fn machine(host: &Machine, number: usize, shut: bool) -> Machine {
+    let machine = Machine::new();
+    let device = format!("node{number}");
+    let (near, far) = (format!("10.79.{number}.1/24"), format!("10.79.{number}.2/24"));
+    host.cable((&device, &near), &machine, ("wan", &far));
+    host.sh(&format!("ip addr add fd79:{number}::1/64 dev {device} nodad"));
+    machine.sh(&format!("ip addr add fd79:{number}::2/64 dev wan nodad"));
+    if shut {
+        machine.shut("wan");
+    }
+    machine
+}
+
+/// Where the machine of a node is.
+fn addresses(number: usize) -> [String; 2] {
+    [format!("10.79.{number}.2"), format!("fd79:{number}::2")]
+}
+
+/// Reads the head of a request, and answers it.
+const ANSWER: &str = r#"end=$(printf '\r'); while read -r line && [ "$line" != "$end" ]; do :; done
+printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
+"#;
+/// How a line of the access log tells that its client was caught.
+const FRONT: &str = "front=\"intercept\"";
+/// What YurtTunnel makes: what is sent to a port, at whichever address, goes to its own front end, where nobody is.
+const CHAINS: &str = "iptables -t nat -N TUNNEL-PORT; iptables -t nat -A OUTPUT -p tcp -j TUNNEL-PORT
+    iptables -t nat -N TUNNEL-PORT-9100
+    iptables -t nat -A TUNNEL-PORT -p tcp --dport 9100 -j TUNNEL-PORT-9100
+    iptables -t nat -A TUNNEL-PORT-9100 -d 127.0.0.1/32 -j RETURN
+    iptables -t nat -A TUNNEL-PORT-9100 -p tcp -j DNAT --to-destination 127.0.0.1:10264";
+/// What has addresses of nodes that have left given up soon.
+const SHORT: &str = "[mode.cloud.session]\ngrace = \"1s\"\n";
+/// A machine that is no node.
+const OTHER: &str = "10.79.200.2";
+/// Where each program of ours has its admin port.
+const ADMIN: u16 = 51010;
