@@ -187,7 +187,9 @@ struct Done {
 
 impl Drop for Done {
     fn drop(&mut self) {
-        self.drain.running().tasks.remove(&self.id);
+        let mut running = self.drain.running();
+        running.tasks.remove(&self.id);
+        tunnel_pages::shrink(&mut running.tasks);
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, info_span, warn};
 
 use files::{EdgeFiles, Ports, prepare};
-use keeper::Keeper;
+use keeper::{Keeper, give_back};
 use link_dialer::LinkDialer;
 pub use link_dialer::tls_remedy;
 use proxy::ProxyPort;
@@ -223,7 +223,7 @@ impl Edge {
         links.spawn(info_span!("tls"), dialer.tls.clone().watch(links.clone()));
         links.spawn(info_span!("dns"), dialer.resolver.clone().watch(links.clone()));
         links.spawn(info_span!("refusals"), self.metrics.refusals.clone().sum_up(links.clone().begun()));
-        links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone()));
+        links.spawn(info_span!("upkeep"), self.table.clone().upkeep(pool, links.clone(), give_back));
         links.spawn(info_span!("given up"), self.route.clone().mend_given_up(links.clone()));
     }
 

@@ -153,6 +153,8 @@ async fn serve(
         Settings::Edge(settings) => {
             let edge = Edge::start(*settings, Some(level))?;
             edge.follow(config);
+            // Of the start, on this thread, which only waits from here on.
+            let _ = tunnel_pages::forget_stack();
             ends(&mut signals).await;
             Ok(edge.stop(signals.next()).await)
         }
@@ -251,7 +253,7 @@ fn runtime(mode: Mode) -> std::io::Result<tokio::runtime::Runtime> {
     keep_heap();
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if mode == Mode::Edge {
-        builder.worker_threads(EDGE_THREADS);
+        builder.worker_threads(EDGE_THREADS).thread_keep_alive(SPARE_THREAD);
     }
     builder.event_interval(LOOK_AFTER).enable_all().build()
 }
@@ -290,3 +292,5 @@ const KEPT: usize = 2 << 20;
 const LOOK_AFTER: u32 = 6;
 /// An edge is a small machine: two threads keep one slow step from holding all sessions.
 const EDGE_THREADS: usize = 2;
+/// A thread that an edge started to read a file ends when it was not needed for so long.
+const SPARE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);

@@ -19,6 +19,7 @@ mod kept;
 mod linked;
 mod moves;
 mod overview;
+mod past;
 mod publish;
 mod shared_file;
 mod siblings;
@@ -59,8 +60,9 @@ pub use find::{Finder, NotFound, Path};
 #[cfg(feature = "kubernetes")]
 pub use kept::{NodeNameParams, NodeNames, PortParams, PortWatch};
 pub use linked::Linked;
-use overview::Errors;
-pub use overview::{LastError, Overview, Standing};
+pub use overview::{Overview, Standing};
+pub use past::LastError;
+use past::Past;
 #[cfg(feature = "kubernetes")]
 pub use publish::{ConfigMap, ConfigMapError, ConfigMapParams, Lives};
 pub use publish::{Etcd, EtcdParams, Hosts, PublishError, Publisher, Store, Vet};
@@ -89,8 +91,6 @@ pub struct Registry {
     /// Wakes those who wait for a node, whenever that is linked.
     awaited: Awaited,
     conflicts: Conflicts,
-    /// What last went wrong with each node.
-    errors: Errors,
     /// Sent to whenever the set of linked nodes may have changed.
     changed: watch::Sender<()>,
     metrics: Metrics,
@@ -123,8 +123,8 @@ struct Nodes {
     /// The link of an edge that has said that it has another one, and stays for the sessions that run there: at most one
     /// for each node. Nobody finds the node by it.
     leaving: HashMap<NodeName, Linked>,
-    /// When each node that is not linked any more lost its link; at most [`MOST_GONE`] entries.
-    gone: HashMap<NodeName, Instant>,
+    /// When each node that is not linked any more lost its link, and what last went wrong with nodes.
+    past: Past,
 }
 
 impl Nodes {
@@ -139,8 +139,7 @@ impl Registry {
     pub fn new(metrics: Metrics) -> Arc<Self> {
         let changed = watch::Sender::new(());
         let (awaited, conflicts) = (Awaited::default(), Conflicts::default());
-        let errors = Errors::default();
-        Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, errors, changed, metrics })
+        Arc::new(Self { nodes: Mutex::default(), awaited, conflicts, changed, metrics })
     }
 
     /// Whether the node is linked here, or else when it last was.
@@ -148,7 +147,7 @@ impl Registry {
         let nodes = self.lock();
         match nodes.linked.get(node) {
             Some(linked) => NodeLocation::Here(linked.clone()),
-            None => NodeLocation::Nowhere(nodes.gone.get(node).map(Instant::elapsed)),
+            None => NodeLocation::Nowhere(nodes.past.gone(node).map(|at| at.elapsed())),
         }
     }
 
@@ -218,7 +217,7 @@ impl Registry {
     pub fn insert(&self, linked: Linked, beside: bool) -> Option<Arc<LinkSender>> {
         let node = linked.sender.peer.node().cloned()?;
         let mut nodes = self.lock();
-        nodes.gone.remove(&node);
+        nodes.past.came(&node);
         let instance = linked.instance;
         let before = nodes.linked.insert(node.clone(), linked);
         let oldest = nodes.older.remove(&node);
@@ -291,5 +290,3 @@ impl Registry {
 
 /// How long an old link has to show that its process is alive, when another one comes with its name.
 const PONG_TIMEOUT: Duration = Duration::from_secs(2);
-/// Nodes for which the registry remembers when they were last linked.
-const MOST_GONE: usize = 20_000;

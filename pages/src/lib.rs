@@ -1,11 +1,13 @@
 //! Gives pages that a process does not need back to the system.
 //!
-//! Neither call has a safe form in any crate that we know, so they are wrapped here, away from the program, which forbids
-//! `unsafe`. Both may be called at any time, from any thread, any number of times.
+//! Three of the calls have no safe form in any crate that we know, so they are wrapped here, away from the program, which
+//! forbids `unsafe`. All may be called at any time, from any thread, any number of times.
 
 mod maps;
 
+use std::collections::HashMap;
 use std::fs;
+use std::hash::{BuildHasher, Hash};
 use std::io;
 
 /// Gives back the free pages of the heap, of all threads. Returns whether there were any.
@@ -24,8 +26,8 @@ pub fn trim_heap() -> bool {
     false
 }
 
-/// Forgets the pages of the program's own file, code and constants, until they are used again. Returns how many bytes
-/// of addresses that were.
+/// Forgets the pages of the program and of its libraries, code and constants, until they are used again. Returns how many
+/// bytes of addresses that were.
 ///
 /// For each page that is used the kernel also maps those around it, so that behind its start most of a program is
 /// mapped though little of it is needed any more. What is used again comes from the page cache, or from the file if the
@@ -35,13 +37,13 @@ pub fn trim_heap() -> bool {
 ///
 /// The kernel does not say what is mapped: `/proc` is not there, or not readable.
 pub fn forget_program() -> io::Result<usize> {
-    let program = fs::read_link("/proc/self/exe")?;
     let smaps = fs::read_to_string("/proc/self/smaps")?;
     let mut forgotten = 0;
-    for range in maps::pristine(&smaps, &program) {
+    for range in maps::pristine(&smaps) {
         let start = std::ptr::without_provenance_mut(range.start);
-        // SAFETY: the range is one mapping of the program's own file, which stays as long as the process. It cannot be
-        // written to, and no page of it differs from the file: each comes back as it was when it is used again.
+        // SAFETY: the range is one mapping of a file, which the kernel keeps as long as it is mapped. It cannot be written
+        // to, and no page of it differs from the file: each comes back as it was when it is used again. Nothing in
+        // the program unloads a library, so the range is still that file's.
         let failed = unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
         // It fails for memory that is locked, which is to stay.
         if failed == 0 {
@@ -50,6 +52,38 @@ pub fn forget_program() -> io::Result<usize> {
     }
     Ok(forgotten)
 }
+
+/// Gives back the pages of this thread's stack that it has left: deep calls, as the start of a program makes them, leave
+/// hundreds of KiB behind. Returns how many bytes of addresses that were.
+///
+/// # Errors
+///
+/// As [`forget_program`].
+pub fn forget_stack() -> io::Result<usize> {
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let local = 0_u8;
+    let left = (std::ptr::from_ref(&local).addr() - FRAMES) & !(LARGEST_PAGE - 1);
+    let Some(start) = maps::start(&maps, left).filter(|start| *start < left) else { return Ok(0) };
+    // SAFETY: stacks grow down, so all that is in use of this one lies above, or within `FRAMES` of, a variable of this
+    // frame: nothing refers to what lies below, down to the guard that ends each stack's mapping. No other thread uses it.
+    let failed =
+        unsafe { libc::madvise(std::ptr::without_provenance_mut(start), left - start, libc::MADV_DONTNEED) };
+    Ok(if failed == 0 { left - start } else { 0 })
+}
+
+/// More than the calls behind a look at the stack take of it.
+const FRAMES: usize = 16 * 1024;
+/// A multiple of the size of pages.
+const LARGEST_PAGE: usize = 64 * 1024;
+
+/// Has a table that was large once give most of its room back. To be called behind each removal: mostly it compares two
+/// numbers, and what is left is moved once each time that it has become half.
+pub fn shrink<K: Eq + Hash, V, S: BuildHasher>(table: &mut HashMap<K, V, S>) {
+    table.shrink_to(LEAST_ROOM.max(table.len() * 4));
+}
+
+/// A table with room for so many entries stays as it is.
+const LEAST_ROOM: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -60,6 +94,53 @@ mod tests {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with(key)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Resident KiB of the mapping around an address.
+    fn resident(address: usize) -> u64 {
+        let smaps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", maps::start(&smaps, address).unwrap());
+        let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&start));
+        let line = lines.find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    /// Uses so many KiB of the stack; returns what it was given.
+    #[inline(never)]
+    fn deep(kib: usize) -> usize {
+        let used = std::hint::black_box([kib; 128]);
+        if kib == 0 { 0 } else { deep(kib - 1) + used[0] / kib }
+    }
+
+    #[test]
+    fn a_stack_gives_back_what_was_left_and_goes_on() {
+        let used = std::hint::black_box([7_u8; 10_000]);
+        let deepest = || deep(1500);
+        let thread = std::thread::Builder::new().stack_size(16 << 20);
+        let checked = thread.spawn(move || {
+            assert_eq!(deepest(), 1500);
+            let before = resident(used.as_ptr().addr());
+            assert!(forget_stack().unwrap() > 1 << 20);
+            let after = resident(used.as_ptr().addr());
+            assert_eq!((deepest(), used), (1500, [7; 10_000]));
+            (before, after)
+        });
+        let (before, after) = checked.unwrap().join().unwrap();
+        assert!(after + 1000 < before, "{before} KiB, then {after}");
+    }
+
+    #[test]
+    fn a_table_that_was_large_is_moved_to_less_room_now_and_then() {
+        let mut table: HashMap<u32, u8> = (0..100_000).map(|n| (n, 1)).collect();
+        let mut moved = 0;
+        for n in 0..99_900 {
+            let before = table.get(&99_999).map(std::ptr::from_ref);
+            table.remove(&n);
+            shrink(&mut table);
+            moved += usize::from(table.get(&99_999).map(std::ptr::from_ref) != before);
+        }
+        assert!(table.len() == 100 && table.capacity() < 2048, "{}", table.capacity());
+        assert!((3..=8).contains(&moved), "{moved} times");
     }
 
     #[test]

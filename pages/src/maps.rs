@@ -1,15 +1,19 @@
 //! What the kernel says is mapped.
 
+use std::collections::HashSet;
 use std::ops::Range;
-use std::path::Path;
 
-/// The mappings of `program` that nobody can write to and of which no page differs from the file, by `/proc/self/smaps`.
-pub(crate) fn pristine(smaps: &str, program: &Path) -> Vec<Range<usize>> {
+/// The mappings of the program and its libraries that nobody can write to and of which no page differs from the file, by
+/// `/proc/self/smaps`. Of a file that is one of these, some part may be executed.
+pub(crate) fn pristine(smaps: &str) -> Vec<Range<usize>> {
+    let heads = || smaps.lines().filter_map(Head::read);
+    let code: HashSet<&str> = heads().filter(Head::is_code).map(|head| head.path).collect();
     let mut found = Vec::new();
     let mut mapping = None;
     for line in smaps.lines() {
         if let Some(head) = Head::read(line) {
-            mapping = (head.of(program) && !head.writable).then_some(head.range);
+            let is_fixed = !head.permissions.contains('w') && code.contains(head.path);
+            mapping = is_fixed.then_some(head.range);
         } else if let Some(own) = line.strip_prefix("Anonymous:") {
             found.extend(mapping.take().filter(|_| own.trim() == "0 kB"));
         }
@@ -17,10 +21,16 @@ pub(crate) fn pristine(smaps: &str, program: &Path) -> Vec<Range<usize>> {
     found
 }
 
+/// Where the mapping with that address begins, by `/proc/self/maps`.
+pub(crate) fn start(maps: &str, address: usize) -> Option<usize> {
+    let found = maps.lines().filter_map(Head::read).find(|head| head.range.contains(&address));
+    found.map(|head| head.range.start)
+}
+
 /// The first line of a mapping: `START-END PERMISSIONS OFFSET DEVICE INODE PATH`.
 struct Head<'a> {
     range: Range<usize>,
-    writable: bool,
+    permissions: &'a str,
     path: &'a str,
 }
 
@@ -31,11 +41,12 @@ impl<'a> Head<'a> {
         let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
         let mut fields = rest.splitn(5, ' ');
         let permissions = fields.next()?;
-        Some(Self { range, writable: permissions.contains('w'), path: fields.last()?.trim_start() })
+        Some(Self { range, permissions, path: fields.last()?.trim_start() })
     }
 
-    fn of(&self, program: &Path) -> bool {
-        Path::new(self.path) == program
+    /// Whether a part of a file that may be executed is mapped.
+    fn is_code(&self) -> bool {
+        self.permissions.contains('x') && self.path.starts_with('/')
     }
 }
 
@@ -60,30 +71,38 @@ Anonymous:             0 kB
 Anonymous:           268 kB
 7f9c7913e000-7f9c79164000 r--p 00000000 08:01 977                        /lib/libc.so.6
 Anonymous:             0 kB
+7f9c79164000-7f9c79261000 r-xp 00000000 08:01 977                        /lib/libc.so.6
+Anonymous:             4 kB
+7f9c79300000-7f9c79310000 r--p 00000000 08:01 98                         /lib/locale-archive
+Anonymous:             0 kB
 7f9c79431000-7f9c79433000 r-xp 00000000 00:00 0
 Anonymous:             0 kB
 ";
 
     #[test]
     fn only_what_is_as_in_the_file_is_found() {
-        let found = pristine(SMAPS, Path::new("/bin/a program"));
-        assert_eq!(found, [0x55a6_1d40_6000..0x55a6_1d9d_c000, 0x55a6_1d9d_c000..0x55a6_1ea4_6000]);
-        assert_eq!(pristine(SMAPS, Path::new("/lib/libc.so.6")).len(), 1);
-        assert_eq!(pristine(SMAPS, Path::new("/bin/a")), []);
+        let found = pristine(SMAPS);
+        let program = [0x55a6_1d40_6000..0x55a6_1d9d_c000, 0x55a6_1d9d_c000..0x55a6_1ea4_6000];
+        assert_eq!(found[..2], program);
+        assert_eq!(found[2..], [0x7f9c_7913_e000..0x7f9c_7916_4000]);
+    }
+
+    #[test]
+    fn the_mapping_around_an_address_is_found() {
+        assert_eq!(start(SMAPS, 0x55a6_1eaf_c000), Some(0x55a6_1eaf_b000));
+        assert_eq!(start(SMAPS, 0x55a6_1eb0_1000), None);
     }
 
     #[test]
     fn a_mapping_of_which_the_kernel_tells_nothing_is_left_alone() {
         let untold = SMAPS.replace("Anonymous:", "Anon:");
-        assert_eq!(pristine(&untold, Path::new("/bin/a program")), []);
-        let replaced = SMAPS.replace("/bin/a program", "/bin/a program (deleted)");
-        assert_eq!(pristine(&replaced, Path::new("/bin/a program")), []);
+        assert_eq!(pristine(&untold), []);
     }
 
     proptest! {
         #[test]
         fn whatever_is_read_nothing_panics(text: String) {
-            let _ = pristine(&text, Path::new("/bin/a program"));
+            let _ = (pristine(&text), start(&text, 1));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use tracing::{Span, debug, info_span};
+use tracing::{Instrument as _, Span, debug, debug_span, info_span};
 
 use crate::cloud::context::PodContext;
 use crate::cloud::unshaken::Unshaken;
@@ -25,8 +25,9 @@ pub(super) struct Callers {
 }
 
 impl ConnectionHandler for Callers {
+    /// Only for debugging: a span costs memory and time as long as the link lives, which may do nothing for days.
     fn span(&self, from: SocketAddr) -> Span {
-        info_span!("link", %from)
+        debug_span!("link", %from)
     }
 
     async fn serve(self: Arc<Self>, accepted: Accepted) {
@@ -36,7 +37,8 @@ impl ConnectionHandler for Callers {
             return debug!(error = %e, "connection was gone at once");
         }
         // Boxed, so that a link does not keep the handshake's memory.
-        let shaken = match Box::pin(self.handshakes.accept(socket, from, &slot)).await {
+        let shaking = Box::pin(self.handshakes.accept(socket, from, &slot));
+        let shaken = match shaking.instrument(info_span!("handshake", %from)).await {
             Ok(shaken) => shaken,
             Err(unshaken) => {
                 refused.count(unshaken.cause);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::rustls::ServerConfig;
-use tracing::{debug, field, info, info_span, warn};
+use tracing::{debug, debug_span, field, info, info_span, warn};
 
 use crate::cloud::callers::{CONNECTIONS, Callers};
 use crate::cloud::context::PodContext;
@@ -69,8 +69,9 @@ async fn admit_all(mut arrivals: mpsc::Receiver<Arrival>, shared: PodContext) {
             }
         };
         let (span, shared) = match &call.caller {
+            // As with the connection's: there are thousands of them.
             Caller::Edge(hello) => {
-                (info_span!("link", node = %hello.node, from = %call.from), shared.clone())
+                (debug_span!("link", node = %hello.node, from = %call.from), shared.clone())
             }
             Caller::Pod { .. } => (info_span!("link", pod = %call.from), shared.clone()),
         };
@@ -90,7 +91,7 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     if let Err(why) = shared.proven.judge(&hello).await {
         refused.count("token");
         if shared.ground.metrics.refusals.may_log("token", call.from.ip()) {
-            warn!("refused: {why}");
+            warn!(node = %hello.node, from = %call.from, "refused: {why}");
         }
         shared.registry.refused(&hello.node, &why.to_string());
         return call.refuse(Dismissal::Token);
@@ -110,7 +111,8 @@ async fn admit_edge(call: Call, hello: Hello, shared: PodContext) {
     let from = call.from;
     let link = call.accept();
     let sender = link.sender.clone();
-    info!(link = %sender.id, edge = hello.instance.map(field::debug), dialect = %hello.dialect, "node is linked");
+    let edge = hello.instance.map(field::debug);
+    info!(link = %sender.id, node = %hello.node, %from, edge, dialect = %hello.dialect, "node is linked");
     shared.proven.begin(&sender, &hello);
     let linked = Linked { sender: sender.clone(), instance: hello.instance, from };
     if let Some(silent) = shared.registry.insert(linked, hello.beside) {
@@ -198,7 +200,8 @@ async fn run(mut link: Link, shared: &PodContext) -> LinkEnded {
     links.dec();
     shared.ground.metrics.links_ended.count(why.name());
     let parked = link.end(&why);
-    info!(link = %link.sender.id, %why, sessions = parked.len(), "link has ended");
+    let node = link.sender.peer.node().map(field::display);
+    info!(link = %link.sender.id, node, %why, sessions = parked.len(), "link has ended");
     for parked in parked {
         shared.route.mend(parked, &shared.ground.drain);
     }
@@ -211,7 +214,8 @@ fn move_from(silent: &Arc<LinkSender>, shared: &PodContext) {
     let table = &shared.ground.table;
     table.release(silent, |_| true);
     let parked = table.leave(silent, |_, _| true);
-    info!(link = %silent.id, sessions = parked.len(), "the far end has linked beside this link, which is silent for it");
+    let node = silent.peer.node().map(field::display);
+    info!(link = %silent.id, node, sessions = parked.len(), "the far end has linked beside this link, which is silent for it");
     for parked in parked {
         shared.route.mend(parked, &shared.ground.drain);
     }

@@ -128,7 +128,9 @@ impl Proven {
 
     /// Forgets a link that has ended.
     pub(super) fn end(&self, sender: &LinkSender) {
-        self.lock().remove(&sender.id);
+        let mut links = self.lock();
+        links.remove(&sender.id);
+        tunnel_pages::shrink(&mut links);
     }
 
     /// Until draining begins, ends each link whose token has left the file.

@@ -238,9 +238,10 @@ impl Keeper {
     }
 }
 
-/// Lets go of what only the start needed. An edge is a small machine, and does nothing most of the time.
-fn give_back() {
-    let _ = tunnel_pages::trim_heap();
+/// Lets go of what only the start needed, or what was needed for a while. An edge is a small machine, and does nothing most
+/// of the time.
+pub(super) fn give_back() {
+    let _ = (tunnel_pages::trim_heap(), tunnel_pages::forget_stack());
     match tunnel_pages::forget_program() {
         Ok(bytes) => debug!(bytes, "the program's pages are forgotten until they are used again"),
         Err(cause) => debug!(%cause, "what is mapped cannot be read, and stays"),

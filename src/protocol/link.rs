@@ -160,10 +160,17 @@ impl Link {
                     self.sender.received(self.alive.last_received);
                     return piece.map_err(LinkEnded::from);
                 }
-                () = self.sender.closed() => return Err(LinkEnded::ClosedHere),
+                () = self.sender.stirred() => {
+                    if self.sender.is_closed() {
+                        return Err(LinkEnded::ClosedHere);
+                    }
+                    // Who dialled looks after the link.
+                    if !self.answers {
+                        self.check_life()?;
+                    }
+                }
                 () = sleep_until(next) => self.check_life()?,
-                () = self.sender.stirred(), if !self.answers => self.check_life()?,
-                () = self.more_ending.notified() => {}
+                () = self.more_ending.notified(), if matches!(self.dialect, Encoding::Plain(_)) => {}
             }
         }
     }

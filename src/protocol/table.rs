@@ -59,7 +59,7 @@ pub struct SessionTable {
     pub(super) unpromised: Arc<Budget>,
     shards: Vec<Mutex<HashMap<SessionId, Arc<SessionCore>>>>,
     count: AtomicUsize,
-    /// Whether a session or a link has ended since the heap was trimmed.
+    /// Whether a session or a link has ended since free memory was given back, or the process has just started.
     freed: AtomicBool,
     ended: Mutex<EndedSessions>,
     clients: Mutex<Clients>,
@@ -113,7 +113,7 @@ impl SessionTable {
             limits,
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             count: AtomicUsize::new(0),
-            freed: AtomicBool::new(false),
+            freed: AtomicBool::new(true),
             ended: Mutex::default(),
             clients: Mutex::default(),
             departed: Mutex::default(),

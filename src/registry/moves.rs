@@ -5,9 +5,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use super::{Linked, MOST_GONE, Nodes, Registry};
+use super::{Linked, Nodes, Registry};
 use crate::names::NodeName;
 use crate::protocol::LinkSender;
 
@@ -26,13 +24,10 @@ impl Nodes {
         if let Some(older) = self.older.remove(node) {
             return self.linked.insert(node.clone(), older);
         }
-        if self.gone.len() >= MOST_GONE {
-            self.gone.retain(|_, at| at.elapsed() < Duration::from_secs(600));
-        }
-        if self.gone.len() < MOST_GONE {
-            self.gone.insert(node.clone(), Instant::now());
-        }
-        self.linked.remove(node)
+        self.past.left(node);
+        let gone = self.linked.remove(node);
+        tunnel_pages::shrink(&mut self.linked);
+        gone
     }
 }
 

@@ -1,22 +1,12 @@
 //! The nodes of this pod for people who look on, also those that have gone, and why.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-use super::{Linked, MOST_GONE, Registry};
+use super::{LastError, Linked, Registry};
 use crate::names::NodeName;
 use crate::protocol::LinkSender;
-
-/// What last went wrong with a node: its link ended, or was refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LastError {
-    /// When.
-    pub at: Instant,
-    /// Why, in at most 160 characters.
-    pub why: Arc<str>,
-}
 
 /// How a link of a node stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,16 +28,6 @@ pub struct Overview {
     pub gone: Vec<(NodeName, Instant, Option<LastError>)>,
 }
 
-/// The last error of each node that was linked here.
-#[derive(Debug, Default)]
-pub(super) struct Errors(Mutex<HashMap<NodeName, LastError>>);
-
-impl Errors {
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeName, LastError>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Registry {
     /// The node whose link here is the oldest, and whether there are others.
     pub fn longest(&self) -> Option<(NodeName, bool)> {
@@ -67,35 +47,24 @@ impl Registry {
 
     /// All links, and up to `most` of the nodes that have gone.
     pub fn overview(&self, most: usize) -> Overview {
-        let (mut linked, mut gone) = {
-            let nodes = self.lock();
-            let links = |map: &HashMap<NodeName, Linked>, standing| -> Vec<_> {
-                map.iter().map(|(node, linked)| (node.clone(), standing, linked.clone(), None)).collect()
-            };
-            let mut linked = links(&nodes.linked, Standing::Current);
-            linked.extend(links(&nodes.older, Standing::Older));
-            linked.extend(links(&nodes.leaving, Standing::Leaving));
-            let gone: Vec<_> = nodes.gone.iter().map(|(node, at)| (node.clone(), *at, None)).collect();
-            (linked, gone)
+        let nodes = self.lock();
+        let links = |map: &HashMap<NodeName, Linked>, standing| -> Vec<_> {
+            let error = |node| nodes.past.error(node);
+            map.iter().map(|(node, linked)| (node.clone(), standing, linked.clone(), error(node))).collect()
         };
+        let mut linked = links(&nodes.linked, Standing::Current);
+        linked.extend(links(&nodes.older, Standing::Older));
+        linked.extend(links(&nodes.leaving, Standing::Leaving));
+        let gone = nodes.past.all_gone(most);
+        drop(nodes);
         linked.sort_by(|(one, at, ..), (two, other, ..)| (one.as_str(), at).cmp(&(two.as_str(), other)));
-        gone.sort_by_key(|(_, at, _)| std::cmp::Reverse(*at));
-        gone.truncate(most);
-        let errors = self.errors.lock();
-        for (node, _, _, error) in &mut linked {
-            *error = errors.get(node).cloned();
-        }
-        for (node, _, error) in &mut gone {
-            *error = errors.get(node).cloned();
-        }
-        drop(errors);
         Overview { linked, gone }
     }
 
     /// Notes why a link of a node has ended; then as [`Self::remove`].
     pub fn ended(&self, sender: &LinkSender, why: &str) {
         if let Some(node) = sender.peer.node() {
-            self.note(node, why);
+            self.lock().past.failed(node, &excerpt(why));
         }
         self.remove(sender);
     }
@@ -103,24 +72,15 @@ impl Registry {
     /// Notes that a link of a node was refused. Nothing is noted of a node that never was here: names that strangers make
     /// up would push out the others.
     pub fn refused(&self, node: &NodeName, why: &str) {
-        let known = {
-            let nodes = self.lock();
-            nodes.linked.contains_key(node) || nodes.gone.contains_key(node)
-        };
-        if known {
-            self.note(node, why);
+        let mut nodes = self.lock();
+        if nodes.linked.contains_key(node) || nodes.past.gone(node).is_some() {
+            nodes.past.failed(node, &excerpt(why));
         }
     }
+}
 
-    fn note(&self, node: &NodeName, why: &str) {
-        let why: String = why.chars().take(MOST_CHARS).collect();
-        let mut errors = self.errors.lock();
-        if errors.len() >= MOST_GONE && !errors.contains_key(node) {
-            let oldest = errors.iter().min_by_key(|(_, error)| error.at).map(|(node, _)| node.clone());
-            oldest.map(|oldest| errors.remove(&oldest));
-        }
-        errors.insert(node.clone(), LastError { at: Instant::now(), why: why.into() });
-    }
+fn excerpt(why: &str) -> String {
+    why.chars().take(MOST_CHARS).collect()
 }
 
 /// Longest text of an error that is kept.
@@ -128,6 +88,8 @@ const MOST_CHARS: usize = 160;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::names::Instance;
     use crate::protocol::{Dialect, LinkId, Peer};
@@ -163,6 +125,6 @@ mod tests {
         assert_eq!(gone.len(), 1);
         assert_eq!((gone[0].0.as_str(), gone[0].2.as_ref().unwrap().why.chars().count()), ("c", MOST_CHARS));
         assert!(registry.overview(0).gone.is_empty());
-        assert_eq!(registry.errors.lock().len(), 2, "nothing is kept of strangers");
+        assert_eq!(registry.lock().past.len(), 2, "nothing is kept of strangers");
     }
 }

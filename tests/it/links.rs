@@ -260,7 +260,7 @@ async fn a_silent_link_is_pinged_and_given_up() {
     let FrameKind::Ping(number) = from_message(ping, &Peer::Cloud(silent.node.clone())).unwrap().body else {
         panic!("a ping")
     };
-    // The edge, which has dialled, would have asked after 5 s.
+    // The edge, which has dialled, would have asked after 6 s.
     assert!(number.is_some() && begun.elapsed().as_secs() == 7, "{:?}", begun.elapsed());
     while silent.next().await.is_some() {}
     assert_eq!(begun.elapsed().as_secs(), 15);

@@ -68,7 +68,7 @@ impl Alive {
 }
 
 /// A peer that has sent nothing for this long is pinged.
-pub(super) const PING_AFTER: Duration = Duration::from_secs(5);
+pub(super) const PING_AFTER: Duration = Duration::from_secs(6);
 /// The same at the end that was dialled: later, so that an idle link has one ping at a time and not two that cross.
 pub(super) const PING_CALLER_AFTER: Duration = Duration::from_millis(7500);
 /// A link on which nothing at all came in for this long is given up.

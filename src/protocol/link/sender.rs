@@ -173,6 +173,7 @@ impl LinkSender {
         waiting.wake();
         drop(waiting);
         self.closed.cancel();
+        self.stir();
     }
 
     /// Waits until the link is closed. Cancel safe.

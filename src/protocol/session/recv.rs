@@ -154,8 +154,10 @@ impl RecvHalf {
         let bytes = self.queue.pop()?;
         let before = self.taken;
         self.taken += as_u64(bytes.len());
-        let wanted = self.rounds.took(before, self.taken, rtt.max(self.trips.latest()), now);
-        self.grow(wanted);
+        let trip = rtt.max(self.trips.latest());
+        let wanted = self.rounds.took(before, self.taken, trip, now);
+        let most = if trip < SHORT { self.taken / 2 } else { u64::MAX };
+        self.grow(wanted.min(most));
         Some(bytes)
     }
 
@@ -268,6 +270,10 @@ fn as_u64(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
+/// On a shorter way the window is at most half of all that was taken. What the kernel stores for a client comes within a
+/// few round trips there, and says nothing of whether the client will ever read; to grow step by step costs
+/// milliseconds. On a longer way it would hold up the begin of each download.
+const SHORT: Duration = Duration::from_millis(5);
 /// After this long without data a session starts again with its first window.
 const WINDOW_IDLE: Duration = Duration::from_secs(5);
 /// A Credit acknowledges at least every so many bytes. A peer that has spent its memory for unacknowledged bytes relies
@@ -407,6 +413,30 @@ mod tests {
             tokio::time::advance(Duration::from_millis(1)).await;
         }
         assert!(would > 1_700_000 && sent > would * 99 / 100, "{sent} of {would}");
+    }
+
+    /// How wide the window is once so much was taken as fast as the window lets it come, and nothing more is.
+    async fn window_once_taken(all: usize, trip: Duration) -> u64 {
+        let windows = Windows { start: 64 * 1024, max: 4 << 20 };
+        let mut half = RecvHalf::new(windows, Budget::new(64 << 20).claim(64 * 1024).unwrap());
+        while half.taken < all as u64 {
+            while half.received < half.limit() && half.taken < all as u64 {
+                let len = (half.limit() - half.received).min(8 * 1024);
+                half.data(bytes(len as usize), Instant::now()).unwrap();
+                half.take(Instant::now(), trip).unwrap();
+            }
+            half.credit();
+            tokio::time::advance(trip + Duration::from_micros(1)).await;
+        }
+        half.window
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_never_reads_is_promised_little_more_than_its_kernel_took() {
+        let (near, far) = (Duration::from_millis(1), Duration::from_millis(50));
+        assert!(window_once_taken(240 * 1024, near).await <= 128 * 1024);
+        assert!(window_once_taken(240 * 1024, far).await >= 240 * 1024);
+        assert!(window_once_taken(9 << 20, near).await >= 3 << 20);
     }
 
     #[tokio::test(start_paused = true)]

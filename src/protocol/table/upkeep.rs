@@ -34,9 +34,10 @@ impl SessionTable {
         }
     }
 
-    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins; and what of the heap
-    /// is free, less often, so that a process which was large for a while does not stay so.
-    pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain) {
+    /// Gives up old sessions, and unused buffers of `pool`, every few seconds until draining begins. Less often has
+    /// `give_back` give the system what is free, so that a process which was large for a while, or has just started, does
+    /// not stay so.
+    pub async fn upkeep(self: Arc<Self>, pool: Pool, drain: Drain, give_back: fn()) {
         let mut ticks = tokio::time::interval(UPKEEP);
         let mut trimmed = Instant::now();
         loop {
@@ -47,7 +48,7 @@ impl SessionTable {
                     pool.trim();
                     if trimmed.elapsed() >= TRIM_EVERY && self.freed.swap(false, Relaxed) {
                         trimmed = Instant::now();
-                        let _ = tunnel_pages::trim_heap();
+                        give_back();
                     }
                 }
             }
@@ -70,7 +71,7 @@ impl SessionTable {
 
 /// Between two rounds of upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// Between two trims of the heap. One takes some milliseconds in a process of hundreds of MiB.
+/// Between two times that memory is given back. One takes some milliseconds in a process of hundreds of MiB.
 const TRIM_EVERY: Duration = Duration::from_secs(20);
 /// No opener asks again for longer than this, so an ended id is remembered at least so long.
 const LATEST_OPEN: Duration = Duration::from_secs(60);

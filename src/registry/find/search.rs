@@ -207,7 +207,7 @@ const HOMES_FIRST: Duration = Duration::from_millis(100);
 /// How long they have together, however often one refers to another.
 const MOST_HOMES_FIRST: Duration = Duration::from_millis(300);
 /// A pod that has received something from the node within this time has the node for certain.
-const FRESH: Duration = Duration::from_secs(5);
+const FRESH: Duration = Duration::from_secs(7);
 /// If no answer is as fresh, the search takes the freshest one after this time.
 const FRESHEST_WITHIN: Duration = Duration::from_millis(300);
 /// How long a whole search takes at most: DNS may take 1 s, and dialling a pod another.

@@ -71,6 +71,7 @@ impl Bench {
 }
 
 fn weigh(proxy: &Proxy, count: usize) -> Result<Weights> {
+    thread::sleep(IDLE);
     let idle = steady(proxy)?;
     let mut hold = Process::role(None, &Role::Hold { way: proxy.ways.echo.clone(), count })?;
     let _: usize = hold.hear()?;
@@ -101,6 +102,8 @@ fn steady(proxy: &Proxy) -> Result<u64> {
     Ok(last)
 }
 
+/// Behind its start a program has done by now what it does once, and has been pinged; what it needs each time stays.
+const IDLE: Duration = Duration::from_secs(30);
 /// Within this many bytes of idle, what sessions took counts as given back.
 const GIVEN_BACK: u64 = 4 << 20;
 /// What has not been given back by now stays.

@@ -13,7 +13,7 @@ use crate::protocol::link::sender::LinkSender;
 pub(super) struct Watch {
     /// In milliseconds since the link was made.
     until_millis: AtomicU64,
-    /// Notified when sessions move again after a pause.
+    /// Notified when sessions move again after a pause, and when the link is closed.
     stirred: Notify,
     /// Notified while the far end does not answer.
     silent: Notify,
@@ -51,7 +51,7 @@ impl LinkSender {
     pub fn probe(&self) {
         self.watch.until_millis.fetch_max(self.millis(Instant::now()) + millis(PROBED), Relaxed);
         self.ping();
-        self.watch.stirred.notify_one();
+        self.stir();
     }
 
     /// Whether the peer answers a ping within so long. Cancel safe.
@@ -130,7 +130,7 @@ impl LinkSender {
             self.watch.until_millis.store(until, Relaxed);
         }
         if until >= before + millis(PAUSE) {
-            self.watch.stirred.notify_one();
+            self.stir();
         }
     }
 
@@ -148,7 +148,12 @@ impl LinkSender {
         Life { ask_every, unanswered, patience: waiting.trips.patience() }
     }
 
-    /// Waits until sessions move after a pause, or the link is probed. For one task. Cancel safe.
+    /// Wakes who reads the link, for a look.
+    pub(super) fn stir(&self) {
+        self.watch.stirred.notify_one();
+    }
+
+    /// Waits until sessions move after a pause, or the link is probed or closed. For one task. Cancel safe.
     pub(in crate::protocol::link) async fn stirred(&self) {
         self.watch.stirred.notified().await;
     }
