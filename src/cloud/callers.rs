@@ -11,7 +11,7 @@ use crate::cloud::unshaken::Unshaken;
 use crate::net::entrance::{Accepted, ConnectionHandler};
 use crate::net::listen::tune_link;
 use crate::net::tls::{Acceptor, Shaken};
-use crate::protocol::grpc::{Arrival, Unaccepted, serve};
+use crate::protocol::grpc::{Arrival, Certificate, Unaccepted, serve};
 
 /// The handler of connections to the gRPC port.
 #[derive(Debug)]
@@ -51,9 +51,12 @@ impl ConnectionHandler for Callers {
         let Shaken { stream: io, turn, until } = shaken;
         let shown = io.get_ref().1.peer_certificates().and_then(|shown| shown.first());
         // Beside edges only pods have certificates that pass the check, so any other caller with one may claim to be a pod.
-        let edge = shown.and_then(|leaf| self.shared.proven.edge(leaf));
-        let certified = shown.is_some() && edge.is_none();
-        let waiting = Unaccepted { certified, agent: edge.flatten(), until, slots: (slot, turn) };
+        let certificate = match shown.map(|leaf| self.shared.proven.edge(leaf)) {
+            None => Certificate::None,
+            Some(None) => Certificate::Pod,
+            Some(Some(node)) => Certificate::Edge(node),
+        };
+        let waiting = Unaccepted { certificate, until, slots: (slot, turn) };
         let (arrivals, ground) = (self.arrivals.clone(), self.shared.ground.clone());
         drop(self);
         serve(io, from, arrivals, ground, waiting).await;

@@ -65,18 +65,12 @@ impl Core {
     pub(super) fn new(settings: &Cloud, files: &PodFiles, port: u16, own: Vec<SocketAddr>) -> Self {
         let metrics = Metrics::cloud(&settings.pod_namespace, &settings.pod_name);
         let mut stopping = stopping(settings);
-        let links = stopping.links.clone();
+        let (links, readiness) = (stopping.links.clone(), Readiness::waiting_for(&[]));
         let ground = ground(settings, &metrics, &links);
         let table = ground.table.clone();
-        let readiness = Readiness::waiting_for(&[]);
         let enrolment = enrol::start(settings, files, &readiness, &links);
-        let proven = Proven::start(
-            files.tokens.clone(),
-            enrolment.clone(),
-            kubernetes::edge_certificates(settings, &links),
-            table.clone(),
-            &links,
-        );
+        let shown = kubernetes::edge_certificates(settings, &links);
+        let proven = Proven::start(files.tokens.clone(), enrolment.clone(), shown, table.clone(), &links);
         let (registry, pool) = (Registry::new(metrics.clone()), Pool::new());
         let zone = zone(settings, proven.clone());
         let pods = kubernetes::follow(settings.registry.cluster.as_ref(), settings.pod_ip, port, &links);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-pub use crate::protocol::link::grpc::accept::{Arrival, Call, Dismissal, Unaccepted, serve};
+pub use crate::protocol::link::grpc::accept::{Arrival, Call, Certificate, Dismissal, Unaccepted, serve};
 pub use crate::protocol::link::grpc::dial::{DialError, dial, dial_pod};
 pub use crate::protocol::link::grpc::enrol::{Joining, Petition, PetitionError, Wish, petition};
 pub(in crate::protocol) use crate::protocol::link::grpc::read_ahead::ReadAhead;

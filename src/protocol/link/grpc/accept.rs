@@ -59,13 +59,22 @@ pub struct Call {
     ground: LinkContext,
 }
 
+/// What a connection has shown, and its handshake has believed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Certificate {
+    /// Nothing.
+    None,
+    /// A pod's.
+    Pod,
+    /// An edge's; of this node, if it is one node's.
+    Edge(Option<NodeName>),
+}
+
 /// A connection that was not let in yet.
 #[derive(Debug)]
 pub struct Unaccepted {
-    /// Whether it has shown a pod's certificate.
-    pub certified: bool,
-    /// The node whose edge's certificate it has shown.
-    pub agent: Option<NodeName>,
+    /// Whose certificate it has shown.
+    pub certificate: Certificate,
     /// When it is closed if it still has no accepted call.
     pub until: Instant,
     /// Its slots among those that wait, and that have their turn; given back once it is let in. The connection is
@@ -106,8 +115,7 @@ where
     let service = {
         let handler = CallHandler {
             from,
-            certified: waiting.certified,
-            agent: waiting.agent.clone(),
+            certificate: waiting.certificate.clone(),
             arrivals,
             ground: ground.clone(),
             ahead: ahead.clone(),
@@ -217,8 +225,7 @@ impl From<Dismissal> for Status {
 #[derive(Debug, Clone)]
 struct CallHandler {
     from: SocketAddr,
-    certified: bool,
-    agent: Option<NodeName>,
+    certificate: Certificate,
     arrivals: mpsc::Sender<Arrival>,
     ground: LinkContext,
     ahead: ReadAhead,
@@ -240,7 +247,7 @@ impl CallHandler {
             return self.refuse(status, "unknown_method");
         }
         let (parts, incoming) = request.into_parts();
-        let caller = match Caller::from_request(&parts.headers, self.certified) {
+        let caller = match Caller::from_request(&parts.headers, self.certificate == Certificate::Pod) {
             Ok(caller) => caller,
             Err(e @ (HelloError::BadRole(_) | HelloError::NoCertificate)) => {
                 return self.refuse(Status::unauthenticated(e.to_string()), "bad_role");
@@ -251,7 +258,10 @@ impl CallHandler {
         let call = Call {
             from: self.from,
             caller,
-            agent: self.agent.clone(),
+            agent: match &self.certificate {
+                Certificate::Edge(node) => node.clone(),
+                _ => None,
+            },
             incoming,
             answer,
             ahead: self.ahead.clone(),
