@@ -61,7 +61,10 @@ pub(super) fn prepare(
     let all = [Some(listeners.v4), listeners.v6, listeners.forwarded].into_iter().flatten();
     let ports = all.map(|listener| {
         let caught = caught.clone();
-        ClientPort::tcp(listener, guard.clone(), move |_| Intercept { caught })
+        ClientPort::tcp(listener, guard.clone(), move |core| {
+            let ports = core.context.ports.clone();
+            Intercept { caught, ports }
+        })
     });
     Some((ports.collect(), Some(Interception { table, caught: caught.clone(), settings })))
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{Span, debug, field, info_span};
 
@@ -16,7 +17,7 @@ use super::serve::{FrontEnd, Handshake, Visit};
 use crate::names::{Host, NodeName, Target};
 use crate::net::intercept::meant_for;
 use crate::net::socket::Connection;
-use crate::policy::plain;
+use crate::policy::{ProxyPorts, plain};
 use crate::protocol::Category;
 use crate::registry::NotFound;
 use crate::route::RouteError;
@@ -26,6 +27,8 @@ use crate::route::RouteError;
 pub struct Intercept {
     /// Whose addresses are caught.
     pub caught: Arc<Caught>,
+    /// Which ports of nodes are those of their loopback.
+    pub ports: watch::Receiver<ProxyPorts>,
 }
 
 /// The addresses that are caught, as of now.
@@ -74,16 +77,16 @@ impl Intercept {
             return Err("not_redirected");
         }
         let node = self.caught.node(meant.ip()).ok_or("not_a_nodes_address")?;
-        let target = at(&node.node, meant);
+        let target = at(&node.node, meant, self.ports.borrow().is_on_loopback(meant.port()));
         Ok((node, target))
     }
 }
 
-/// The target as the node's edge is asked for it. A kubelet may listen on loopback as well as at the node's address, so it
-/// is asked for by the node's name, which stands for both.
-fn at(node: &NodeName, meant: SocketAddr) -> Target {
+/// The target as the node's edge is asked for it. What may listen on loopback alone is asked for by the node's name, which
+/// stands for its loopback and its addresses.
+fn at(node: &NodeName, meant: SocketAddr, on_loopback: bool) -> Target {
     match node.as_str().parse() {
-        Ok(host @ Host::Name(_)) if KUBELET.contains(&meant.port()) => Target { host, port: meant.port() },
+        Ok(host @ Host::Name(_)) if on_loopback => Target { host, port: meant.port() },
         _ => meant.into(),
     }
 }
@@ -112,9 +115,6 @@ impl FrontEnd<TcpStream> for Intercept {
     }
 }
 
-/// Ports of kubelet.
-const KUBELET: [u16; 2] = [10250, 10255];
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,14 +125,17 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_is_asked_for_by_name_and_all_else_by_the_nodes_address() {
+    fn what_may_be_on_loopback_is_asked_for_by_name_and_all_else_by_the_nodes_address() {
         for (meant, asked) in [
             ("10.0.0.7:10250", "edge7:10250"),
-            ("10.0.0.7:10255", "edge7:10255"),
+            ("[fd00::7]:10255", "edge7:10255"),
+            ("10.0.0.7:10266", "edge7:10266"),
             ("10.0.0.7:9100", "10.0.0.7:9100"),
             ("[fd00::7]:9100", "[fd00::7]:9100"),
         ] {
-            assert_eq!(at(&node("edge7"), meant.parse().unwrap()).to_string(), asked);
+            let meant: SocketAddr = meant.parse().unwrap();
+            let on_loopback = ProxyPorts::default().is_on_loopback(meant.port());
+            assert_eq!(at(&node("edge7"), meant, on_loopback).to_string(), asked);
         }
     }
 

@@ -96,7 +96,7 @@ impl Table {
     }
 
     /// Makes the sets these in one transaction, the whole table where it is not there or not known to be right, and renews
-    /// the ports. Connections that wait in vain for a node that has joined are caught with their next packet.
+    /// the ports. Connections that wait in vain for a node or port that has joined are caught with their next packet.
     ///
     /// # Errors
     ///
@@ -104,8 +104,11 @@ impl Table {
     pub async fn keep(&mut self, sets: &Sets) -> Result<(), CatchError> {
         let (commands, joined) = match &self.kept {
             Some(kept) => {
-                let joined = sets.nodes.difference(&kept.nodes).copied().collect();
-                (self.catch.change(kept, sets), Sets { nodes: joined, ports: sets.ports.clone() })
+                let mut joined = sets.clone();
+                if kept.ports == sets.ports {
+                    joined.nodes.retain(|node| !kept.nodes.contains(node));
+                }
+                (self.catch.change(kept, sets), joined)
             }
             None => (self.catch.whole(sets), sets.clone()),
         };

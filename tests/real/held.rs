@@ -19,6 +19,8 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
+use tracing::Span;
+use tunnel::drain::Drain;
 
 use crate::kubernetes::Kubernetes;
 use crate::process::PATIENCE;
@@ -52,14 +54,14 @@ impl Held {
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
         });
         std::fs::write(&kubeconfig, text.to_string()).unwrap();
-        let (holds, (found, writes)) = (Arc::<AtomicBool>::default(), channel());
+        let (holds, (found, writes), tasks) = (Arc::<AtomicBool>::default(), channel(), Drain::new());
         let (to, holding) = (kubernetes.client(&kubernetes.admin()), holds.clone());
         kubernetes.beside(async move {
             loop {
                 let (socket, _) = listener.accept().await.unwrap();
-                let (to, holding, found) = (to.clone(), holding.clone(), found.clone());
-                let answer = move |request| pass(to.clone(), holding.clone(), found.clone(), request);
-                tokio::spawn(async move {
+                let ways = (to.clone(), holding.clone(), found.clone(), tasks.clone());
+                let answer = move |request| pass(ways.clone(), request);
+                tasks.spawn(Span::none(), async move {
                     let _ = http1::Builder::new()
                         .serve_connection(TokioIo::new(socket), service_fn(answer))
                         .await;
@@ -94,9 +96,7 @@ impl Write {
 }
 
 async fn pass(
-    to: Client,
-    holds: Arc<AtomicBool>,
-    found: Sender<Write>,
+    (to, holds, found, tasks): (Client, Arc<AtomicBool>, Sender<Write>, Drain),
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let (mut head, body) = request.into_parts();
@@ -114,7 +114,7 @@ async fn pass(
         let ((go, goes), (answered, status)) = (oneshot::channel(), channel());
         let _ = found.send(Write { go, status });
         // It goes on although whoever has sent it may have gone.
-        tokio::spawn(async move {
+        tasks.spawn(Span::none(), async move {
             if goes.await.is_ok() {
                 let _ = answered.send(to.send(request).await.unwrap().status().as_u16());
             }

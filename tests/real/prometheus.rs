@@ -28,10 +28,10 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
         &[
             ("proxy", json!({"proxy_url": format!("http://{POD}:8080")})),
             ("name", json!({})),
-            ("port-by-name", targets(["node1:9200".to_owned(), "node2:9200".to_owned()])),
+            ("port-by-name", targets(&["node1:9200".to_owned(), "node2:9200".to_owned()])),
             // What leads an address to the pod is no part of this: a Service's rules, or the pod's own.
             ("port-by-address", {
-                let mut by_address = targets([1, 2].map(|number| format!("{}:9200", address(number))));
+                let mut by_address = targets(&[1, 2].map(|number| format!("{}:9200", address(number))));
                 by_address["proxy_url"] = format!("http://{POD}:9200").into();
                 by_address
             }),
@@ -54,7 +54,7 @@ fn prometheus_gets_the_metrics_of_each_node_through_the_http_proxy_and_by_its_na
     }
 }
 
-fn targets(targets: [String; 2]) -> Value {
+fn targets(targets: &[String; 2]) -> Value {
     json!({"static_configs": [{"targets": targets}]})
 }
 

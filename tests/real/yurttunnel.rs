@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Instant;
+use std::time::SystemTime;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Service, ServicePort};
@@ -19,8 +20,8 @@ use crate::addresses::own_address;
 use crate::held::Held;
 use crate::kubernetes::{Kubernetes, NAMESPACE};
 use crate::parts::free_port;
-use crate::process::PATIENCE;
-use crate::tunnel::{Cloud, Edge, TestDir};
+use crate::process::{PATIENCE, run};
+use crate::tunnel::{Cloud, Edge, PROGRAM, TestDir};
 use crate::wait::wait_until;
 
 const SERVICE: &str = "x-tunnel-server-internal-svc";
@@ -46,13 +47,13 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     let mut slow = asks(front, &name(at_node), "/slow");
     assert_eq!(reads(&mut slow, 2), "ab");
 
-    let begun = Instant::now();
+    let begun = SystemTime::now();
     map(
         &kubernetes,
-        json!({"http-proxy-ports": format!("{}, x", at_node.port()), "https-proxy-ports": "9443"}),
+        &json!({"http-proxy-ports": format!("{}, x", at_node.port()), "https-proxy-ports": "9443"}),
     );
     wait_until("its port is led here", PATIENCE, || led() == [(at_node.port(), front)].into());
-    let _ = writeln!(std::io::stderr(), "led here after {:?}", begun.elapsed());
+    let _ = writeln!(std::io::stderr(), "led here after {:?}", begun.elapsed().unwrap_or_default());
     cloud.is_troubled("http-proxy-ports: \"x\": want a port from 1 to 65535");
     cloud.is_troubled("https-proxy-ports: they lead nowhere");
     for host in [name(at_node), at_node.to_string()] {
@@ -62,7 +63,7 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     assert!(answer(front, &name(on_loopback)).starts_with("HTTP/1.1 502 "), "nobody listens at its address");
     map(
         &kubernetes,
-        json!({
+        &json!({
             "dnat-ports-pair": format!("{}=10264", at_node.port()),
             "http-proxy-ports": "9052",
             "localhost-proxy-ports": on_loopback.port().to_string(),
@@ -72,7 +73,7 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     cloud.is_well();
     assert_eq!(reads(&mut asks(front, &name(on_loopback), "/"), 2), "ok");
 
-    map(&kubernetes, json!({"http-proxy-ports": format!("{},9053", cloud.grpc)}));
+    map(&kubernetes, &json!({"http-proxy-ports": format!("{},9053", cloud.grpc)}));
     wait_until("the pod's own port is not", PATIENCE, || led() == [(9053, front)].into());
     cloud.is_troubled(&format!(
         "http-proxy-ports: \"{}\": the pods themselves listen at that port",
@@ -80,7 +81,7 @@ fn ports_of_the_map_lead_to_the_pods_and_no_change_of_it_cuts_a_session() {
     ));
 
     service(&kubernetes, false);
-    map(&kubernetes, json!({"http-proxy-ports": "9054"}));
+    map(&kubernetes, &json!({"http-proxy-ports": "9054"}));
     cloud.is_troubled("is left as it is: it has no annotation tunnel.cloud.io/ports: managed");
     assert_eq!(led(), [(9053, front)].into());
     service(&kubernetes, true);
@@ -159,6 +160,60 @@ fn names_of_nodes_are_written_by_the_holder_alone_and_what_comes_late_is_refused
     assert_eq!(drained, tunnel::drain::Drained::Finished);
 }
 
+/// As docs/migrating.md has it.
+#[test]
+fn settings_are_printed_for_an_old_deployment_and_the_program_takes_them() {
+    let place = TestDir::new();
+    std::fs::write(place.path().join("old.yaml"), OLD).unwrap();
+    let printed = |line: &str| {
+        let said = run(
+            "sh",
+            &["-c", &format!("cd {} && {ENVIRONMENT} {PROGRAM} {line}", place.path().display())],
+            None,
+            PATIENCE,
+        );
+        assert!(said.status.success(), "{said:?}");
+        said.stdout
+    };
+    let dir = place.path().display().to_string();
+    let (token, files) = (place.path().join("token"), &place.files);
+    let here = |text: &str| {
+        let at = |text: String, from: &str, to: &Path| text.replace(from, to.to_str().unwrap());
+        let text = at(
+            text.replace("/etc/tunnel/token/token", token.to_str().unwrap()),
+            "/etc/tunnel/certs/cloud.crt",
+            &files.cert,
+        );
+        let text =
+            at(at(text, "/etc/tunnel/certs/cloud.key", &files.key), "/etc/tunnel/certs/ca.crt", &files.ca);
+        let text = at(text, "/etc/tunnel/certs/client-ca.crt", &files.ca);
+        let text = at(text, "/etc/tunnel/certs/apiserver-kubelet-client.crt", &files.cert);
+        at(text, "/etc/tunnel/certs/apiserver-kubelet-client.key", &files.key)
+    };
+    for (mode, task) in
+        [("cloud", "migrate yurttunnel old.yaml"), ("edge", "migrate yurttunnel --edge - <old.yaml")]
+    {
+        let text = printed(task);
+        assert!(text.contains("#   kept     --") || mode == "edge", "{text}");
+        place.config(mode, &here(&text));
+        let checked = printed(&format!("--m={mode} --c={dir}/{mode}.toml --check"));
+        assert!(checked.ends_with(": ok\n"), "{checked}");
+    }
+}
+
+/// Of a pod, and of an edge.
+const ENVIRONMENT: &str = "KUBERNETES_SERVICE_HOST=192.0.2.1 POD_IP=127.0.0.1 NODE_NAME=node1";
+
+const OLD: &str = "
+kind: List
+items:
+- kind: Deployment
+  spec: {template: {spec: {containers: [{name: yurt-tunnel-server, args: [--bind-address=127.0.0.1, --server-count=2]}]}}}
+- kind: DaemonSet
+  spec: {template: {spec: {containers: [{name: yurt-tunnel-agent, args: [--tunnelserver-addr=127.0.0.1:31008]}]}}}
+- {kind: ConfigMap, metadata: {name: yurt-tunnel-server-cfg}, data: {http-proxy-ports: \"9051\"}}
+";
+
 fn params(cluster: Cluster, me: &str) -> NodeNameParams {
     NodeNameParams {
         cluster,
@@ -206,7 +261,7 @@ fn led(kubernetes: &Kubernetes) -> BTreeMap<u16, u16> {
     ports.iter().filter(|port| port.name.as_ref().unwrap().starts_with("dnat-")).map(number).collect()
 }
 
-fn map(kubernetes: &Kubernetes, data: Value) {
+fn map(kubernetes: &Kubernetes, data: &Value) {
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PORTS}, "data": data});
     kubernetes.apply::<ConfigMap>(&map);
 }

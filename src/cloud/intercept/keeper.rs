@@ -1,6 +1,6 @@
 //! Keeps the table true: whose addresses are caught follows the links, at this pod and at others.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +36,8 @@ pub(super) struct Keeper {
     seeker: Seeker,
     /// The claims of which the log has told that they count for nothing.
     told: HashSet<Void>,
+    /// The ports that are caught.
+    ports: BTreeSet<u16>,
     /// When the table was last written, if it is as it should be.
     kept: Option<Instant>,
 }
@@ -50,8 +52,22 @@ impl Keeper {
         shared: PodContext,
         readiness: Readiness,
     ) -> Self {
-        let (presence, seeker, told) = (Presence::default(), Seeker::new(), HashSet::new());
-        Self { table, caught, settings, grace, own, shared, readiness, presence, seeker, told, kept: None }
+        let (presence, seeker, told, ports) =
+            (Presence::default(), Seeker::new(), HashSet::new(), BTreeSet::new());
+        Self {
+            table,
+            caught,
+            settings,
+            grace,
+            own,
+            shared,
+            readiness,
+            presence,
+            seeker,
+            told,
+            ports,
+            kept: None,
+        }
     }
 
     /// Catches until the pod begins to stop; then nothing more, which it says to `emptied`. The table goes once no session
@@ -66,7 +82,7 @@ impl Keeper {
             if changed || self.kept.is_none_or(|at| at.elapsed() >= RENEW) {
                 self.caught.set(self.presence.nodes().clone());
                 let nodes = self.presence.nodes().keys().copied().collect();
-                let kept = self.table.keep(&Sets { nodes, ports: self.settings.ports.clone() }).await;
+                let kept = self.table.keep(&Sets { nodes, ports: self.ports.clone() }).await;
                 self.note(kept);
             }
             tokio::select! {
@@ -106,10 +122,25 @@ impl Keeper {
             }
         }
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
-        let changed = self.presence.step(&holders.nodes, linked, Instant::now(), self.grace);
+        let changed =
+            self.presence.step(&holders.nodes, linked, Instant::now(), self.grace) | self.take_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
         self.seeker.step(&unknown, &self.shared);
         self.tell(holders.void);
+        changed
+    }
+
+    /// Takes the ports of the settings, and those that a ConfigMap names. Whether they are others than before.
+    fn take_ports(&mut self) -> bool {
+        let mut ports = self.settings.ports.clone();
+        let named = self.shared.ports.borrow();
+        ports.extend(named.http.iter().chain(&named.https));
+        let changed = self.ports != ports;
+        drop(named);
+        if changed {
+            info!(?ports, "these ports of nodes are caught");
+            self.ports = ports;
+        }
         changed
     }
 

@@ -57,10 +57,10 @@ pub(super) fn server(flags: &[(String, String)]) -> (Server, Vec<Remark>) {
             }
             "kubeconfig" => (Changed, "the flag --k of this program"),
             "v" => (Changed, "the flag --v of this program has other steps: 2 is debug"),
-            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert has to carry it: tunnel init --name makes one"),
+            "cert-dns-names" | "cert-ips" => (Changed, "the certificate in cert has to carry it: tunnel init --name makes one, or [mode.cloud.csr] has it issued"),
             "cert-dir" => (Changed, "each file is named by its own key: cert, key, client_ca"),
             "enable-iptables" if value == "false" => (Kept, "nothing is intercepted unless the settings say so"),
-            "enable-iptables" => (Changed, "clients are led here by names of nodes and by ports of the Service; iptables is not touched"),
+            "enable-iptables" => (Changed, "[mode.cloud.intercept] does that by nftables: give it the networks of the edge nodes; iptables is not touched"),
             "iptables-sync-period" | "dns-sync-period" => (Gone, "changes are taken up when they happen, and all is looked at anew every 30 min"),
             "egress-selector-enable" => (Gone, "it did nothing there; here [mode.cloud.egress] serves kube-apiserver's egress selector"),
             "server-count" => (Gone, "pods find each other by service of [mode.cloud.registry], and an edge needs a link to one of them"),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::protocol::link::sender::LinkSender;
@@ -42,6 +42,9 @@ impl SecondLink {
         loop {
             sleep_until(self.next).await;
             link.falls_silent().await;
+            if timeout(LOOK_AGAIN, link.answers()).await.is_ok() {
+                continue;
+            }
             self.begins(link);
             let made = tokio::select! {
                 biased;
@@ -87,6 +90,9 @@ impl SecondLink {
     }
 }
 
+/// Enough for a process that stood still to read the answer that came meanwhile: its clock runs on, and its link seems to
+/// have been silent for as long.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Behind the first one that was not needed, or could not be made; doubled with each further one in vain, so that a slow
 /// line is not burdened with handshakes for ever.
 const AFTER_LOST: Duration = Duration::from_secs(5);
@@ -94,3 +100,58 @@ const AFTER_FAILED: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
 /// After so long without one the pauses begin anew.
 const FORGOTTEN: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::names::NodeName;
+    use crate::protocol::link::source::LinkId;
+    use crate::protocol::wire::frame::FrameKind;
+    use crate::protocol::wire::peer::Peer;
+
+    /// A link that has asked its far end, and the number of that ping.
+    fn asked() -> (Arc<LinkSender>, u64) {
+        let link = LinkSender::new(LinkId(1), Peer::Cloud(NodeName::none()), None, Dialect::NEWEST);
+        link.probe();
+        let pulled = link.poll_pull(&mut Context::from_waker(Waker::noop()), Instant::now());
+        let Poll::Ready(Some(frame)) = pulled else { panic!("no ping") };
+        let FrameKind::Ping(Some(number)) = frame.body else { panic!("{frame:?}") };
+        (link, number)
+    }
+
+    /// How many second links are dialled within ten seconds beside a link whose process stands still for that long, if
+    /// the answer is read `after` it goes on.
+    async fn dialled(after: Option<Duration>) -> u32 {
+        let (link, ping) = asked();
+        let dials = AtomicU32::new(0);
+        let mut second = SecondLink::new(Metrics::edge());
+        let dial = || async {
+            dials.fetch_add(1, Relaxed);
+            std::future::pending::<Result<(), &str>>().await
+        };
+        let reader = async {
+            tokio::time::advance(Duration::from_secs(10)).await;
+            link.fell_silent();
+            if let Some(after) = after {
+                tokio::time::sleep(after).await;
+                link.ponged(ping, Instant::now());
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        };
+        tokio::select! {
+            () = second.beside(&link, dial) => {}
+            () = reader => {}
+        }
+        dials.load(Relaxed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_stood_still_reads_what_came_before_it_dials_a_second_link() {
+        assert_eq!(dialled(Some(Duration::from_millis(1))).await, 0);
+        assert_eq!(dialled(None).await, 1);
+    }
+}
