@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
@@ -131,7 +130,7 @@ fn of_ten_that_join_at_once_over_three_pods_and_a_secret_one_wins() {
                    subjects:\n- { apiGroup: rbac.authorization.k8s.io, kind: User, name: pod }\n";
     let file = place.path().join("role.yaml");
     std::fs::write(&file, format!("{role}{binding}")).unwrap();
-    let mut command = Command::new(kubectl);
+    let mut command = std::process::Command::new(kubectl);
     command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-f"]).arg(&file);
     let said = run_command("kubectl", &mut command, None, PATIENCE);
     assert!(said.status.success(), "{said:?}");
