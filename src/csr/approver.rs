@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::error::{CsrError, within};
-use super::{Asked, Profile, Verdict, judge};
+use super::{Apiserver, Asked, Profile, Verdict, judge};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::registry::Cluster;
@@ -28,12 +28,14 @@ use crate::telemetry::{AUDIT, printable};
 pub struct Approver {
     cluster: Cluster,
     pods: String,
+    apiserver: Option<String>,
 }
 
 impl Approver {
-    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`.
-    pub fn new(cluster: Cluster, pods: String) -> Self {
-        Self { cluster, pods }
+    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`. `apiserver`
+    /// is what kube-apiserver is reached by beside what the cluster's settings say.
+    pub fn new(cluster: Cluster, pods: String, apiserver: Option<String>) -> Self {
+        Self { cluster, pods, apiserver }
     }
 
     /// Works until draining begins. `report` is told whether requests are seen, now and whenever that changes; it must be
@@ -68,6 +70,8 @@ impl Approver {
     /// Judges all that there are, then each that comes. The client is made anew each time: its token may be over.
     async fn look(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
         let (client, _) = self.cluster.connect().await?;
+        let hosts = self.cluster.hosts().await?.into_iter().chain(self.apiserver.clone());
+        let apiserver = Apiserver::new(hosts);
         let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
         let mut events = pin!(watcher(requests.clone(), watcher::Config::default().page_size(PAGE)));
         while let Some(event) = events.next().await {
@@ -79,7 +83,7 @@ impl Approver {
                 }
                 Event::Init | Event::Delete(_) => continue,
             };
-            if let Err(cause) = self.settle(&csr, &requests, &nodes).await {
+            if let Err(cause) = self.settle(&csr, &apiserver, &requests, &nodes).await {
                 warn!(
                     csr = csr.name_any(),
                     "it could not be judged, and will be within {LIST_EVERY:?}: {cause}"
@@ -93,6 +97,7 @@ impl Approver {
     async fn settle(
         &self,
         csr: &CertificateSigningRequest,
+        apiserver: &Apiserver,
         requests: &Api<CertificateSigningRequest>,
         nodes: &Api<Node>,
     ) -> Result<(), CsrError> {
@@ -108,7 +113,7 @@ impl Approver {
             _ => None,
         };
         let (name, requester) = (csr.name_any(), printable(&asked.requester));
-        let (kind, reason, why) = match judge(&asked, &self.pods, addresses.as_ref()) {
+        let (kind, reason, why) = match judge(&asked, &self.pods, apiserver, addresses.as_ref()) {
             Verdict::NotOurs => return Ok(()),
             Verdict::Approve => ("Approved", "AutoApproved", "its requester may have it".to_owned()),
             Verdict::Deny(why) => ("Denied", "NotPermitted", why),
