@@ -13,6 +13,7 @@ mod error;
 mod judge;
 mod keeper;
 mod names;
+mod node;
 mod profile;
 mod renewal;
 mod request;

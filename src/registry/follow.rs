@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::cluster::{Cluster, ClusterError};
 use crate::net::backoff::Backoff;
-pub(super) use part::part_of;
+pub(crate) use part::part_of;
 
 /// What is followed.
 #[derive(Debug)]
