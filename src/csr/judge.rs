@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::{Apiserver, Asked, Content, Profile};
+use crate::telemetry::printable;
 
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,7 +13,7 @@ pub enum Verdict {
     NotOurs,
     /// It may be issued.
     Approve,
-    /// It may not, for that reason.
+    /// It may not, for that reason: one printable line of at most 200 bytes.
     Deny(String),
 }
 
@@ -30,7 +31,7 @@ pub fn judge(
         Profile::ProxyClient => by_pods(asked, pods).and_then(|()| proxy_client(&asked.content)),
         Profile::Agent => agent(asked, addresses),
     });
-    permitted.map_or_else(Verdict::Deny, |()| Verdict::Approve)
+    permitted.map_or_else(|why| Verdict::Deny(printable(&why)), |()| Verdict::Approve)
 }
 
 /// What holds for all three.
@@ -41,7 +42,7 @@ fn sound(asked: &Asked, profile: Profile) -> Result<(), String> {
     let usages: BTreeSet<&str> = asked.usages.iter().map(String::as_str).collect();
     let wanted = profile.usages();
     if asked.usages.len() != wanted.len() || usages != BTreeSet::from(wanted) {
-        return Err(format!("its usages are {:?}, want exactly {wanted:?}", asked.usages));
+        return Err(format!("want exactly the usages {wanted:?}, and it has {:?}", asked.usages));
     }
     Ok(())
 }
@@ -80,7 +81,9 @@ fn agent(asked: &Asked, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), Stri
     };
     let Content { dns, ips, .. } = &asked.content;
     if *dns != [node] {
-        return Err(format!("its DNS names are {dns:?}, want exactly {node:?}, the node that asks for it"));
+        return Err(format!(
+            "want exactly {node:?}, the node that asks for it, as its DNS name, and it has {dns:?}"
+        ));
     }
     let Some(addresses) = addresses else { return Err(format!("there is no Node {node}")) };
     match ips.iter().find(|ip| !addresses.contains(ip)) {

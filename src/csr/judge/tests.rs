@@ -138,6 +138,23 @@ fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_non
 }
 
 #[test]
+fn a_reason_is_one_short_line_whatever_was_asked_for() {
+    let names: Vec<_> = (0..1000).map(|n| format!("n{n}\u{1b}[2J\n")).collect();
+    let many = changed(Profile::Agent, |asked| asked.content.dns = names.clone());
+    let who = changed(Profile::ProxyClient, |asked| asked.requester = names.concat());
+    let long = changed(Profile::Server, |asked| {
+        asked.content.dns = vec![format!("kubernetes{}", names.concat()), "*\u{9b}".repeat(99)]
+    });
+    let used = changed(Profile::Agent, |asked| asked.usages = names);
+    for (asked, says) in
+        [(many, "want exactly \"node7\""), (who, PODS), (long, "\"*"), (used, "want exactly the usages")]
+    {
+        let why = denied(&asked);
+        assert!(why.len() <= 200 && why.contains(says) && !why.contains(char::is_control), "{why:?}");
+    }
+}
+
+#[test]
 fn what_is_odd_or_for_other_uses_is_denied() {
     for profile in Profile::ALL {
         let odd = changed(profile, |asked| asked.content.odd = Some("it is odd"));
