@@ -48,7 +48,7 @@ pub struct Args {
     /// Form of log lines.
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub log_format: Form,
-    /// How much to log: 0 what operators need, 2 debug, 4 libraries too, 6 everything.
+    /// How much to log: 0 what operators need, 2 debug, 4 libraries too, 6 everything but frames, 8 these too.
     #[arg(long = "v", value_name = "N", default_value_t = 0)]
     pub verbosity: i32,
 }
