@@ -173,7 +173,8 @@ impl AddressBook {
     }
 
     /// Whose an address itself is: single addresses of the fixed table, those of Nodes, and what `more` say. No node has an
-    /// address of a pod or a Service, nor one that `refuses` gives a reason for.
+    /// address of a Service, nor one that `refuses` gives a reason for, and none has a pod's because Kubernetes or an edge
+    /// says so: a pod's addresses are its node's word, which takes nothing from the fixed table or a token line.
     pub fn holders(
         &self,
         more: impl IntoIterator<Item = Claim>,
@@ -187,11 +188,8 @@ impl AddressBook {
         let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
             ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: Claimant::Kubernetes })
         });
-        Holders::of(fixed.chain(nodes).chain(more), |ip| {
-            refuses(ip)
-                .or_else(|| facts.pods.is_claimed(ip).then_some("a pod's"))
-                .or_else(|| facts.services.is_claimed(ip).then_some("a Service's"))
-        })
+        let claims = fixed.chain(nodes).chain(more);
+        Holders::of(claims, |claim| refuses(claim.ip).or_else(|| facts.refusal(claim)))
     }
 
     /// Takes in what has changed.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::NotLocated;
+use super::holders::{Claim, Claimant};
 use super::table::{Claims, FactTable};
 use crate::names::{Host, NodeName, Target};
 
@@ -149,6 +150,14 @@ impl Facts {
             Some(other) => Err(NotLocated::Ambiguous { ip, one, other }),
             None => Ok(Some(one)),
         }
+    }
+
+    /// Why a node may not have the address that is claimed for it.
+    pub(super) fn refusal(&self, Claim { ip, by, .. }: &Claim) -> Option<&'static str> {
+        if self.services.is_claimed(*ip) {
+            return Some("a Service's");
+        }
+        (*by >= Claimant::Kubernetes && self.pods.is_claimed(*ip)).then_some("a pod's")
     }
 
     pub(super) fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {

@@ -264,6 +264,33 @@ fn a_list_that_begins_anew_takes_nothing_away_until_it_is_whole() {
     assert!(!there("10.244.2.2:80") && there("10.244.2.3:80"));
 }
 
+fn claim(at: &str, of: &str, by: Claimant) -> Claim {
+    Claim { ip: ip(at), node: node(of), by }
+}
+
+/// Who has the address, and else why a claim to it counts for nothing.
+fn holder(holders: &Holders, at: &str) -> String {
+    let of = holders.nodes.get(&ip(at)).map(ToString::to_string);
+    let void = || holders.void.iter().find(|void| void.ip == ip(at)).map(|void| void.why.to_string());
+    of.or_else(void).unwrap_or_else(|| "nobody says anything".to_owned())
+}
+
+#[test]
+fn a_pods_address_takes_nothing_from_the_fixed_table_or_a_token_line() {
+    let book = book();
+    let patched = ["10.0.7.9", "10.0.8.1", "192.168.1.5", "10.0.8.2"];
+    book.change(|facts| facts.pods.put("shop/evil", pod("master", &patched)));
+    let token = claim("10.0.8.1", "edge1", Claimant::TokenLine);
+    let edge = claim("10.0.8.2", "edge1", Claimant::Edge);
+    let holders = book.holders([token, edge], |_| None);
+    assert_eq!(holder(&holders, "10.0.7.9"), "edge2");
+    assert_eq!(holder(&holders, "10.0.8.1"), "edge1");
+    assert_eq!(holder(&holders, "192.168.1.5"), "it is a pod's");
+    assert_eq!(holder(&holders, "10.0.8.2"), "it is a pod's");
+    book.change(|facts| facts.services.put("shop/web", service(&["10.0.7.9"], &[])));
+    assert_eq!(holder(&book.holders([], |_| None), "10.0.7.9"), "it is a Service's");
+}
+
 /// One event about pods.
 #[derive(Debug, Clone)]
 enum Heard {
