@@ -37,6 +37,8 @@ pub use watch::AddressWatch;
 pub struct AddressBook {
     /// The longest prefix first.
     fixed: Vec<(IpNet, NodeName)>,
+    /// Whether a cluster is to tell the facts.
+    has_cluster: bool,
     facts: Mutex<Facts>,
 }
 
@@ -99,10 +101,10 @@ pub enum NotLocated {
 
 impl AddressBook {
     /// An address in one of these networks is behind that node, whatever Kubernetes knows; of several networks that
-    /// hold an address the narrowest counts.
-    pub fn new(mut fixed: Vec<(IpNet, NodeName)>) -> Self {
+    /// hold an address the narrowest counts. `has_cluster`: somebody takes in what a cluster knows.
+    pub fn new(mut fixed: Vec<(IpNet, NodeName)>, has_cluster: bool) -> Self {
         fixed.sort_by_key(|(net, _)| std::cmp::Reverse(net.prefix_len()));
-        Self { fixed, facts: Mutex::default() }
+        Self { fixed, has_cluster, facts: Mutex::default() }
     }
 
     /// Where a target is. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
@@ -175,9 +177,13 @@ impl AddressBook {
     /// Whose an address itself is: single addresses of the fixed table, those of Nodes, and what `more` say. No node has an
     /// address of a Service, nor one that `refuses` gives a reason for, and none has a pod's because Kubernetes or an edge
     /// says so: a pod's addresses are its node's word, which takes nothing from the fixed table or a token line.
+    ///
+    /// Kubernetes and edges are heard once all Nodes, pods and Services are listed, so that whoever is believed more has
+    /// spoken. Where no cluster is asked nobody can contradict an edge, which is heard if `trust_edges` says so.
     pub fn holders(
         &self,
         more: impl IntoIterator<Item = Claim>,
+        trust_edges: bool,
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
     ) -> Holders {
         let facts = self.facts();
@@ -188,7 +194,8 @@ impl AddressBook {
         let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
             ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: Claimant::Kubernetes })
         });
-        let claims = fixed.chain(nodes).chain(more);
+        let heard = if self.has_cluster { facts.are_listed() } else { trust_edges };
+        let claims = fixed.chain(nodes).chain(more).filter(|claim| heard || claim.by < Claimant::Kubernetes);
         Holders::of(claims, |claim| refuses(claim.ip).or_else(|| facts.refusal(claim)))
     }
 

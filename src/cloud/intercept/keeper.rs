@@ -114,7 +114,8 @@ impl Keeper {
             ];
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
-        let holders = self.shared.addresses.holders(self.shared.proven.claims(), refuses);
+        let claims = self.shared.proven.claims();
+        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
         let mut knows = HashMap::new();
         for node in holders.nodes.values().chain(self.presence.nodes().values().map(|caught| &caught.node)) {
             if !knows.contains_key(node) {

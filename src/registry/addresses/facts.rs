@@ -152,6 +152,11 @@ impl Facts {
         }
     }
 
+    /// Whether all Nodes, pods and Services have been told.
+    pub(super) fn are_listed(&self) -> bool {
+        self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
+    }
+
     /// Why a node may not have the address that is claimed for it.
     pub(super) fn refusal(&self, Claim { ip, by, .. }: &Claim) -> Option<&'static str> {
         if self.services.is_claimed(*ip) {

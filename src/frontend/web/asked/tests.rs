@@ -25,10 +25,13 @@ impl Site {
         let registry = Registry::new(Metrics::edge());
         let edge4 = LinkSender::new(LinkId(1), Peer::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
         registry.insert(Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into() }, false);
-        let addresses = AddressBook::new(vec![
-            (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),
-            (network("10.9.0.0/16").unwrap(), "edge9".parse().unwrap()),
-        ]);
+        let addresses = AddressBook::new(
+            vec![
+                (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),
+                (network("10.9.0.0/16").unwrap(), "edge9".parse().unwrap()),
+            ],
+            false,
+        );
         let at_edge3 = PodFacts { node: "edge3".parse().unwrap(), ips: [ip("10.3.0.1")].into() };
         addresses.change(|facts| {
             facts.pods.put("shop/db", at_edge3);
