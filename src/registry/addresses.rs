@@ -199,6 +199,12 @@ impl AddressBook {
         Holders::of(claims, |claim| refuses(claim.ip).or_else(|| facts.refusal(claim)))
     }
 
+    /// Why a node may not have the address that is claimed for it: it is a Service's, or a pod's that a strong claim does
+    /// not come before.
+    pub fn refusal(&self, claim: &Claim) -> Option<&'static str> {
+        self.facts().refusal(claim)
+    }
+
     /// Takes in what has changed.
     pub fn change<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
         change(&mut self.facts())

@@ -19,7 +19,7 @@ use crate::frontend::Caught;
 use crate::names::NodeName;
 use crate::net::intercept::{CatchError, Sets, Table};
 use crate::policy::is_off_limits;
-use crate::registry::{Claimant, Void, Why};
+use crate::registry::{Claim, Claimant, Void, Why};
 
 /// The one task that writes the table.
 #[derive(Debug)]
@@ -115,7 +115,12 @@ impl Keeper {
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
         let claims = self.shared.proven.claims();
-        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
+        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, &refuses);
+        // Of what nobody claims any more.
+        let refused = |ip: IpAddr, node: &NodeName| {
+            let claim = Claim { ip, node: node.clone(), by: Claimant::Edge };
+            refuses(ip).or_else(|| self.shared.addresses.refusal(&claim)).is_some()
+        };
         let mut knows = HashMap::new();
         for node in holders.nodes.values().chain(self.presence.nodes().values().map(|caught| &caught.node)) {
             if !knows.contains_key(node) {
@@ -123,8 +128,8 @@ impl Keeper {
             }
         }
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
-        let changed =
-            self.presence.step(&holders.nodes, linked, Instant::now(), self.grace) | self.take_ports();
+        let changed = self.presence.step(&holders.nodes, refused, linked, Instant::now(), self.grace)
+            | self.take_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
         self.seeker.step(&unknown, &self.shared);
         self.tell(holders.void);
