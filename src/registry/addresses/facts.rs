@@ -29,7 +29,7 @@ pub struct Facts {
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Its InternalIPs, in its order.
+    /// Its InternalIPs, in its order, 8 at most: its own kubelet writes them.
     pub ips: Box<[IpAddr]>,
     /// The networks of its pods.
     pub pods: Box<[IpNet]>,

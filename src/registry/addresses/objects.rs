@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use super::facts::{Facts, NodeFacts, PodFacts};
 use super::table::{Claims, FactTable};
 use crate::registry::endpoints::SERVICE_LABEL;
+use crate::registry::follow::MOST_NODE_IPS;
 use crate::registry::follow::part_of;
 
 /// An object of which facts are kept.
@@ -98,7 +99,7 @@ impl Partial for NodePart {
 
     fn facts(self) -> Option<NodeFacts> {
         let internal = self.status.addresses.iter().filter(|address| address.kind == "InternalIP");
-        let ips = addresses(internal.map(|address| address.address.as_str()));
+        let ips = internal.filter_map(|address| address.address.parse().ok()).take(MOST_NODE_IPS).collect();
         Some(NodeFacts { ips, pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect() })
     }
 }

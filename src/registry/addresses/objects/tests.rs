@@ -34,6 +34,15 @@ fn of_a_node_its_internal_addresses_are_kept() {
 }
 
 #[test]
+fn of_a_nodes_internal_addresses_the_first_eight_count() {
+    let address = |n| json!({"type": "InternalIP", "address": format!("10.0.0.{n}")});
+    let addresses: Vec<_> = (1..=200).map(address).collect();
+    let node = json!({"metadata": {"name": "edge1"}, "status": {"addresses": addresses}});
+    let first: Vec<_> = (1..=8).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+    assert_eq!(Vec::from(read::<NodePart>(node).unwrap().ips), first);
+}
+
+#[test]
 fn a_pod_has_addresses_of_its_own_while_it_runs_and_is_not_in_its_nodes_network() {
     let pod = |phase: &str, host: bool| {
         read::<PodPart>(json!({
