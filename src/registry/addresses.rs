@@ -21,7 +21,7 @@ use ipnet::IpNet;
 use crate::names::{Host, NodeName, Target};
 use crate::policy::plain;
 
-use facts::Backing;
+use facts::{At, Backing};
 pub use facts::{
     Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
@@ -164,7 +164,8 @@ impl AddressBook {
             return Ok(Some((node.clone(), is_single(net))));
         }
         let facts = self.facts();
-        let is_own = |node: &NodeName| facts.nodes.claiming(ip).any(|(name, _)| node.as_str() == name);
+        let is_own =
+            |node: &NodeName| facts.nodes.claiming(At::Own(ip)).any(|(name, _)| node.as_str() == name);
         Ok(facts.node_at(ip)?.map(|node| (node.clone(), is_own(&node))))
     }
 

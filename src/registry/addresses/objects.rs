@@ -98,9 +98,16 @@ impl Partial for NodePart {
     }
 
     fn facts(self) -> Option<NodeFacts> {
-        let internal = self.status.addresses.iter().filter(|address| address.kind == "InternalIP");
-        let ips = internal.filter_map(|address| address.address.parse().ok()).take(MOST_NODE_IPS).collect();
-        Some(NodeFacts { ips, pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect() })
+        let of_kind = |kind: &str| {
+            let all = self.status.addresses.iter().filter(|address| address.kind == kind);
+            all.filter_map(|address| address.address.parse().ok()).take(MOST_NODE_IPS).collect()
+        };
+        let (ips, outside) = (of_kind("InternalIP"), of_kind("ExternalIP"));
+        Some(NodeFacts {
+            ips,
+            outside,
+            pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
+        })
     }
 }
 

@@ -19,7 +19,7 @@ fn node(name: &str) -> NodeName {
 }
 
 fn machine(ips: Box<[IpAddr]>) -> NodeFacts {
-    NodeFacts { ips, pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
+    NodeFacts { ips, outside: Box::default(), pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
@@ -31,7 +31,7 @@ fn pod(at: &str, addresses: &[&str]) -> PodFacts {
 }
 
 fn service(addresses: &[&str], ports: &[ServicePort]) -> ServiceFacts {
-    ServiceFacts { ips: ips(addresses), ports: ports.into(), external: None }
+    ServiceFacts { ips: ips(addresses), outside: Box::default(), ports: ports.into(), external: None }
 }
 
 fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -> SliceFacts {
@@ -299,6 +299,32 @@ fn a_pods_address_takes_nothing_from_the_fixed_table_or_a_token_line() {
     assert_eq!(holder(&holders, "10.0.8.2"), "it is a pod's");
     book.change(|facts| facts.services.put("shop/web", service(&["10.0.7.9"], &[])));
     assert_eq!(holder(&book.holders([], false, |_| None), "10.0.7.9"), "it is a Service's");
+}
+
+#[test]
+fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
+    let book = book();
+    book.change(|facts| {
+        let outside = ips(&["198.51.100.5"]);
+        facts.nodes.put("edge1", NodeFacts { outside, ..machine(ips(&["192.168.1.5"])) });
+        let outside = ips(&["198.51.100.7", "192.168.1.5"]);
+        facts.services.put("shop/web", ServiceFacts { outside, ..service(&["10.96.0.7"], &[]) });
+    });
+    list(&book);
+    let of = |at, node, by| holder(&book.holders([claim(at, node, by)], false, |_| None), at);
+    let services = "it is a Service's, from outside of the cluster";
+    assert_eq!(of("198.51.100.7", "edge2", Claimant::Edge), services);
+    assert_eq!(of("198.51.100.7", "edge2", Claimant::TokenLine), "edge2");
+    assert_eq!(of("198.51.100.5", "edge2", Claimant::Edge), "it is another Node's");
+    assert_eq!(of("198.51.100.5", "Edge1", Claimant::Edge), "Edge1", "it is its own");
+    let holders = book.holders([claim("192.168.1.5", "edge1", Claimant::Edge)], false, |_| None);
+    assert_eq!(holder(&holders, "192.168.1.5"), "edge1", "a load balancer stands there");
+    assert!(holders.void.is_empty());
+    // Nothing is found by them.
+    expect(
+        &book,
+        &[("198.51.100.5:80", "198.51.100.5:80 directly"), ("198.51.100.7:80", "198.51.100.7:80 directly")],
+    );
 }
 
 #[test]
