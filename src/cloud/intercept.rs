@@ -3,6 +3,7 @@
 mod keeper;
 mod presence;
 mod seek;
+mod told;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Keeps the table true: whose addresses are caught follows the links, at this pod and at others.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use tracing::{debug, error, info, warn};
 
 use super::presence::Presence;
 use super::seek::Seeker;
+use super::told::Told;
 use crate::admin::Readiness;
 use crate::cloud::context::PodContext;
 use crate::config::cloud::Intercept as Settings;
@@ -34,8 +35,7 @@ pub(super) struct Keeper {
     readiness: Readiness,
     presence: Presence,
     seeker: Seeker,
-    /// The claims of which the log has told that they count for nothing.
-    told: HashSet<Void>,
+    told: Told,
     /// The ports that are caught.
     ports: BTreeSet<u16>,
     /// When the table was last written, if it is as it should be.
@@ -53,7 +53,7 @@ impl Keeper {
         readiness: Readiness,
     ) -> Self {
         let (presence, seeker, told, ports) =
-            (Presence::default(), Seeker::new(), HashSet::new(), BTreeSet::new());
+            (Presence::default(), Seeker::new(), Told::default(), BTreeSet::new());
         Self {
             table,
             caught,
@@ -157,15 +157,19 @@ impl Keeper {
             void.by == Claimant::Kubernetes
                 && [OUTSIDE, HOST, SIBLING].iter().any(|why| void.why == Why::NotANodes(why))
         };
-        let now: HashSet<Void> = void.into_iter().filter(|void| !is_usual(void)).take(MOST_TOLD).collect();
-        for Void { ip, node, by, why } in now.difference(&self.told) {
+        let (news, more) = self.told.step(void.into_iter().filter(|void| !is_usual(void)).collect());
+        for Void { ip, node, by, why } in news {
             warn!(
                 %ip,
                 %node,
                 "{ip} is not caught for {node}, as {by} has it: {why}; correct what says so"
             );
         }
-        self.told = now;
+        if let Some(more) = more {
+            warn!(
+                "{more} more claims to addresses count for nothing: they are told of as those before them end"
+            );
+        }
     }
 
     /// Takes in what came of writing the table.
@@ -200,9 +204,6 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// A third of the time after which the kernel forgets the ports.
 const RENEW: Duration = Duration::from_secs(10);
-
-/// Claims without effect that are told at once.
-const MOST_TOLD: usize = 100;
 
 /// Why most claims are refused.
 const OUTSIDE: &str = "outside of the networks of [mode.cloud.intercept]";
