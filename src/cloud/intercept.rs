@@ -1,6 +1,7 @@
 //! Starts catching what is sent to edge nodes' addresses, from `[mode.cloud.intercept]`.
 
 mod keeper;
+mod pace;
 mod presence;
 mod seek;
 mod told;

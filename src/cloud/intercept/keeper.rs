@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
+use super::pace::Pace;
 use super::presence::Presence;
 use super::seek::Seeker;
 use super::told::Told;
@@ -75,8 +76,7 @@ impl Keeper {
     pub(super) async fn run(mut self, emptied: oneshot::Sender<()>) {
         let (links, stopping) = (self.shared.ground.drain.clone(), self.shared.stopping.clone());
         let mut changes = self.shared.registry.changes();
-        let mut ticks = interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pace = Pace::new();
         while !stopping.is_cancelled() {
             let changed = self.look();
             if changed || self.kept.is_none_or(|at| at.elapsed() >= RENEW) {
@@ -87,9 +87,7 @@ impl Keeper {
             }
             tokio::select! {
                 () = stopping.cancelled() => {}
-                // It never ends: the registry holds the sender.
-                _ = changes.changed() => {}
-                _ = ticks.tick() => {}
+                () = pace.next(&mut changes) => {}
             }
         }
         let emptying = self.table.keep(&Sets::default()).await;
@@ -198,9 +196,6 @@ impl Keeper {
         }
     }
 }
-
-/// Between two looks at what is not reported: nodes at other pods, claims, how long a node is gone.
-const TICK: Duration = Duration::from_millis(500);
 
 /// A third of the time after which the kernel forgets the ports.
 const RENEW: Duration = Duration::from_secs(10);
