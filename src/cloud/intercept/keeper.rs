@@ -113,7 +113,7 @@ impl Keeper {
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
         let claims = self.shared.proven.claims();
-        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, &refuses);
+        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
         // Of what nobody claims any more.
         let refused = |ip: IpAddr, node: &NodeName| {
             let claim = Claim { ip, node: node.clone(), by: Claimant::Edge };
