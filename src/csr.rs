@@ -5,6 +5,7 @@
 //! stands with its certificate in that file, which others follow like any file of certificates. An [`Approver`] looks at
 //! what is asked for, and at who asks.
 
+mod apiserver;
 mod approver;
 mod asked;
 mod content;
@@ -12,10 +13,12 @@ mod error;
 mod judge;
 mod keeper;
 mod names;
+mod node;
 mod profile;
 mod renewal;
 mod request;
 
+pub use apiserver::Apiserver;
 pub use approver::Approver;
 pub use asked::Asked;
 pub use content::Content;

@@ -17,3 +17,5 @@ if [[ $needs ]]; then
   exit 1
 fi
 ls -l "$program"
+# A pod, an edge and a request through them.
+"$program" demo --check

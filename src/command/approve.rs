@@ -47,11 +47,12 @@ pub async fn approve(
     let listener = Listener::bind(asked.health).map_err(|error| Failure::unavailable(error.to_string()))?;
     let pods = format!("system:serviceaccount:{}", asked.account);
     let cluster = Cluster { kubeconfig: asked.kubeconfig.clone(), namespace: None };
+    let approver = Approver::new(cluster, pods.clone(), env.kubernetes_service_host.clone());
     let (readiness, drain) = (Readiness::waiting_for(&[REQUESTS]), Drain::new());
     let shown = readiness.clone();
     let report = move |state| shown.set(REQUESTS, state);
     info!(%pods, health = %listener.at(), "requests of the tunnel's pods and edges are approved, all others are not touched");
-    drain.spawn(info_span!("approver"), Approver::new(cluster, pods).run(report, drain.clone()));
+    drain.spawn(info_span!("approver"), approver.run(report, drain.clone()));
     drain.spawn(info_span!("health"), health(listener, readiness, drain.clone()));
     stop.await;
     drain.begin();

@@ -11,13 +11,13 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Api, ResourceExt as _};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::error::{CsrError, within};
-use super::{Asked, Profile, Verdict, judge};
+use super::{Apiserver, Asked, Profile, Verdict, judge};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::registry::Cluster;
@@ -28,12 +28,14 @@ use crate::telemetry::{AUDIT, printable};
 pub struct Approver {
     cluster: Cluster,
     pods: String,
+    apiserver: Option<String>,
 }
 
 impl Approver {
-    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`.
-    pub fn new(cluster: Cluster, pods: String) -> Self {
-        Self { cluster, pods }
+    /// Asks nothing yet. `pods` is the user that the tunnel's pods are: `system:serviceaccount:NAMESPACE:NAME`. `apiserver`
+    /// is what kube-apiserver is reached by beside what the cluster's settings say.
+    pub fn new(cluster: Cluster, pods: String, apiserver: Option<String>) -> Self {
+        Self { cluster, pods, apiserver }
     }
 
     /// Works until draining begins. `report` is told whether requests are seen, now and whenever that changes; it must be
@@ -68,6 +70,16 @@ impl Approver {
     /// Judges all that there are, then each that comes. The client is made anew each time: its token may be over.
     async fn look(&self, seen: &impl Fn()) -> Result<Infallible, CsrError> {
         let (client, _) = self.cluster.connect().await?;
+        let hosts = self.cluster.hosts().await?.into_iter().chain(self.apiserver.clone());
+        self.follow(client, &Apiserver::new(hosts), seen).await
+    }
+
+    async fn follow(
+        &self,
+        client: Client,
+        apiserver: &Apiserver,
+        seen: &impl Fn(),
+    ) -> Result<Infallible, CsrError> {
         let (requests, nodes) = (Api::all(client.clone()), Api::all(client));
         let mut events = pin!(watcher(requests.clone(), watcher::Config::default().page_size(PAGE)));
         while let Some(event) = events.next().await {
@@ -79,7 +91,7 @@ impl Approver {
                 }
                 Event::Init | Event::Delete(_) => continue,
             };
-            if let Err(cause) = self.settle(&csr, &requests, &nodes).await {
+            if let Err(cause) = self.settle(&csr, apiserver, &requests, &nodes).await {
                 warn!(
                     csr = csr.name_any(),
                     "it could not be judged, and will be within {LIST_EVERY:?}: {cause}"
@@ -93,6 +105,7 @@ impl Approver {
     async fn settle(
         &self,
         csr: &CertificateSigningRequest,
+        apiserver: &Apiserver,
         requests: &Api<CertificateSigningRequest>,
         nodes: &Api<Node>,
     ) -> Result<(), CsrError> {
@@ -108,7 +121,7 @@ impl Approver {
             _ => None,
         };
         let (name, requester) = (csr.name_any(), printable(&asked.requester));
-        let (kind, reason, why) = match judge(&asked, &self.pods, addresses.as_ref()) {
+        let (kind, reason, why) = match judge(&asked, &self.pods, apiserver, addresses.as_ref()) {
             Verdict::NotOurs => return Ok(()),
             Verdict::Approve => ("Approved", "AutoApproved", "its requester may have it".to_owned()),
             Verdict::Deny(why) => ("Denied", "NotPermitted", why),
@@ -120,16 +133,19 @@ impl Approver {
             "metadata": {"resourceVersion": csr.resource_version()},
             "status": {"conditions": [condition]},
         });
-        let params = PatchParams::default();
-        match within(requests.patch_approval(&name, &params, &Patch::Merge(&patch))).await {
-            Err(CsrError::Gone) => return Ok(()),
-            done => drop(done?),
-        }
+        // Before it is done: a stop may come while kube-apiserver does it, and nothing is approved without a line.
         match asked.profile().map(Profile::name) {
             profile if kind == "Denied" => {
-                warn!(target: AUDIT, csr = name, profile, %requester, "denied: {}", printable(&why));
+                warn!(target: AUDIT, csr = name, profile, %requester, "denying: {why}");
             }
-            profile => info!(target: AUDIT, csr = name, profile, %requester, "approved"),
+            profile => info!(target: AUDIT, csr = name, profile, %requester, "approving"),
+        }
+        let params = PatchParams::default();
+        match within(requests.patch_approval(&name, &params, &Patch::Merge(&patch))).await {
+            Err(CsrError::Gone) => {
+                info!(target: AUDIT, csr = name, "somebody else was quicker: nothing was done")
+            }
+            done => drop(done?),
         }
         Ok(())
     }
@@ -147,8 +163,80 @@ fn addresses(node: &Node) -> BTreeSet<IpAddr> {
     all.into_iter().flatten().filter_map(|at| at.address.parse().ok()).collect()
 }
 
-/// Requests on one page of a list.
-const PAGE: u32 = 50;
+/// Requests on one page of a list: each may have more than a megabyte, and all of a page are in memory at once.
+const PAGE: u32 = 4;
 
 /// All requests are looked at again after so long: what could not be judged has its next try then.
 const LIST_EVERY: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pki::Request;
+    use http::Response;
+    use k8s_openapi::ByteString;
+    use kube::client::Body;
+    use std::io::{self, Write};
+    use std::sync::{Arc, Mutex};
+
+    /// What is logged.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Lines {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(text)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// One request of the pods, by kube-apiserver's hand.
+    fn asked() -> serde_json::Value {
+        let profile = Profile::ProxyClient;
+        let request = Request::new(profile.common_name(), profile.organization(), &[]).unwrap();
+        json!({
+            "metadata": {"name": "csr-1", "resourceVersion": "1"},
+            "spec": {
+                "request": ByteString(request.pem().as_bytes().to_vec()), "signerName": profile.signer(),
+                "usages": profile.usages(), "username": "pods",
+            },
+        })
+    }
+
+    #[tokio::test]
+    async fn nothing_is_approved_without_a_line_even_if_it_is_stopped_meanwhile() {
+        let lines = Lines::default();
+        let written = lines.clone();
+        let log = tracing_subscriber::fmt().with_writer(move || written.clone()).finish();
+        let _guard = tracing::subscriber::set_default(log);
+        let (patched, mut is_patched) = tokio::sync::mpsc::channel(1);
+        let answer = move |request: http::Request<Body>| {
+            let patched = patched.clone();
+            async move {
+                if request.method() == http::Method::PATCH {
+                    patched.send(()).await.unwrap();
+                    return std::future::pending().await;
+                }
+                let query = request.uri().query().unwrap_or_default();
+                assert!(query.contains("limit=4"), "a page of large requests must be small: {query}");
+                let list = json!({
+                    "kind": "CertificateSigningRequestList", "apiVersion": "certificates.k8s.io/v1",
+                    "metadata": {"resourceVersion": "1"}, "items": [asked()],
+                });
+                Ok::<_, Infallible>(Response::new(Body::from(list.to_string().into_bytes())))
+            }
+        };
+        let client = Client::new(tower::service_fn(answer), "n");
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let (approver, apiserver) = (Approver::new(cluster, "pods".to_owned(), None), Apiserver::default());
+        tokio::select! {
+            ended = approver.follow(client, &apiserver, &|| ()) => panic!("{ended:?}"),
+            _ = is_patched.recv() => {}
+        }
+        let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(said.contains("audit") && said.contains("approving") && said.contains("csr-1"), "{said}");
+    }
+}

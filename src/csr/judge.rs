@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::{Asked, Content, Profile};
+use super::{Apiserver, Asked, Content, Profile};
+use crate::telemetry::printable;
 
 /// What becomes of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,20 +13,25 @@ pub enum Verdict {
     NotOurs,
     /// It may be issued.
     Approve,
-    /// It may not, for that reason.
+    /// It may not, for that reason: one printable line of at most 200 bytes.
     Deny(String),
 }
 
 /// Judges a request. `pods` is the user that the tunnel's pods are (their service account), `addresses` are those of the
 /// requester's Node; `None`: there is no such Node.
-pub fn judge(asked: &Asked, pods: &str, addresses: Option<&BTreeSet<IpAddr>>) -> Verdict {
+pub fn judge(
+    asked: &Asked,
+    pods: &str,
+    apiserver: &Apiserver,
+    addresses: Option<&BTreeSet<IpAddr>>,
+) -> Verdict {
     let Some(profile) = asked.profile() else { return Verdict::NotOurs };
     let permitted = sound(asked, profile).and_then(|()| match profile {
-        Profile::Server => by_pods(asked, pods).and_then(|()| server(&asked.content)),
+        Profile::Server => by_pods(asked, pods).and_then(|()| server(&asked.content, apiserver)),
         Profile::ProxyClient => by_pods(asked, pods).and_then(|()| proxy_client(&asked.content)),
         Profile::Agent => agent(asked, addresses),
     });
-    permitted.map_or_else(Verdict::Deny, |()| Verdict::Approve)
+    permitted.map_or_else(|why| Verdict::Deny(printable(&why)), |()| Verdict::Approve)
 }
 
 /// What holds for all three.
@@ -36,7 +42,7 @@ fn sound(asked: &Asked, profile: Profile) -> Result<(), String> {
     let usages: BTreeSet<&str> = asked.usages.iter().map(String::as_str).collect();
     let wanted = profile.usages();
     if asked.usages.len() != wanted.len() || usages != BTreeSet::from(wanted) {
-        return Err(format!("its usages are {:?}, want exactly {wanted:?}", asked.usages));
+        return Err(format!("want exactly the usages {wanted:?}, and it has {:?}", asked.usages));
     }
     Ok(())
 }
@@ -48,17 +54,13 @@ fn by_pods(asked: &Asked, pods: &str) -> Result<(), String> {
     Err(format!("only {pods} may have one, and {:?} asks for it", asked.requester))
 }
 
-fn server(content: &Content) -> Result<(), String> {
+fn server(content: &Content, apiserver: &Apiserver) -> Result<(), String> {
     if content.dns.is_empty() && content.ips.is_empty() {
         return Err("it has no alternative name, so that no client could believe it".to_owned());
     }
-    // The signer's authority is often the one by which kube-apiserver itself is believed.
-    let apiserver = |name: &&String| {
-        let name = name.to_ascii_lowercase();
-        name.contains('*') || name == "kubernetes" || name.starts_with("kubernetes.default")
-    };
-    match content.dns.iter().find(apiserver) {
-        Some(name) => Err(format!("{name:?} is a name that stands for kube-apiserver as well")),
+    let mut names = content.dns.iter().cloned().chain(content.ips.iter().map(IpAddr::to_string));
+    match names.find(|name| apiserver.is_at(name)) {
+        Some(name) => Err(format!("{name:?} stands for kube-apiserver as well")),
         None => Ok(()),
     }
 }
@@ -79,7 +81,9 @@ fn agent(asked: &Asked, addresses: Option<&BTreeSet<IpAddr>>) -> Result<(), Stri
     };
     let Content { dns, ips, .. } = &asked.content;
     if *dns != [node] {
-        return Err(format!("its DNS names are {dns:?}, want exactly {node:?}, the node that asks for it"));
+        return Err(format!(
+            "want exactly {node:?}, the node that asks for it, as its DNS name, and it has {dns:?}"
+        ));
     }
     let Some(addresses) = addresses else { return Err(format!("there is no Node {node}")) };
     match ips.iter().find(|ip| !addresses.contains(ip)) {

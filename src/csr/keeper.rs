@@ -1,6 +1,7 @@
 //! Keeps one file issued: asks for a certificate, waits until it is signed, and asks for the next one in time.
 
 mod held;
+mod step;
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, OpenOptions};
@@ -8,21 +9,21 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::Service;
 use kube::Api;
-use kube::api::ListParams;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
 use super::error::{CsrError, within};
 use super::request::signed;
-use super::{Profile, names, renewal};
+use super::{Apiserver, Profile, names, node, renewal};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::net::reload::look_now;
 use crate::pki;
 use crate::registry::Cluster;
 use held::Held;
+use step::{Issue, Step, step};
 
 /// Keeps the certificate of one profile.
 #[derive(Debug)]
@@ -113,23 +114,26 @@ impl Keeper {
     /// Asks for a certificate if it is time. How long to rest until the next look.
     async fn look(&mut self) -> Result<Duration, CsrError> {
         let wanted = self.wanted().await;
-        if let Some(held) = Held::read(&self.file).await
-            && let Ok(left) =
-                renewal::due(held.received, held.until, self.chance).duration_since(SystemTime::now())
-        {
-            let wanted = wanted?;
-            if wanted.is_subset(&held.names) || self.asked.as_ref() == Some(&wanted) {
-                return Ok(left.min(LOOK_EVERY));
+        let held = Held::read(&self.file).await.map(|held| {
+            let due = renewal::due(held.received, held.until, self.chance);
+            (held.names, due.duration_since(SystemTime::now()).ok())
+        });
+        let Issue { names, or, rest, why } = match step(wanted, held, self.asked.as_ref())? {
+            Step::Rest(rest) => return Ok(rest),
+            Step::Issue(issue) => issue,
+        };
+        info!(profile = self.profile.name(), "a certificate is wanted: {why}");
+        match (self.issue(names).await, or) {
+            (Err(cause @ (CsrError::Denied { .. } | CsrError::Failed { .. })), Some(old)) => {
+                warn!(
+                    profile = self.profile.name(),
+                    "the names of the old one are asked for instead: {cause}"
+                );
+                self.issue(old).await?;
             }
-            info!(
-                profile = self.profile.name(),
-                "a name or an address is new: a certificate with it is asked for"
-            );
-            self.issue(wanted).await?;
-        } else {
-            self.issue(wanted?).await?;
+            (done, _) => done?,
         }
-        Ok(AFTER_ISSUE)
+        Ok(rest)
     }
 
     async fn wanted(&self) -> Result<BTreeSet<String>, CsrError> {
@@ -144,15 +148,15 @@ impl Keeper {
         }
         let (client, namespace) = self.cluster.connect().await?;
         let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
-        let mut nodes: Option<Vec<Node>> = None;
+        let mut nodes = None;
         for name in services {
             let found = within(api.get_opt(name)).await?;
             let service = found.ok_or_else(|| CsrError::NoService(name.clone(), namespace.clone()))?;
             if names::is_node_port(&service) && nodes.is_none() {
-                let api: Api<Node> = Api::all(client.clone());
-                nodes = Some(within(api.list(&ListParams::default())).await?.items);
+                let apiserver = Apiserver::new(self.cluster.hosts().await?);
+                nodes = Some(node::reached(client.clone(), &apiserver).await?);
             }
-            names::of_service(&service, nodes.as_deref().unwrap_or_default(), &mut all);
+            names::of_service(&service, nodes.as_ref().unwrap_or(&BTreeSet::new()), &mut all);
         }
         Ok(names::canonical(all))
     }

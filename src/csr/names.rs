@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::Service;
 
 /// Adds those that a Service has: its names in the cluster, its cluster's, outer and balancers' addresses; for a NodePort
-/// those of the nodes that are no edges, as its port is reached there.
-pub(super) fn of_service(service: &Service, nodes: &[Node], names: &mut BTreeSet<String>) {
+/// those of `nodes`, as its port is reached there.
+pub(super) fn of_service(service: &Service, nodes: &BTreeSet<String>, names: &mut BTreeSet<String>) {
     let metadata = &service.metadata;
     if let (Some(name), Some(namespace)) = (&metadata.name, &metadata.namespace) {
         let short = format!("{name}.{namespace}");
@@ -25,12 +25,7 @@ pub(super) fn of_service(service: &Service, nodes: &[Node], names: &mut BTreeSet
     let annotations = metadata.annotations.as_ref();
     names.extend(annotations.and_then(|all| all.get(EXTERNAL)).and_then(|at| host(at)));
     if is_node_port(service) {
-        for node in nodes.iter().filter(|node| !is_edge(node)) {
-            let status = node.status.as_ref();
-            let addresses = status.and_then(|status| status.addresses.as_ref()).into_iter().flatten();
-            let reached = addresses.filter(|at| at.type_ == "InternalIP" || at.type_ == "Hostname");
-            names.extend(reached.map(|at| at.address.clone()));
-        }
+        names.extend(nodes.iter().cloned());
     }
 }
 
@@ -43,14 +38,6 @@ pub(super) fn canonical(names: BTreeSet<String>) -> BTreeSet<String> {
 /// Whether its names are those of nodes, too.
 pub(super) fn is_node_port(service: &Service) -> bool {
     service.spec.as_ref().and_then(|spec| spec.type_.as_deref()) == Some("NodePort")
-}
-
-fn is_edge(node: &Node) -> bool {
-    let labels = node.metadata.labels.as_ref();
-    let is = |(key, value): &(&str, &str)| {
-        labels.and_then(|labels| labels.get(*key)).is_some_and(|of| of == value)
-    };
-    EDGES.iter().any(is)
 }
 
 /// The host of `host:port`, or of a host alone.
@@ -70,10 +57,6 @@ pub(super) const LOOPBACK: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
 /// YurtTunnel's annotation of a Service that is reached from outside by other means.
 const EXTERNAL: &str = "x-tunnel-server-external-addr";
 
-/// What nodes behind NAT are labelled with: OpenYurt's way, and SuperEdge's.
-const EDGES: [(&str, &str); 2] =
-    [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
-
 /// Of Services' names in nearly every cluster.
 const DOMAIN: &str = "cluster.local";
 
@@ -82,10 +65,9 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn names(service: &Value, nodes: &[Value]) -> Vec<String> {
+    fn names(service: &Value, nodes: &[&str]) -> Vec<String> {
         let mut names = BTreeSet::new();
-        let nodes: Vec<Node> =
-            nodes.iter().map(|node| serde_json::from_value(node.clone()).unwrap()).collect();
+        let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
         of_service(&serde_json::from_value(service.clone()).unwrap(), &nodes, &mut names);
         names.into_iter().collect()
     }
@@ -148,20 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn a_node_port_is_reached_at_the_nodes_that_are_no_edges() {
-        let node = |labels: Value, name: &str, ip: &str| {
-            let addresses = json!([{"type": "InternalIP", "address": ip}, {"type": "Hostname", "address": name},
-                {"type": "ExternalIP", "address": "203.0.113.1"}]);
-            json!({"metadata": {"name": name, "labels": labels}, "status": {"addresses": addresses}})
-        };
-        let nodes = [
-            node(json!({"openyurt.io/is-edge-worker": "false"}), "cloud1", "10.0.0.1"),
-            node(json!({"openyurt.io/is-edge-worker": "true"}), "edge1", "10.9.0.1"),
-            node(json!({"superedge.io/node-edge": "enable"}), "edge2", "10.9.0.2"),
-            node(json!({}), "cloud2", "10.0.0.2"),
-        ];
+    fn a_node_port_is_reached_at_nodes() {
+        let nodes = ["cloud1", "10.0.0.1"];
         let port = service(&json!({"type": "NodePort"}), &json!([]), "");
-        assert_eq!(names(&port, &nodes), with(&["cloud1", "10.0.0.1", "cloud2", "10.0.0.2"]));
+        assert_eq!(names(&port, &nodes), with(&nodes));
         let none = service(&json!({"type": "ClusterIP"}), &json!([]), "");
         assert_eq!(names(&none, &nodes), with(&[]));
     }

@@ -235,8 +235,12 @@ impl ClientCertificates {
         let (path, optional) = match self {
             Self::Anonymous => return Ok(None),
             Self::Agents(agents, others) => {
-                let roots = Arc::new(roots(&agents.ca, ca)?);
-                let issued = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
+                let issuers = roots(&agents.ca, ca)?;
+                for (path, pem) in others.files().iter().zip(more) {
+                    agents.are_apart(&issuers, path, &roots(path, pem)?)?;
+                }
+                let issuers = Arc::new(issuers);
+                let issued = WebPkiClientVerifier::builder_with_provider(issuers, Arc::clone(&provider));
                 let (issued, others) = (issued.build().map_err(text)?, others.verifier(more, own, provider)?);
                 return Ok(Some(Arc::new(AgentVerifier::new(agents.clone(), issued, others))));
             }

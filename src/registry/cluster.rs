@@ -49,15 +49,7 @@ impl Cluster {
     ///
     /// [`ClusterError::Config`].
     pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
-        let config_error = |cause: &dyn std::error::Error| ClusterError::Config(chain(cause));
-        let mut config = match &self.kubeconfig {
-            None => Config::incluster().map_err(|cause| config_error(&cause))?,
-            Some(file) => {
-                let file = Kubeconfig::read_from(file).map_err(|cause| config_error(&cause))?;
-                let options = KubeConfigOptions::default();
-                Config::from_custom_kubeconfig(file, &options).await.map_err(|cause| config_error(&cause))?
-            }
-        };
+        let mut config = self.config().await?;
         (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
         let client = Client::try_from(config).map_err(|cause| config_error(&cause))?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
@@ -66,6 +58,26 @@ impl Cluster {
 }
 
 impl Cluster {
+    /// By what kube-apiserver is reached, and by what its certificate is believed: names and addresses, IPv6 in brackets.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::Config`].
+    pub async fn hosts(&self) -> Result<Vec<String>, ClusterError> {
+        let config = self.config().await?;
+        let host = config.cluster_url.host().map(str::to_owned);
+        Ok(host.into_iter().chain(config.tls_server_name).collect())
+    }
+
+    async fn config(&self) -> Result<Config, ClusterError> {
+        let Some(file) = &self.kubeconfig else {
+            return Config::incluster().map_err(|cause| config_error(&cause));
+        };
+        let file = Kubeconfig::read_from(file).map_err(|cause| config_error(&cause))?;
+        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+        config.map_err(|cause| config_error(&cause))
+    }
+
     /// The names of all Nodes.
     ///
     /// # Errors
@@ -89,6 +101,10 @@ impl From<Error> for ClusterError {
             other => Self::Failed(chain(&other)),
         }
     }
+}
+
+fn config_error(cause: &dyn std::error::Error) -> ClusterError {
+    ClusterError::Config(chain(cause))
 }
 
 /// An error and what caused it: the outermost alone is mostly "service error".
@@ -116,6 +132,18 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::ConfigMap;
+
+    #[tokio::test]
+    async fn kube_apiservers_hosts_are_those_of_its_address_and_its_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("kubeconfig");
+        let text = "{apiVersion: v1, kind: Config, current-context: a, users: [{name: a, user: {}}],\n\
+             contexts: [{name: a, context: {cluster: a, user: a}}],\n\
+             clusters: [{name: a, cluster: {server: 'https://[fd00::1]:6443', tls-server-name: api.test}}]}\n";
+        std::fs::write(&file, text).unwrap();
+        let cluster = Cluster { kubeconfig: Some(file), namespace: None };
+        assert_eq!(cluster.hosts().await.unwrap(), ["[fd00::1]", "api.test"]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_apiserver_that_has_vanished_is_given_up_whatever_it_was_asked() {

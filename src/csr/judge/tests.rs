@@ -11,6 +11,10 @@ fn addresses() -> BTreeSet<IpAddr> {
     BTreeSet::from(["10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap()])
 }
 
+fn apiserver() -> Apiserver {
+    Apiserver::new(["10.96.0.1", "[fd00:96::1]", "API.example.org", "127.0.0.1"].map(str::to_owned))
+}
+
 /// One that is approved.
 fn good(profile: Profile) -> Asked {
     let mut content = Content {
@@ -40,7 +44,7 @@ fn good(profile: Profile) -> Asked {
 }
 
 fn verdict(asked: &Asked) -> Verdict {
-    judge(asked, PODS, Some(&addresses()))
+    judge(asked, PODS, &apiserver(), Some(&addresses()))
 }
 
 /// The reason of a denial.
@@ -63,7 +67,7 @@ fn each_profile_is_approved_for_who_may_have_it() {
         assert_eq!(verdict(&good(profile)), Verdict::Approve, "{profile:?}");
     }
     let without_addresses = changed(Profile::Agent, |asked| asked.content.ips.clear());
-    assert_eq!(judge(&without_addresses, PODS, Some(&BTreeSet::new())), Verdict::Approve);
+    assert_eq!(judge(&without_addresses, PODS, &apiserver(), Some(&BTreeSet::new())), Verdict::Approve);
     let turned = changed(Profile::Server, |asked| asked.usages.reverse());
     assert_eq!(verdict(&turned), Verdict::Approve, "the order of usages means nothing");
 }
@@ -102,7 +106,7 @@ fn an_agent_has_its_nodes_names_and_addresses_alone() {
     }
     let foreign = changed(Profile::Agent, |asked| asked.content.ips.push("10.0.0.8".parse().unwrap()));
     assert!(denied(&foreign).contains("10.0.0.8 is no address of Node node7"));
-    let gone = judge(&good(Profile::Agent), PODS, None);
+    let gone = judge(&good(Profile::Agent), PODS, &apiserver(), None);
     assert_eq!(gone, Verdict::Deny("there is no Node node7".to_owned()));
 }
 
@@ -115,11 +119,38 @@ fn a_server_needs_a_name_which_is_not_kube_apiservers_and_a_proxy_client_has_non
         let asked = changed(Profile::Server, |asked| asked.content.dns.push(name.to_owned()));
         assert!(denied(&asked).contains("kube-apiserver"), "{name}");
     }
+    for name in ["api.example.org", "Api.Example.org.", "10.96.0.1", "fd00:96:0::1"] {
+        let asked = changed(Profile::Server, |asked| asked.content.dns.push(name.to_owned()));
+        assert!(denied(&asked).contains("kube-apiserver"), "{name}");
+    }
+    for ip in ["10.96.0.1", "::ffff:10.96.0.1", "fd00:96::1"] {
+        let asked = changed(Profile::Server, |asked| asked.content.ips.push(ip.parse().unwrap()));
+        assert!(denied(&asked).contains("kube-apiserver"), "{ip}");
+    }
+    let loopback = changed(Profile::Server, |asked| asked.content.ips.push("127.0.0.1".parse().unwrap()));
+    assert_eq!(verdict(&loopback), Verdict::Approve, "each pod's certificate has it");
     let named = changed(Profile::ProxyClient, |asked| asked.content.dns = texts(&["node7"]));
     let addressed =
         changed(Profile::ProxyClient, |asked| asked.content.ips = vec!["10.0.0.7".parse().unwrap()]);
     for asked in [named, addressed] {
         assert!(denied(&asked).contains("alternative names"));
+    }
+}
+
+#[test]
+fn a_reason_is_one_short_line_whatever_was_asked_for() {
+    let names: Vec<_> = (0..1000).map(|n| format!("n{n}\u{1b}[2J\n")).collect();
+    let many = changed(Profile::Agent, |asked| asked.content.dns = names.clone());
+    let who = changed(Profile::ProxyClient, |asked| asked.requester = names.concat());
+    let long = changed(Profile::Server, |asked| {
+        asked.content.dns = vec![format!("kubernetes{}", names.concat()), "*\u{9b}".repeat(99)]
+    });
+    let used = changed(Profile::Agent, |asked| asked.usages = names);
+    for (asked, says) in
+        [(many, "want exactly \"node7\""), (who, PODS), (long, "\"*"), (used, "want exactly the usages")]
+    {
+        let why = denied(&asked);
+        assert!(why.len() <= 200 && why.contains(says) && !why.contains(char::is_control), "{why:?}");
     }
 }
 

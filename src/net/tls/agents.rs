@@ -1,13 +1,14 @@
 //! Edges that show a certificate: which of them are believed, beside whoever else may show one.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
 use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
 };
 
 use super::leaf;
@@ -31,6 +32,28 @@ impl Agents {
             [node] => Some(node.clone()),
             _ => None,
         })
+    }
+
+    /// An error if one of the CAs of edges' certificates is one of that file, too, in whichever certificate: a cluster's
+    /// signs for others as well, and must not make pods.
+    pub(super) fn are_apart(
+        &self,
+        issuers: &RootCertStore,
+        path: &Path,
+        others: &RootCertStore,
+    ) -> Result<(), String> {
+        let keys = |of: &RootCertStore| -> BTreeSet<Vec<u8>> {
+            of.roots.iter().map(|root| root.subject_public_key_info.to_vec()).collect()
+        };
+        if keys(issuers).is_disjoint(&keys(others)) {
+            return Ok(());
+        }
+        Err(format!(
+            "{} (agent_ca) and {} (ca) hold the same authority: who signs edges' certificates signs for others, too, who \
+             could then pose as a pod; give the pods an authority of their own in ca",
+            self.ca.display(),
+            path.display()
+        ))
     }
 
     /// Whether it says of itself to be an edge's.
@@ -145,6 +168,27 @@ mod tests {
             let text = params.signed_by(&key, &self.issuer).unwrap().pem() + &key.serialize_pem();
             std::fs::write(&file, text).unwrap();
             Identity { cert: file.clone(), key: file }
+        }
+    }
+
+    #[test]
+    fn the_authority_of_edges_certificates_is_never_the_pods() {
+        let (cloud, cluster) = (Authority::new("cloud"), Cluster::new());
+        let load = |ca: PathBuf| {
+            let agents = Agents { ca, common_name: "agent", organization: "o" };
+            let siblings = ClientCertificates::Siblings(cloud.ca(), None);
+            let clients = ClientCertificates::Agents(agents, Box::new(siblings));
+            let offer = crate::net::tls::TlsParams::default();
+            let identity = cloud.issue("pod", "a.b");
+            crate::net::tls::ServerSettings { identity, clients, offer, alpn: Vec::new() }.load()
+        };
+        let file = cluster.dir.path().join("ca.crt");
+        assert!(load(file.clone()).is_ok());
+        let both = std::fs::read_to_string(&file).unwrap() + &std::fs::read_to_string(cloud.ca()).unwrap();
+        std::fs::write(&file, both).unwrap();
+        for shared in [cloud.ca(), file] {
+            let why = load(shared).map(drop).unwrap_err().to_string();
+            assert!(why.contains("hold the same authority") && why.contains("of their own in ca"), "{why}");
         }
     }
 

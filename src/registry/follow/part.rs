@@ -34,4 +34,4 @@ macro_rules! part_of {
     };
 }
 
-pub(in crate::registry) use part_of;
+pub(crate) use part_of;

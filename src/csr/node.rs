@@ -1,0 +1,180 @@
+//! Nodes, as far as a Service's port is reached there: the rest of their text is skipped.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{ListParams, ObjectMeta};
+use kube::{Api, Client, Resource};
+use serde::{Deserialize, Deserializer};
+
+use super::Apiserver;
+use super::error::{CsrError, within};
+use crate::registry::part_of;
+
+/// What is read of a Node.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct NodePart {
+    #[serde(deserialize_with = "labelled")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize)]
+struct Labelled {
+    #[serde(default)]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    addresses: Vec<Address>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Address {
+    #[serde(rename = "type")]
+    kind: String,
+    address: String,
+}
+
+part_of!(NodePart, Node);
+
+fn labelled<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+    let Labelled { labels } = Labelled::deserialize(from)?;
+    Ok(ObjectMeta { labels, ..ObjectMeta::default() })
+}
+
+/// The names and addresses of all Nodes that are no edges. They are listed in pages.
+///
+/// # Errors
+///
+/// kube-apiserver does not answer, or does not let us.
+pub(super) async fn reached(client: Client, apiserver: &Apiserver) -> Result<BTreeSet<String>, CsrError> {
+    let api: Api<NodePart> = Api::all(client);
+    let (mut names, mut page) = (BTreeSet::new(), ListParams::default().limit(PAGE));
+    loop {
+        let nodes = within(api.list(&page)).await?;
+        nodes.items.iter().for_each(|node| node.reached(apiserver, &mut names));
+        page = match nodes.metadata.continue_.filter(|next| !next.is_empty()) {
+            Some(next) => page.continue_token(&next),
+            None => return Ok(names),
+        };
+    }
+}
+
+impl NodePart {
+    /// Adds what it is reached by, unless only the tunnel reaches it. A kubelet says what its Node's addresses are: what is
+    /// neither an address nor a DNS name, or kube-apiserver's, would have the whole certificate refused.
+    pub(super) fn reached(&self, apiserver: &Apiserver, names: &mut BTreeSet<String>) {
+        if self.is_edge() {
+            return;
+        }
+        let own = self.status.addresses.iter().filter(|at| at.kind == "InternalIP" || at.kind == "Hostname");
+        let own = own.take(MOST_ADDRESSES).map(|at| at.address.to_ascii_lowercase());
+        names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
+    }
+
+    fn is_edge(&self) -> bool {
+        let labels = self.metadata.labels.as_ref();
+        let is = |(key, value): &(&str, &str)| {
+            labels.and_then(|labels| labels.get(*key)).is_some_and(|of| of == value)
+        };
+        EDGES.iter().any(is)
+    }
+}
+
+fn is_address(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok()
+}
+
+/// Whether it is a plain one, without a star or a dot at its end; small letters are expected.
+fn is_dns_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let sound = label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+        (1..=63).contains(&label.len()) && sound && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// What nodes behind NAT are labelled with: OpenYurt's way, and SuperEdge's.
+const EDGES: [(&str, &str); 2] =
+    [("openyurt.io/is-edge-worker", "true"), ("superedge.io/node-edge", "enable")];
+
+/// Nodes on one page of a list.
+const PAGE: u32 = 100;
+
+/// Of one Node: two of each family, and their names, are the most that is usual.
+const MOST_ADDRESSES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use std::convert::Infallible;
+
+    fn node(labels: &Value, name: &str, ips: &[&str]) -> Value {
+        let mut addresses = vec![json!({"type": "ExternalIP", "address": "203.0.113.1"})];
+        addresses.push(json!({"type": "Hostname", "address": name}));
+        addresses.extend(ips.iter().map(|ip| json!({"type": "InternalIP", "address": ip})));
+        json!({"metadata": {"name": name, "labels": labels}, "status": {"addresses": addresses}})
+    }
+
+    fn names(nodes: &[Value]) -> Vec<String> {
+        let (mut names, apiserver) = (BTreeSet::new(), Apiserver::new(["10.96.0.1".to_owned()]));
+        for node in nodes {
+            let node: NodePart = serde_json::from_value(node.clone()).unwrap();
+            node.reached(&apiserver, &mut names);
+        }
+        names.into_iter().collect()
+    }
+
+    #[test]
+    fn nodes_that_are_no_edges_are_reached_by_their_addresses_and_names() {
+        let nodes = [
+            node(&json!({"openyurt.io/is-edge-worker": "false"}), "cloud1", &["10.0.0.1"]),
+            node(&json!({"openyurt.io/is-edge-worker": "true"}), "edge1", &["10.9.0.1"]),
+            node(&json!({"superedge.io/node-edge": "enable"}), "edge2", &["10.9.0.2"]),
+            node(&json!({}), "Cloud2.example.org", &["10.0.0.2", "fd00::2"]),
+        ];
+        assert_eq!(names(&nodes), ["10.0.0.1", "10.0.0.2", "cloud1", "cloud2.example.org", "fd00::2"]);
+        assert!(names(&[json!({"metadata": {"name": "new"}})]).is_empty());
+    }
+
+    #[test]
+    fn what_a_kubelet_says_cannot_have_the_certificate_refused() {
+        let long = "a".repeat(64);
+        for odd in ["*.example.org", "kubernetes", "kubernetes.default.svc", "10.96.0.1", "::ffff:10.96.0.1"]
+        {
+            assert_eq!(names(&[node(&json!({}), odd, &[odd, "10.0.0.1"])]), ["10.0.0.1"], "{odd}");
+        }
+        for odd in ["", "a b", "a..b", "a.", "-a", "a-", "a:1", "a/b", "ü", "a@b", long.as_str()] {
+            assert_eq!(names(&[node(&json!({}), odd, &[odd, "10.0.0.1"])]), ["10.0.0.1"], "{odd}");
+        }
+        let many: Vec<_> = (0..100).map(|n| format!("10.0.0.{n}")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert_eq!(names(&[node(&json!({}), "a", &many)]).len(), MOST_ADDRESSES);
+    }
+
+    #[tokio::test]
+    async fn all_pages_of_the_list_are_read() {
+        let answer = async |request: Request<Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            assert!(query.contains("limit=100"), "{query}");
+            let (name, next) = if query.contains("continue=more") { ("b", "") } else { ("a", "more") };
+            let page = json!({
+                "kind": "NodeList", "apiVersion": "v1", "metadata": {"continue": next},
+                "items": [node(&json!({}), name, &[])],
+            });
+            Ok::<_, Infallible>(Response::new(Body::from(page.to_string().into_bytes())))
+        };
+        let client = Client::new(tower::service_fn(answer), "n");
+        let names = reached(client, &Apiserver::default()).await.unwrap();
+        assert_eq!(names, ["a", "b"].map(str::to_owned).into());
+    }
+}
