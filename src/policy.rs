@@ -25,6 +25,8 @@ pub use off_limits::{is_number, is_off_limits};
 pub use ports::{KUBELET, ProxyPorts, StandsFor, WrongPort};
 pub use targets::{Listening, TargetEntry, Targets};
 pub use tokens::{Tokens, Unproven};
+#[cfg(feature = "kubernetes")]
+pub(crate) use zone::is_reserved;
 pub use zone::{Nameless, Zone};
 
 /// A set of networks: `10.0.0.0/8`, `fd00::/8`, or single addresses.

@@ -1,14 +1,16 @@
 //! Starts catching what is sent to edge nodes' addresses, from `[mode.cloud.intercept]`.
 
 mod keeper;
+mod pace;
 mod presence;
 mod seek;
+mod told;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
-use tracing::info_span;
+use tracing::{info, info_span};
 
 use super::core::Core;
 use super::ports::ClientPort;
@@ -74,6 +76,12 @@ impl Interception {
     pub(super) fn spawn(self, core: &Core, cloud: &Cloud) -> oneshot::Receiver<()> {
         let Self { table, caught, settings } = self;
         mark::set(settings.mark.mark);
+        if cloud.addresses.cluster.is_none() && !settings.trust_edges {
+            info!(
+                "what edges say of their own addresses counts for nothing, as no Kubernetes is asked that could contradict \
+                 them: give their addresses in the token file, or set {KEY}.trust_edges = true"
+            );
+        }
         let (done, emptied) = oneshot::channel();
         let shared = core.context.clone();
         let drain = shared.ground.drain.clone();

@@ -62,7 +62,7 @@ pub(super) fn follow_addresses(
     readiness: &Readiness,
     drain: &Drain,
 ) -> Arc<AddressBook> {
-    let book = Arc::new(AddressBook::new(settings.fixed.clone()));
+    let book = Arc::new(AddressBook::new(settings.fixed.clone(), settings.cluster.is_some()));
     #[cfg(feature = "kubernetes")]
     if let Some(cluster) = &settings.cluster {
         let readiness = readiness.clone();

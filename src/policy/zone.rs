@@ -97,10 +97,16 @@ impl fmt::Debug for Zone {
 }
 
 /// Names that resolvers, browsers and the programs of a cluster look up by themselves, for every user.
-fn is_reserved(name: &str) -> bool {
-    let of_cluster = name.split('.').skip(1).any(|label| label.starts_with("svc"));
-    of_cluster || name.split('.').any(|label| matches!(label, "localhost" | "wpad"))
+/// `name` is lower case, without a dot at its end.
+pub(crate) fn is_reserved(name: &str) -> bool {
+    let of_services = name.split('.').skip(1).any(|label| label.starts_with("svc"));
+    let of_cluster =
+        name.strip_suffix(CLUSTER).is_some_and(|before| before.is_empty() || before.ends_with('.'));
+    of_services || of_cluster || name.split('.').any(|label| matches!(label, "localhost" | "wpad"))
 }
+
+/// The domain of nearly every cluster, which its programs append to the names that they look up.
+const CLUSTER: &str = "cluster.local";
 
 #[cfg(test)]
 mod tests {
@@ -170,9 +176,12 @@ mod tests {
             "kubernetes.default.svc.cluster.local",
             "kubernetes.default.svc",
             "api.SVC",
+            "cluster.local",
+            "node1.cluster.local",
         ] {
             assert_eq!(name(&all, node), Err(Nameless::Reserved), "{node}");
         }
+        assert!(name(&all, "mycluster.local").is_ok());
         assert!(name(&all, "svc").is_ok() && name(&all, "localhost1").is_ok());
     }
 

@@ -21,7 +21,7 @@ use ipnet::IpNet;
 use crate::names::{Host, NodeName, Target};
 use crate::policy::plain;
 
-use facts::Backing;
+use facts::{At, Backing};
 pub use facts::{
     Facts, NodeFacts, PodFacts, ReadyEndpoint, ServiceFacts, ServicePort, ServiceSide, SliceFacts,
 };
@@ -37,6 +37,8 @@ pub use watch::AddressWatch;
 pub struct AddressBook {
     /// The longest prefix first.
     fixed: Vec<(IpNet, NodeName)>,
+    /// Whether a cluster is to tell the facts.
+    has_cluster: bool,
     facts: Mutex<Facts>,
 }
 
@@ -99,10 +101,10 @@ pub enum NotLocated {
 
 impl AddressBook {
     /// An address in one of these networks is behind that node, whatever Kubernetes knows; of several networks that
-    /// hold an address the narrowest counts.
-    pub fn new(mut fixed: Vec<(IpNet, NodeName)>) -> Self {
+    /// hold an address the narrowest counts. `has_cluster`: somebody takes in what a cluster knows.
+    pub fn new(mut fixed: Vec<(IpNet, NodeName)>, has_cluster: bool) -> Self {
         fixed.sort_by_key(|(net, _)| std::cmp::Reverse(net.prefix_len()));
-        Self { fixed, facts: Mutex::default() }
+        Self { fixed, has_cluster, facts: Mutex::default() }
     }
 
     /// Where a target is. `chance` is from 0 to 1 and chooses among a Service's ready endpoints.
@@ -162,7 +164,8 @@ impl AddressBook {
             return Ok(Some((node.clone(), is_single(net))));
         }
         let facts = self.facts();
-        let is_own = |node: &NodeName| facts.nodes.claiming(ip).any(|(name, _)| node.as_str() == name);
+        let is_own =
+            |node: &NodeName| facts.nodes.claiming(At::Own(ip)).any(|(name, _)| node.as_str() == name);
         Ok(facts.node_at(ip)?.map(|node| (node.clone(), is_own(&node))))
     }
 
@@ -173,10 +176,15 @@ impl AddressBook {
     }
 
     /// Whose an address itself is: single addresses of the fixed table, those of Nodes, and what `more` say. No node has an
-    /// address of a pod or a Service, nor one that `refuses` gives a reason for.
+    /// address of a Service, nor one that `refuses` gives a reason for, and none has a pod's because Kubernetes or an edge
+    /// says so: a pod's addresses are its node's word, which takes nothing from the fixed table or a token line.
+    ///
+    /// Kubernetes and edges are heard once all Nodes, pods and Services are listed, so that whoever is believed more has
+    /// spoken. Where no cluster is asked nobody can contradict an edge, which is heard if `trust_edges` says so.
     pub fn holders(
         &self,
         more: impl IntoIterator<Item = Claim>,
+        trust_edges: bool,
         refuses: impl Fn(IpAddr) -> Option<&'static str>,
     ) -> Holders {
         let facts = self.facts();
@@ -187,11 +195,15 @@ impl AddressBook {
         let nodes = nodes.flat_map(|(node, ips): (NodeName, _)| {
             ips.iter().map(move |ip| Claim { ip: *ip, node: node.clone(), by: Claimant::Kubernetes })
         });
-        Holders::of(fixed.chain(nodes).chain(more), |ip| {
-            refuses(ip)
-                .or_else(|| facts.pods.is_claimed(ip).then_some("a pod's"))
-                .or_else(|| facts.services.is_claimed(ip).then_some("a Service's"))
-        })
+        let heard = if self.has_cluster { facts.are_listed() } else { trust_edges };
+        let claims = fixed.chain(nodes).chain(more).filter(|claim| heard || claim.by < Claimant::Kubernetes);
+        Holders::of(claims, |claim| refuses(claim.ip).or_else(|| facts.refusal(claim)))
+    }
+
+    /// Why a node may not have the address that is claimed for it: it is a Service's, or a pod's that a strong claim does
+    /// not come before.
+    pub fn refusal(&self, claim: &Claim) -> Option<&'static str> {
+        self.facts().refusal(claim)
     }
 
     /// Takes in what has changed.

@@ -17,6 +17,9 @@ use super::cluster::{Cluster, ClusterError};
 use crate::net::backoff::Backoff;
 pub(crate) use part::part_of;
 
+/// Of a Node's addresses only so many are kept: its own kubelet writes them, and may be anybody's.
+pub(super) const MOST_NODE_IPS: usize = 8;
+
 /// What is followed.
 #[derive(Debug)]
 pub(super) struct Followed<'a> {

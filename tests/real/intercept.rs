@@ -163,7 +163,8 @@ fn who_is_believed_less_takes_no_address_from_who_is_believed_more() {
     let Some(world) = World::start(2) else { return };
     let lines = format!("default:{TOKEN}\nnode1:{TOKEN} ip=10.79.1.2\n");
     std::fs::write(world.place.path().join("token"), lines).unwrap();
-    let mut pod = world.pod("");
+    // The settings end with the table of what is caught.
+    let mut pod = world.pod("trust_edges = true\n");
     let _kubelets = [world.kubelet(1), world.kubelet(2)];
     // The second node claims the first one's, its own, and one that it cannot have.
     let ips = "node_ips = [\"10.79.1.2\", \"10.79.2.2\", \"10.79.2.1\"]\n";

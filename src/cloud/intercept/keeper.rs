@@ -1,16 +1,18 @@
 //! Keeps the table true: whose addresses are caught follows the links, at this pod and at others.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 use tracing::{debug, error, info, warn};
 
+use super::pace::Pace;
 use super::presence::Presence;
 use super::seek::Seeker;
+use super::told::Told;
 use crate::admin::Readiness;
 use crate::cloud::context::PodContext;
 use crate::config::cloud::Intercept as Settings;
@@ -19,7 +21,7 @@ use crate::frontend::Caught;
 use crate::names::NodeName;
 use crate::net::intercept::{CatchError, Sets, Table};
 use crate::policy::is_off_limits;
-use crate::registry::{Claimant, Void, Why};
+use crate::registry::{Claim, Claimant, Void, Why};
 
 /// The one task that writes the table.
 #[derive(Debug)]
@@ -34,8 +36,7 @@ pub(super) struct Keeper {
     readiness: Readiness,
     presence: Presence,
     seeker: Seeker,
-    /// The claims of which the log has told that they count for nothing.
-    told: HashSet<Void>,
+    told: Told,
     /// The ports that are caught.
     ports: BTreeSet<u16>,
     /// When the table was last written, if it is as it should be.
@@ -53,7 +54,7 @@ impl Keeper {
         readiness: Readiness,
     ) -> Self {
         let (presence, seeker, told, ports) =
-            (Presence::default(), Seeker::new(), HashSet::new(), BTreeSet::new());
+            (Presence::default(), Seeker::new(), Told::default(), BTreeSet::new());
         Self {
             table,
             caught,
@@ -75,8 +76,7 @@ impl Keeper {
     pub(super) async fn run(mut self, emptied: oneshot::Sender<()>) {
         let (links, stopping) = (self.shared.ground.drain.clone(), self.shared.stopping.clone());
         let mut changes = self.shared.registry.changes();
-        let mut ticks = interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pace = Pace::new();
         while !stopping.is_cancelled() {
             let changed = self.look();
             if changed || self.kept.is_none_or(|at| at.elapsed() >= RENEW) {
@@ -87,9 +87,7 @@ impl Keeper {
             }
             tokio::select! {
                 () = stopping.cancelled() => {}
-                // It never ends: the registry holds the sender.
-                _ = changes.changed() => {}
-                _ = ticks.tick() => {}
+                () = pace.next(&mut changes) => {}
             }
         }
         let emptying = self.table.keep(&Sets::default()).await;
@@ -114,7 +112,13 @@ impl Keeper {
             ];
             why.into_iter().find(|(is, _)| *is).map(|(_, why)| why)
         };
-        let holders = self.shared.addresses.holders(self.shared.proven.claims(), refuses);
+        let claims = self.shared.proven.claims();
+        let holders = self.shared.addresses.holders(claims, self.settings.trust_edges, refuses);
+        // Of what nobody claims any more.
+        let refused = |ip: IpAddr, node: &NodeName| {
+            let claim = Claim { ip, node: node.clone(), by: Claimant::Edge };
+            refuses(ip).or_else(|| self.shared.addresses.refusal(&claim)).is_some()
+        };
         let mut knows = HashMap::new();
         for node in holders.nodes.values().chain(self.presence.nodes().values().map(|caught| &caught.node)) {
             if !knows.contains_key(node) {
@@ -122,8 +126,8 @@ impl Keeper {
             }
         }
         let linked = |node: &NodeName| knows.get(node).copied().unwrap_or_default();
-        let changed =
-            self.presence.step(&holders.nodes, linked, Instant::now(), self.grace) | self.take_ports();
+        let changed = self.presence.step(&holders.nodes, refused, linked, Instant::now(), self.grace)
+            | self.take_ports();
         let unknown = knows.iter().filter(|(_, knows)| !**knows).map(|(node, _)| node.clone()).collect();
         self.seeker.step(&unknown, &self.shared);
         self.tell(holders.void);
@@ -151,15 +155,19 @@ impl Keeper {
             void.by == Claimant::Kubernetes
                 && [OUTSIDE, HOST, SIBLING].iter().any(|why| void.why == Why::NotANodes(why))
         };
-        let now: HashSet<Void> = void.into_iter().filter(|void| !is_usual(void)).take(MOST_TOLD).collect();
-        for Void { ip, node, by, why } in now.difference(&self.told) {
+        let (news, more) = self.told.step(void.into_iter().filter(|void| !is_usual(void)).collect());
+        for Void { ip, node, by, why } in news {
             warn!(
                 %ip,
                 %node,
                 "{ip} is not caught for {node}, as {by} has it: {why}; correct what says so"
             );
         }
-        self.told = now;
+        if let Some(more) = more {
+            warn!(
+                "{more} more claims to addresses count for nothing: they are told of as those before them end"
+            );
+        }
     }
 
     /// Takes in what came of writing the table.
@@ -189,14 +197,8 @@ impl Keeper {
     }
 }
 
-/// Between two looks at what is not reported: nodes at other pods, claims, how long a node is gone.
-const TICK: Duration = Duration::from_millis(500);
-
 /// A third of the time after which the kernel forgets the ports.
 const RENEW: Duration = Duration::from_secs(10);
-
-/// Claims without effect that are told at once.
-const MOST_TOLD: usize = 100;
 
 /// Why most claims are refused.
 const OUTSIDE: &str = "outside of the networks of [mode.cloud.intercept]";

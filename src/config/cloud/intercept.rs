@@ -18,6 +18,8 @@ pub struct Intercept {
     pub networks: Networks,
     /// The ports of nodes that are caught.
     pub ports: BTreeSet<u16>,
+    /// Whether an edge's own word counts where no cluster is asked, which could contradict it.
+    pub trust_edges: bool,
     /// Name of the table of nftables.
     pub table: String,
     /// What our own connections carry.
@@ -52,6 +54,7 @@ pub(super) fn read(
     let mut table = cloud.table("intercept", report);
     let networks = networks(&mut table, report);
     let ports = table.list("ports", value::target_port, report);
+    let trust_edges = table.read("trust_edges", value::flag, report).unwrap_or_default();
     let name = table.read("table", name, report);
     let mark = table.read("mark", value::parsed::<MarkBits>, report);
     let forwarded = table.list("forwarded", value::network, report).unwrap_or_default();
@@ -70,6 +73,7 @@ pub(super) fn read(
     Some(Intercept {
         networks: networks?,
         ports: ports.map_or_else(|| PORTS.into(), BTreeSet::from_iter),
+        trust_edges,
         table: name.unwrap_or_else(|| TABLE.to_owned()),
         mark: mark.unwrap_or(MARK),
         forwarded,

@@ -325,7 +325,7 @@ fn knowing(gate: Gate, direct: &[&str]) -> Arc<FrontContext> {
         resolver: Resolver::of_servers(&["127.0.0.1:1".parse().unwrap()]).unwrap(),
     };
     let mut context = Arc::unwrap_or_clone(unlinked(gate));
-    context.addresses = Arc::new(AddressBook::new(fixed));
+    context.addresses = Arc::new(AddressBook::new(fixed, false));
     context.direct = Some(DirectDialer::new(dialer, Duration::from_secs(1)));
     Arc::new(context)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::NotLocated;
+use super::holders::{Claim, Claimant};
 use super::table::{Claims, FactTable};
 use crate::names::{Host, NodeName, Target};
 
@@ -28,8 +29,10 @@ pub struct Facts {
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Its InternalIPs, in its order.
+    /// Its InternalIPs, in its order, 8 at most: its own kubelet writes them.
     pub ips: Box<[IpAddr]>,
+    /// Its ExternalIPs, 8 at most: it is not found by them, and nobody else may have them on an edge's word.
+    pub outside: Box<[IpAddr]>,
     /// The networks of its pods.
     pub pods: Box<[IpNet]>,
 }
@@ -48,6 +51,8 @@ pub struct PodFacts {
 pub struct ServiceFacts {
     /// Its ClusterIPs, the one of its first family first; none if it is headless.
     pub ips: Box<[IpAddr]>,
+    /// Its externalIPs and those of its load balancer: it is not found by them, and no edge may have them on its own word.
+    pub outside: Box<[IpAddr]>,
     /// Its TCP ports.
     pub ports: Box<[ServicePort]>,
     /// What it is only another name for.
@@ -92,6 +97,15 @@ pub enum ServiceSide {
     Cloud,
 }
 
+/// An address of a Node or a Service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum At {
+    /// One by which it is found.
+    Own(IpAddr),
+    /// One from outside of the cluster.
+    Outside(IpAddr),
+}
+
 /// What stands behind a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Backing {
@@ -111,7 +125,9 @@ impl Facts {
         is_fixed: impl Fn(IpAddr) -> bool,
     ) -> Result<Option<Backing>, NotLocated> {
         let named = match &target.host {
-            Host::Ip(ip) => self.services.claiming(*ip).next().map(|(name, _)| (name.to_owned(), Some(*ip))),
+            Host::Ip(ip) => {
+                self.services.claiming(At::Own(*ip)).next().map(|(name, _)| (name.to_owned(), Some(*ip)))
+            }
             Host::Name(name) if self.nodes.get(name).is_some() => None,
             Host::Name(name) => self.named(name)?.map(|name| (name, None)),
         };
@@ -141,7 +157,7 @@ impl Facts {
 
     /// The node that has this address, or whose pod has it.
     pub(super) fn node_at(&self, ip: IpAddr) -> Result<Option<NodeName>, NotLocated> {
-        let nodes = self.nodes.claiming(ip).filter_map(|(name, _)| name.parse::<NodeName>().ok());
+        let nodes = self.nodes.claiming(At::Own(ip)).filter_map(|(name, _)| name.parse::<NodeName>().ok());
         let pods = self.pods.claiming(ip).map(|(_, pod)| pod.node.clone());
         let mut all = nodes.chain(pods);
         let Some(one) = all.next() else { return Ok(None) };
@@ -149,6 +165,29 @@ impl Facts {
             Some(other) => Err(NotLocated::Ambiguous { ip, one, other }),
             None => Ok(Some(one)),
         }
+    }
+
+    /// Whether all Nodes, pods and Services have been told.
+    pub(super) fn are_listed(&self) -> bool {
+        self.nodes.is_listed() && self.pods.is_listed() && self.services.is_listed()
+    }
+
+    /// Why a node may not have the address that is claimed for it.
+    pub(super) fn refusal(&self, Claim { ip, node, by }: &Claim) -> Option<&'static str> {
+        if self.services.is_claimed(At::Own(*ip)) {
+            return Some("a Service's");
+        }
+        if *by >= Claimant::Kubernetes && self.pods.is_claimed(*ip) {
+            return Some("a pod's");
+        }
+        // A load balancer may stand at the very addresses of nodes.
+        let at = [At::Own(*ip), At::Outside(*ip)];
+        let mut nodes = at.into_iter().flat_map(|at| self.nodes.claiming(at));
+        if *by < Claimant::Edge || nodes.clone().any(|(name, _)| node.as_str().eq_ignore_ascii_case(name)) {
+            return None;
+        }
+        let a_services = self.services.is_claimed(At::Outside(*ip));
+        a_services.then_some(OUTSIDE).or_else(|| nodes.next().map(|_| "another Node's"))
     }
 
     pub(super) fn node_of_pod(&self, namespace: &str, name: &str) -> Option<NodeName> {
@@ -220,11 +259,14 @@ fn choose<T>(mut all: impl Iterator<Item = T> + Clone, chance: f64) -> Option<T>
     all.nth(place.min(count.checked_sub(1)?))
 }
 
-impl Claims for NodeFacts {
-    type Claim = IpAddr;
+/// Why no edge has what leads to a Service from outside of the cluster.
+const OUTSIDE: &str = "a Service's, from outside of the cluster";
 
-    fn claims(&self) -> impl Iterator<Item = IpAddr> {
-        self.ips.iter().copied()
+impl Claims for NodeFacts {
+    type Claim = At;
+
+    fn claims(&self) -> impl Iterator<Item = At> {
+        at(&self.ips, &self.outside)
     }
 }
 
@@ -237,11 +279,15 @@ impl Claims for PodFacts {
 }
 
 impl Claims for ServiceFacts {
-    type Claim = IpAddr;
+    type Claim = At;
 
-    fn claims(&self) -> impl Iterator<Item = IpAddr> {
-        self.ips.iter().copied()
+    fn claims(&self) -> impl Iterator<Item = At> {
+        at(&self.ips, &self.outside)
     }
+}
+
+fn at(own: &[IpAddr], outside: &[IpAddr]) -> impl Iterator<Item = At> {
+    own.iter().copied().map(At::Own).chain(outside.iter().copied().map(At::Outside))
 }
 
 impl Claims for SliceFacts {

@@ -64,16 +64,18 @@ pub enum Why {
 
 impl Holders {
     /// Of several claims to an address the strongest counts, and of two of the same strength none, whatever the weaker ones
-    /// say. `refuses` says of an address why no node may have it.
+    /// say. `refuses` says of a claim why the node may not have the address.
     pub fn of(
         claims: impl IntoIterator<Item = Claim>,
-        refuses: impl Fn(IpAddr) -> Option<&'static str>,
+        refuses: impl Fn(&Claim) -> Option<&'static str>,
     ) -> Self {
         let mut strongest: HashMap<IpAddr, (Claimant, Vec<NodeName>)> = HashMap::new();
         let mut holders = Self::default();
-        for Claim { ip, node, by } in claims {
-            let ip = plain(ip);
-            if let Some(why) = refuses(ip) {
+        for claim in claims {
+            let claim = Claim { ip: plain(claim.ip), ..claim };
+            let refused = refuses(&claim);
+            let Claim { ip, node, by } = claim;
+            if let Some(why) = refused {
                 holders.void.push(Void { ip, node, by, why: Why::NotANodes(why) });
                 continue;
             }
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn who_may_have_no_node_is_refused_in_any_dress() {
-        let refuses = |ip: IpAddr| (ip == IpAddr::from([10, 0, 0, 7])).then_some("a pod's");
+        let refuses = |claim: &Claim| (claim.ip == IpAddr::from([10, 0, 0, 7])).then_some("a pod's");
         let dressed = Claim { ip: "::ffff:10.0.0.7".parse().unwrap(), ..claim(7, "a", Claimant::Table) };
         let holders = Holders::of([dressed, claim(8, "a", Claimant::Edge)], refuses);
         assert_eq!(holders.nodes.len(), 1);

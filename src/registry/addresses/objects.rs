@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer};
 use super::facts::{Facts, NodeFacts, PodFacts};
 use super::table::{Claims, FactTable};
 use crate::registry::endpoints::SERVICE_LABEL;
+use crate::registry::follow::MOST_NODE_IPS;
 use crate::registry::follow::part_of;
 
 /// An object of which facts are kept.
@@ -97,9 +98,16 @@ impl Partial for NodePart {
     }
 
     fn facts(self) -> Option<NodeFacts> {
-        let internal = self.status.addresses.iter().filter(|address| address.kind == "InternalIP");
-        let ips = addresses(internal.map(|address| address.address.as_str()));
-        Some(NodeFacts { ips, pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect() })
+        let of_kind = |kind: &str| {
+            let all = self.status.addresses.iter().filter(|address| address.kind == kind);
+            all.filter_map(|address| address.address.parse().ok()).take(MOST_NODE_IPS).collect()
+        };
+        let (ips, outside) = (of_kind("InternalIP"), of_kind("ExternalIP"));
+        Some(NodeFacts {
+            ips,
+            outside,
+            pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
+        })
     }
 }
 

@@ -19,7 +19,7 @@ fn node(name: &str) -> NodeName {
 }
 
 fn machine(ips: Box<[IpAddr]>) -> NodeFacts {
-    NodeFacts { ips, pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
+    NodeFacts { ips, outside: Box::default(), pods: [IpNet::from_str("10.244.1.0/24").unwrap()].into() }
 }
 
 fn port(name: &str, number: u16) -> ServicePort {
@@ -31,7 +31,7 @@ fn pod(at: &str, addresses: &[&str]) -> PodFacts {
 }
 
 fn service(addresses: &[&str], ports: &[ServicePort]) -> ServiceFacts {
-    ServiceFacts { ips: ips(addresses), ports: ports.into(), external: None }
+    ServiceFacts { ips: ips(addresses), outside: Box::default(), ports: ports.into(), external: None }
 }
 
 fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -> SliceFacts {
@@ -42,7 +42,7 @@ fn slice(service: &str, ports: &[ServicePort], ready: &[(&str, Option<&str>)]) -
 /// A cluster with an edge and its camera, a pod there, one of the node's own network, and one that has finished.
 fn book() -> AddressBook {
     let nets = [("10.0.7.0/24", "edge1"), ("10.0.7.9/32", "edge2")];
-    let book = AddressBook::new(nets.map(|(net, at)| (net.parse().unwrap(), node(at))).into());
+    let book = AddressBook::new(nets.map(|(net, at)| (net.parse().unwrap(), node(at))).into(), true);
     book.change(|facts| {
         facts.nodes.put("edge1", machine(ips(&["192.168.1.5", "fd00::5"])));
         facts.nodes.put("master", machine(ips(&["172.16.0.1"])));
@@ -262,6 +262,105 @@ fn a_list_that_begins_anew_takes_nothing_away_until_it_is_whole() {
     assert_eq!(book.node_of_pod("shop", "web"), None);
     book.change(|facts| facts.pods.put("shop/moved", pod("edge2", &["10.244.2.3"])));
     assert!(!there("10.244.2.2:80") && there("10.244.2.3:80"));
+}
+
+/// All that the book has heard is whole.
+fn list(book: &AddressBook) {
+    book.change(|facts| {
+        facts.nodes.finish();
+        facts.pods.finish();
+        facts.services.finish();
+    });
+}
+
+fn claim(at: &str, of: &str, by: Claimant) -> Claim {
+    Claim { ip: ip(at), node: node(of), by }
+}
+
+/// Who has the address, and else why a claim to it counts for nothing.
+fn holder(holders: &Holders, at: &str) -> String {
+    let of = holders.nodes.get(&ip(at)).map(ToString::to_string);
+    let void = || holders.void.iter().find(|void| void.ip == ip(at)).map(|void| void.why.to_string());
+    of.or_else(void).unwrap_or_else(|| "nobody says anything".to_owned())
+}
+
+#[test]
+fn a_pods_address_takes_nothing_from_the_fixed_table_or_a_token_line() {
+    let book = book();
+    let patched = ["10.0.7.9", "10.0.8.1", "192.168.1.5", "10.0.8.2"];
+    book.change(|facts| facts.pods.put("shop/evil", pod("master", &patched)));
+    list(&book);
+    let token = claim("10.0.8.1", "edge1", Claimant::TokenLine);
+    let edge = claim("10.0.8.2", "edge1", Claimant::Edge);
+    let holders = book.holders([token, edge], false, |_| None);
+    assert_eq!(holder(&holders, "10.0.7.9"), "edge2");
+    assert_eq!(holder(&holders, "10.0.8.1"), "edge1");
+    assert_eq!(holder(&holders, "192.168.1.5"), "it is a pod's");
+    assert_eq!(holder(&holders, "10.0.8.2"), "it is a pod's");
+    book.change(|facts| facts.services.put("shop/web", service(&["10.0.7.9"], &[])));
+    assert_eq!(holder(&book.holders([], false, |_| None), "10.0.7.9"), "it is a Service's");
+}
+
+#[test]
+fn no_edge_has_on_its_own_word_what_leads_to_others_from_outside() {
+    let book = book();
+    book.change(|facts| {
+        let outside = ips(&["198.51.100.5"]);
+        facts.nodes.put("edge1", NodeFacts { outside, ..machine(ips(&["192.168.1.5"])) });
+        let outside = ips(&["198.51.100.7", "192.168.1.5"]);
+        facts.services.put("shop/web", ServiceFacts { outside, ..service(&["10.96.0.7"], &[]) });
+    });
+    list(&book);
+    let of = |at, node, by| holder(&book.holders([claim(at, node, by)], false, |_| None), at);
+    let services = "it is a Service's, from outside of the cluster";
+    assert_eq!(of("198.51.100.7", "edge2", Claimant::Edge), services);
+    assert_eq!(of("198.51.100.7", "edge2", Claimant::TokenLine), "edge2");
+    assert_eq!(of("198.51.100.5", "edge2", Claimant::Edge), "it is another Node's");
+    assert_eq!(of("198.51.100.5", "Edge1", Claimant::Edge), "Edge1", "it is its own");
+    let holders = book.holders([claim("192.168.1.5", "edge1", Claimant::Edge)], false, |_| None);
+    assert_eq!(holder(&holders, "192.168.1.5"), "edge1", "a load balancer stands there");
+    assert!(holders.void.is_empty());
+    // Nothing is found by them.
+    expect(
+        &book,
+        &[("198.51.100.5:80", "198.51.100.5:80 directly"), ("198.51.100.7:80", "198.51.100.7:80 directly")],
+    );
+}
+
+#[test]
+fn the_weaker_claims_wait_until_whoever_is_believed_more_has_spoken() {
+    let (book, nobody) = (book(), "nobody says anything");
+    let more = [
+        claim("10.0.8.1", "edge2", Claimant::TokenLine),
+        claim("10.0.8.2", "edge2", Claimant::Edge),
+        claim("192.168.1.5", "edge2", Claimant::Edge),
+    ];
+    let of = |at| holder(&book.holders(more.clone(), true, |_| None), at);
+    let kinds: [fn(&mut Facts); 3] =
+        [|facts| facts.services.finish(), |facts| facts.nodes.finish(), |facts| facts.pods.finish()];
+    for finish in kinds {
+        let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2", "192.168.1.5"].map(of);
+        assert_eq!(found, ["edge2", "edge2", nobody, nobody]);
+        book.change(finish);
+    }
+    assert_eq!(
+        ["10.0.7.9", "10.0.8.1", "10.0.8.2", "192.168.1.5"].map(of),
+        ["edge2", "edge2", "edge2", "edge1"]
+    );
+    // A list that begins anew takes nothing away.
+    book.change(|facts| facts.nodes.begin());
+    assert_eq!(of("10.0.8.2"), "edge2");
+}
+
+#[test]
+fn without_a_cluster_an_edge_is_heard_if_the_settings_say_so() {
+    let book = AddressBook::new(vec![("10.0.7.9/32".parse().unwrap(), node("edge2"))], false);
+    let more = [claim("10.0.8.1", "edge1", Claimant::TokenLine), claim("10.0.8.2", "edge1", Claimant::Edge)];
+    for (trust_edges, last) in [(false, "nobody says anything"), (true, "edge1")] {
+        let holders = book.holders(more.clone(), trust_edges, |_| None);
+        let found = ["10.0.7.9", "10.0.8.1", "10.0.8.2"].map(|at| holder(&holders, at));
+        assert_eq!(found, ["edge2", "edge1", last]);
+    }
 }
 
 /// One event about pods.

@@ -9,7 +9,7 @@ mod lines;
 mod node;
 mod write;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -58,6 +58,8 @@ pub struct NodeNames {
     nodes: Mutex<Nodes>,
     /// The Service's addresses, which are no pod's.
     service: watch::Sender<BTreeSet<IpAddr>>,
+    /// Nodes of which the log has told that they have no name, and why.
+    left_out: Mutex<BTreeMap<String, &'static str>>,
     /// Nodes have changed.
     news: Notify,
 }
@@ -66,7 +68,8 @@ impl NodeNames {
     /// Sends no request yet. `report` gets whether the ConfigMap is true, as far as this pod knows, and if not, why.
     pub fn new(params: NodeNameParams, report: impl Fn(Result<(), String>) + Send + Sync + 'static) -> Self {
         let service = watch::Sender::new(BTreeSet::new());
-        Self { params, report: Box::new(report), nodes: Mutex::default(), service, news: Notify::new() }
+        let (nodes, left_out) = (Mutex::default(), Mutex::default());
+        Self { params, report: Box::new(report), nodes, service, left_out, news: Notify::new() }
     }
 
     /// The addresses of the Service, to which names of nodes lead although no pod has them; empty until they are known.

@@ -25,15 +25,21 @@ impl Site {
         let registry = Registry::new(Metrics::edge());
         let edge4 = LinkSender::new(LinkId(1), Peer::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
         registry.insert(Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into() }, false);
-        let addresses = AddressBook::new(vec![
-            (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),
-            (network("10.9.0.0/16").unwrap(), "edge9".parse().unwrap()),
-        ]);
+        let addresses = AddressBook::new(
+            vec![
+                (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),
+                (network("10.9.0.0/16").unwrap(), "edge9".parse().unwrap()),
+            ],
+            false,
+        );
         let at_edge3 = PodFacts { node: "edge3".parse().unwrap(), ips: [ip("10.3.0.1")].into() };
         addresses.change(|facts| {
             facts.pods.put("shop/db", at_edge3);
             for (node, own) in [("edge3", "10.0.0.3"), ("edge4", "10.0.0.4")] {
-                facts.nodes.put(node, NodeFacts { ips: [ip(own)].into(), pods: Box::default() });
+                facts.nodes.put(
+                    node,
+                    NodeFacts { ips: [ip(own)].into(), outside: Box::default(), pods: Box::default() },
+                );
             }
         });
         let zone = Zone::new("nodes.test".into(), Vec::new(), |_| false);
@@ -146,7 +152,7 @@ fn a_port_that_stands_for_host_leads_to_that_port_of_the_node_itself() {
     }
     let unknown = site.by_host("edge1:9051", "/metrics", None);
     assert!(unknown.starts_with("421 no address of node edge1 is known"), "{unknown}");
-    let twice = NodeFacts { ips: [ip("10.0.0.4")].into(), pods: Box::default() };
+    let twice = NodeFacts { ips: [ip("10.0.0.4")].into(), outside: Box::default(), pods: Box::default() };
     site.addresses.change(|facts| facts.nodes.put("edge5", twice));
     let both = site.by_host("10.0.0.4:9051", "/metrics", None);
     assert!(both.starts_with("421 10.0.0.4 is an address at both"), "{both}");

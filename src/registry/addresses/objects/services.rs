@@ -27,6 +27,8 @@ pub(crate) struct ServicePart {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: ServiceSpec,
+    #[serde(default)]
+    status: ServiceStatus,
 }
 
 #[derive(Debug, Clone, Deserialize, Default)]
@@ -36,8 +38,28 @@ struct ServiceSpec {
     kind: String,
     #[serde(rename = "clusterIPs")]
     cluster_ips: Vec<String>,
+    #[serde(rename = "externalIPs")]
+    external_ips: Vec<String>,
     external_name: Option<String>,
     ports: Vec<PortSpec>,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default, rename_all = "camelCase")]
+struct ServiceStatus {
+    load_balancer: LoadBalancer,
+}
+
+#[derive(Debug, Clone, Deserialize, Default)]
+#[serde(default)]
+struct LoadBalancer {
+    ingress: Vec<Ingress>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+struct Ingress {
+    /// It may have a name alone.
+    ip: Option<String>,
 }
 
 #[derive(Debug, Clone, Deserialize, Default)]
@@ -57,14 +79,16 @@ impl Partial for ServicePart {
     }
 
     fn facts(self) -> Option<ServiceFacts> {
-        let ServiceSpec { kind, cluster_ips, external_name, ports } = self.spec;
+        let ServiceSpec { kind, cluster_ips, external_ips, external_name, ports } = self.spec;
         let external = match (kind.as_str(), external_name) {
             ("ExternalName", name) => Some(name?.parse().ok()?),
             _ => None,
         };
         // A headless one has "None" there.
         let ips = addresses(cluster_ips.iter().map(String::as_str));
-        Some(ServiceFacts { ips, ports: tcp(ports), external })
+        let balanced = self.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_deref());
+        let outside = addresses(external_ips.iter().map(String::as_str).chain(balanced));
+        Some(ServiceFacts { ips, outside, ports: tcp(ports), external })
     }
 }
 

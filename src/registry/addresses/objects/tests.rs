@@ -17,7 +17,7 @@ fn port(name: &str, number: u16) -> ServicePort {
 }
 
 #[test]
-fn of_a_node_its_internal_addresses_are_kept() {
+fn of_a_node_its_addresses_are_kept() {
     let addresses = json!([
         {"type": "Hostname", "address": "edge1"}, {"type": "InternalIP", "address": "10.0.0.5"},
         {"type": "ExternalIP", "address": "192.0.2.5"}, {"type": "InternalIP", "address": "fd00::5"},
@@ -26,11 +26,23 @@ fn of_a_node_its_internal_addresses_are_kept() {
     let spec = json!({"podCIDR": nets[0], "podCIDRs": nets});
     let nets = nets.map(|net| net.parse().unwrap()).into();
     let node = json!({"metadata": {"name": "edge1"}, "spec": spec, "status": {"addresses": addresses}});
-    assert_eq!(read::<NodePart>(node), Some(NodeFacts { ips: ips(&["10.0.0.5", "fd00::5"]), pods: nets }));
+    assert_eq!(
+        read::<NodePart>(node),
+        Some(NodeFacts { ips: ips(&["10.0.0.5", "fd00::5"]), outside: ips(&["192.0.2.5"]), pods: nets })
+    );
     assert_eq!(
         read::<NodePart>(json!({"metadata": {"name": "new"}})),
-        Some(NodeFacts { ips: ips(&[]), pods: [].into() })
+        Some(NodeFacts { ips: ips(&[]), outside: ips(&[]), pods: [].into() })
     );
+}
+
+#[test]
+fn of_a_nodes_internal_addresses_the_first_eight_count() {
+    let address = |n| json!({"type": "InternalIP", "address": format!("10.0.0.{n}")});
+    let addresses: Vec<_> = (1..=200).map(address).collect();
+    let node = json!({"metadata": {"name": "edge1"}, "status": {"addresses": addresses}});
+    let first: Vec<_> = (1..=8).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+    assert_eq!(Vec::from(read::<NodePart>(node).unwrap().ips), first);
 }
 
 #[test]
@@ -59,7 +71,14 @@ fn of_a_service_its_addresses_and_tcp_ports_are_kept() {
     let whole =
         service(json!({"type": "ClusterIP", "clusterIPs": ["10.96.0.10", "fd96::a"], "ports": ports}));
     let ports = [port("tcp", 53), port("", 80)].into();
-    assert_eq!(whole, Some(ServiceFacts { ips: ips(&["10.96.0.10", "fd96::a"]), ports, external: None }));
+    let ips_of_it = ips(&["10.96.0.10", "fd96::a"]);
+    assert_eq!(whole, Some(ServiceFacts { ips: ips_of_it, outside: ips(&[]), ports, external: None }));
+    let outside = json!({
+        "metadata": {"name": "s", "namespace": "n"},
+        "spec": {"type": "LoadBalancer", "externalIPs": ["198.51.100.7"]},
+        "status": {"loadBalancer": {"ingress": [{"hostname": "lb.example.org"}, {"ip": "fd05::7"}]}},
+    });
+    assert_eq!(read::<ServicePart>(outside).unwrap().outside, ips(&["198.51.100.7", "fd05::7"]));
     let headless =
         service(json!({"type": "ClusterIP", "clusterIP": "None", "clusterIPs": ["None"]})).unwrap();
     assert!(headless.ips.is_empty() && headless.external.is_none());

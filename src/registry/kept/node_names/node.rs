@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
 
-use crate::registry::follow::part_of;
+use crate::registry::follow::{MOST_NODE_IPS, part_of};
 
 /// The Nodes, and those that a list under way has named so far.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ pub(super) struct Nodes {
 pub(super) struct Seen {
     /// Whether only the tunnel reaches it.
     pub(super) is_edge: bool,
-    /// Its InternalIPs; its ExternalIPs if it has none.
+    /// Its InternalIPs; its ExternalIPs if it has none; the first 8.
     pub(super) ips: BTreeSet<IpAddr>,
 }
 
@@ -56,7 +56,7 @@ impl NamedNode {
     pub(super) fn seen(&self, (label, value): &(String, String)) -> Seen {
         let of_kind = |kind: &str| -> BTreeSet<IpAddr> {
             let all = self.status.addresses.iter().filter(|address| address.kind == kind);
-            all.filter_map(|address| address.address.parse().ok()).collect()
+            all.filter_map(|address| address.address.parse().ok()).take(MOST_NODE_IPS).collect()
         };
         let labels = self.metadata.labels.as_ref();
         let is_edge = labels.and_then(|all| all.get(label)).is_some_and(|found| found == value);
@@ -126,5 +126,15 @@ mod tests {
         let cloud = json!({"openyurt.io/is-edge-worker": "false"});
         assert_eq!(seen(cloud, &all[..2]), (false, vec!["192.0.2.1".to_owned()]));
         assert_eq!(seen(json!({}), &[]), (false, vec![]));
+    }
+
+    #[test]
+    fn of_a_nodes_addresses_the_first_eight_count() {
+        let address = |n| json!({"type": "InternalIP", "address": format!("10.0.0.{n}")});
+        let addresses: Vec<_> = (1..=200).map(address).collect();
+        let node = json!({"metadata": {"name": "n"}, "status": {"addresses": addresses}});
+        let node = serde_json::from_value::<NamedNode>(node).unwrap();
+        let first: Vec<_> = (1..=8).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+        assert_eq!(Vec::from_iter(node.seen(&(String::new(), String::new())).ips), first);
     }
 }

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::PoisonError;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::api::PostParams;
 use kube::{Api, Client, Error};
 use tokio::time::timeout;
-use tracing::info;
+use tracing::{info, warn};
 
-use super::lines::{self, text};
+use super::lines::{self, Text, text};
 use super::node::Seen;
 use super::{NodeNameParams, NodeNames};
 use crate::registry::cluster::{ClusterError, REQUEST_TIMEOUT};
@@ -47,14 +48,8 @@ impl NodeNames {
                 format!("there is no Service {home}/{} that edges' names could lead to", self.params.service);
             return Err(ClusterError::Failed(why).into());
         }
-        let text = text(nodes, &service, &holders);
-        if text.len() > MOST_BYTES {
-            let why = format!(
-                "ConfigMap {namespace}/{configmap} would hold {} bytes, and Kubernetes takes 1 MiB",
-                text.len()
-            );
-            return Err(ClusterError::Failed(why).into());
-        }
+        let Text { lines: text, left_out } = text(nodes, &service, &holders, MOST_BYTES);
+        self.tell(left_out);
         let api = Api::<ConfigMap>::namespaced(client, namespace);
         let found = api.get_opt(configmap).await?;
         let number = found.as_ref().and_then(number);
@@ -87,6 +82,15 @@ impl NodeNames {
             }
             Err(cause) => Err(cause.into()),
         }
+    }
+
+    /// Logs which Nodes have no name, each once for as long as it has none.
+    fn tell(&self, left_out: BTreeMap<String, &'static str>) {
+        let mut told = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
+        for (node, why) in left_out.iter().filter(|(node, why)| told.get(*node) != Some(*why)) {
+            warn!(%node, "no name in DNS leads to node {node}: {why}");
+        }
+        *told = left_out;
     }
 
     pub(super) async fn look_up(
