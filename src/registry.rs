@@ -60,7 +60,7 @@ pub use endpoints::{EndpointWatch, Endpoints, KnownEndpoints};
 pub use etcd::{EtcdAccess, EtcdError};
 pub use find::{Finder, NotFound, Path};
 #[cfg(feature = "kubernetes")]
-pub(crate) use follow::part_of;
+pub(crate) use follow::{MOST_NODE_ADDRESSES, NodeStatus, part_of};
 #[cfg(feature = "kubernetes")]
 pub use kept::{NodeNameParams, NodeNames, PortParams, PortWatch};
 pub use linked::Linked;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::Apiserver;
 use super::error::{CsrError, within};
-use crate::registry::part_of;
+use crate::registry::{MOST_NODE_ADDRESSES, NodeStatus, part_of};
 
 /// What is read of a Node.
 #[derive(Debug, Clone, Deserialize)]
@@ -19,26 +19,13 @@ pub(super) struct NodePart {
     #[serde(deserialize_with = "labelled")]
     metadata: ObjectMeta,
     #[serde(default)]
-    status: Status,
+    status: NodeStatus,
 }
 
 #[derive(Deserialize)]
 struct Labelled {
     #[serde(default)]
     labels: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default)]
-struct Status {
-    addresses: Vec<Address>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct Address {
-    #[serde(rename = "type")]
-    kind: String,
-    address: String,
 }
 
 part_of!(NodePart, Node);
@@ -73,8 +60,8 @@ impl NodePart {
         if self.is_edge() {
             return;
         }
-        let own = self.status.addresses.iter().filter(|at| at.kind == "InternalIP" || at.kind == "Hostname");
-        let own = own.take(MOST_ADDRESSES).map(|at| at.address.to_ascii_lowercase());
+        let own = self.status.of_kinds(["InternalIP", "Hostname"]).take(MOST_NODE_ADDRESSES);
+        let own = own.map(str::to_ascii_lowercase);
         names.extend(own.filter(|at| (is_address(at) || is_dns_name(at)) && !apiserver.is_at(at)));
     }
 
@@ -106,9 +93,6 @@ const EDGES: [(&str, &str); 2] =
 
 /// Nodes on one page of a list.
 const PAGE: u32 = 100;
-
-/// Of one Node: two of each family, and their names, are the most that is usual.
-const MOST_ADDRESSES: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -158,7 +142,7 @@ mod tests {
         }
         let many: Vec<_> = (0..100).map(|n| format!("10.0.0.{n}")).collect();
         let many: Vec<_> = many.iter().map(String::as_str).collect();
-        assert_eq!(names(&[node(&json!({}), "a", &many)]).len(), MOST_ADDRESSES);
+        assert_eq!(names(&[node(&json!({}), "a", &many)]).len(), MOST_NODE_ADDRESSES);
     }
 
     #[tokio::test]

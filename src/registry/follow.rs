@@ -15,10 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::cluster::{Cluster, ClusterError};
 use crate::net::backoff::Backoff;
-pub(crate) use part::part_of;
-
-/// Of a Node's addresses only so many are kept: its own kubelet writes them, and may be anybody's.
-pub(super) const MOST_NODE_IPS: usize = 8;
+pub(crate) use part::{MOST_NODE_ADDRESSES, NodeStatus, part_of};
 
 /// What is followed.
 #[derive(Debug)]

@@ -13,8 +13,7 @@ use serde::{Deserialize, Deserializer};
 use super::facts::{Facts, NodeFacts, PodFacts};
 use super::table::{Claims, FactTable};
 use crate::registry::endpoints::SERVICE_LABEL;
-use crate::registry::follow::MOST_NODE_IPS;
-use crate::registry::follow::part_of;
+use crate::registry::follow::{NodeStatus, part_of};
 
 /// An object of which facts are kept.
 pub(super) trait Partial:
@@ -77,19 +76,6 @@ struct NodeSpec {
     pod_cidrs: Vec<String>,
 }
 
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default)]
-struct NodeStatus {
-    addresses: Vec<NodeAddress>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct NodeAddress {
-    #[serde(rename = "type")]
-    kind: String,
-    address: String,
-}
-
 impl Partial for NodePart {
     type Facts = NodeFacts;
 
@@ -98,14 +84,9 @@ impl Partial for NodePart {
     }
 
     fn facts(self) -> Option<NodeFacts> {
-        let of_kind = |kind: &str| {
-            let all = self.status.addresses.iter().filter(|address| address.kind == kind);
-            all.filter_map(|address| address.address.parse().ok()).take(MOST_NODE_IPS).collect()
-        };
-        let (ips, outside) = (of_kind("InternalIP"), of_kind("ExternalIP"));
         Some(NodeFacts {
-            ips,
-            outside,
+            ips: self.status.ips("InternalIP"),
+            outside: self.status.ips("ExternalIP"),
             pods: self.spec.pod_cidrs.iter().filter_map(|net| net.parse().ok()).collect(),
         })
     }

@@ -1,4 +1,4 @@
-//! Nodes, as far as its name in DNS go: the rest of their text is skipped.
+//! Nodes, as far as their names in DNS go: the rest of their text is skipped.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 use kube::{Resource, ResourceExt as _};
 use serde::Deserialize;
 
-use crate::registry::follow::{MOST_NODE_IPS, part_of};
+use crate::registry::follow::{NodeStatus, part_of};
 
 /// The Nodes, and those that a list under way has named so far.
 #[derive(Debug, Default)]
@@ -33,20 +33,7 @@ pub(super) struct Seen {
 pub(super) struct NamedNode {
     metadata: ObjectMeta,
     #[serde(default)]
-    status: Status,
-}
-
-#[derive(Debug, Clone, Deserialize, Default)]
-#[serde(default)]
-struct Status {
-    addresses: Vec<Address>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-struct Address {
-    #[serde(rename = "type")]
-    kind: String,
-    address: String,
+    status: NodeStatus,
 }
 
 part_of!(NamedNode, whole::Node);
@@ -54,14 +41,10 @@ part_of!(NamedNode, whole::Node);
 impl NamedNode {
     /// `edges`: label and value of edges.
     pub(super) fn seen(&self, (label, value): &(String, String)) -> Seen {
-        let of_kind = |kind: &str| -> BTreeSet<IpAddr> {
-            let all = self.status.addresses.iter().filter(|address| address.kind == kind);
-            all.filter_map(|address| address.address.parse().ok()).take(MOST_NODE_IPS).collect()
-        };
         let labels = self.metadata.labels.as_ref();
         let is_edge = labels.and_then(|all| all.get(label)).is_some_and(|found| found == value);
-        let internal = of_kind("InternalIP");
-        Seen { is_edge, ips: if internal.is_empty() { of_kind("ExternalIP") } else { internal } }
+        let internal: BTreeSet<IpAddr> = self.status.ips("InternalIP");
+        Seen { is_edge, ips: if internal.is_empty() { self.status.ips("ExternalIP") } else { internal } }
     }
 }
 
