@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Code as Grpc;
 use tunnel::edge::Edge;
 use tunnel::names::Instance;
@@ -15,6 +15,7 @@ use crate::certificates::Authority;
 use crate::support::clients::{echoed, get, open};
 use crate::support::line::Line;
 use crate::support::programs::{NAME, TOKEN, TestDir, TestPod, at, edge, start_edge};
+use crate::support::raw::{PING, Raw};
 use crate::support::{beside, hurry, peer, soon, targets, wait_until, wait_within};
 
 /// What an edge that is not ready says of it.
@@ -266,6 +267,19 @@ async fn a_silent_link_is_pinged_and_given_up() {
     assert_eq!(begun.elapsed().as_secs(), 15);
     wait_until("the node is gone", || pod.pod.registry.nodes().is_empty()).await;
     assert_eq!(pod.pod.metrics.links_ended.counted("silent"), 1);
+}
+
+/// An idle link of ours has pings of its own: a clock for HTTP/2's would wake its pod for nothing.
+#[tokio::test]
+async fn http_2_pings_only_a_peer_that_knows_no_other_pings() {
+    let (place, nine) = (TestDir::new(), Duration::from_secs(9));
+    let pod = TestPod::start(&place);
+    hurry();
+    for (node, instance, expected) in [("plain", None, true), ("ours", Some(Instance::random()), false)] {
+        let mut idle = Raw::link(&place, &pod, node, instance).await;
+        let pinged = async { while idle.next().await.unwrap().kind != PING {} };
+        assert_eq!(timeout(nine + nine / 2, pinged).await.is_ok(), expected, "{node}");
+    }
 }
 
 #[tokio::test]

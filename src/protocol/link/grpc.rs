@@ -4,6 +4,7 @@
 //! call is made and served here, with tonic's statuses and the generated messages. See docs/decisions.md#pull-not-push.
 
 mod accept;
+mod alarm;
 mod body;
 mod crew;
 mod dial;
@@ -24,6 +25,7 @@ pub(in crate::protocol) use crate::protocol::link::grpc::read_ahead::ReadAhead;
 use crate::drain::Drain;
 use crate::names::{Instance, NodeName};
 use crate::net::socket::Connection;
+use crate::protocol::link::grpc::alarm::Alarm;
 use crate::protocol::link::sender::{Ends, LinkSender};
 use crate::protocol::link::source::LinkId;
 use crate::protocol::link::{Encoding, Puller};
@@ -46,14 +48,24 @@ pub struct LinkContext {
     pub congestion: Option<Arc<str>>,
 }
 
-fn puller(peer: Peer, instance: Option<Instance>, dialect: Dialect, table: &Arc<SessionTable>) -> Puller {
+/// The pull side of a new link. Its own pings take the place of HTTP/2's, by `alarm`, if its peer answers them.
+fn puller(
+    peer: Peer,
+    instance: Option<Instance>,
+    dialect: Dialect,
+    table: &Arc<SessionTable>,
+    alarm: &Alarm,
+) -> Puller {
     let id = LinkId(NEXT_LINK.fetch_add(1, Relaxed));
     let voice = match dialect {
         Dialect::Plain => {
             let node = peer.node().cloned().unwrap_or_else(NodeName::none);
             Encoding::Plain(Arc::new(Mutex::new(Plain::new(node))))
         }
-        Dialect::Extended(_) => Encoding::Extended,
+        Dialect::Extended(_) => {
+            alarm.turn_off();
+            Encoding::Extended
+        }
     };
     let sender = LinkSender::new(id, peer, instance, dialect);
     Puller { sender, table: table.clone(), dialect: voice }

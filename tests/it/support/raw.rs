@@ -199,6 +199,7 @@ async fn read(
             }
             (PING, 0) => {
                 let _ = write(&to, PING, ACK, 0, &piece.payload).await;
+                let _ = hears.try_send(piece);
             }
             (WINDOW_UPDATE, _) => {
                 if let Some(more) = piece.payload.first_chunk() {

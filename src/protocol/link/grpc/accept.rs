@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,7 @@ use crate::names::NodeName;
 use crate::net::door::Slot;
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
+use crate::protocol::link::grpc::alarm::Alarm;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::crew::Crew;
 use crate::protocol::link::grpc::enrol::{self, Petition};
@@ -51,12 +52,8 @@ pub struct Call {
     pub agent: Option<NodeName>,
     incoming: Incoming,
     answer: oneshot::Sender<Response<CallBody>>,
-    ahead: ReadAhead,
-    tcp_info: Option<TcpInfoReader>,
     ends: Ends,
-    connection: CancellationToken,
-    accepted: CancellationToken,
-    ground: LinkContext,
+    shared: Shared,
 }
 
 /// What a connection has shown, and its handshake has believed.
@@ -111,18 +108,21 @@ where
     IO: Connection + 'static,
 {
     let (connection, accepted) = (CancellationToken::new(), CancellationToken::new());
-    let (ahead, crew) = (ReadAhead::default(), Crew::default());
+    let (ahead, crew, alarm) = (ReadAhead::default(), Crew::default(), Alarm::new());
     let service = {
         let handler = CallHandler {
             from,
             certificate: waiting.certificate.clone(),
             arrivals,
-            ground: ground.clone(),
-            ahead: ahead.clone(),
-            tcp_info: io.tcp().and_then(TcpInfoReader::of),
             ends: Ends { remote: Some(from), ..ends(&io) },
-            connection: connection.clone(),
-            accepted: accepted.clone(),
+            shared: Shared {
+                ground: ground.clone(),
+                ahead: ahead.clone(),
+                tcp_info: io.tcp().and_then(TcpInfoReader::of),
+                connection: connection.clone(),
+                accepted: accepted.clone(),
+                alarm: alarm.clone(),
+            },
         };
         hyper::service::service_fn(move |request: Request<Incoming>| {
             // Boxed, because hyper keeps its room as long as the call lasts.
@@ -132,7 +132,7 @@ where
     // Boxed, and outside of any async block: those hold what they are given twice, and this one is for as long as a
     // link lives.
     let io = TokioIo::new(Bounded { io, hook: ahead });
-    let mut serving = Box::pin(http(crew.clone()).serve_connection(io, service));
+    let mut serving = Box::pin(http(crew.clone(), alarm).serve_connection(io, service));
     crew.run(Box::pin(async move {
         let lost = waiting.slots.1.lost();
         let let_in = async {
@@ -161,10 +161,10 @@ where
     }))
 }
 
-/// HTTP/2 as a pod serves it; its futures run on `crew`.
-fn http(crew: Crew) -> http2::Builder<Crew> {
+/// HTTP/2 as a pod serves it; its futures run on `crew`, and it pings by `alarm`.
+fn http(crew: Crew, alarm: Alarm) -> http2::Builder<Crew> {
     let mut http = http2::Builder::new(crew);
-    http.timer(TokioTimer::new())
+    http.timer(alarm)
         .initial_stream_window_size(POD_WINDOW)
         .initial_connection_window_size(POD_WINDOW)
         .max_frame_size(FRAME)
@@ -184,27 +184,26 @@ impl Call {
             Caller::Edge(hello) => Peer::Edge(hello.node),
             Caller::Pod { .. } => Peer::Pod,
         };
-        let puller = puller(peer, instance, dialect, &self.ground.table);
-        puller.sender.reads_tcp_info(self.tcp_info);
+        let Shared { ground, ahead, tcp_info, connection, accepted, alarm } = self.shared;
+        let puller = puller(peer, instance, dialect, &ground.table, &alarm);
+        puller.sender.reads_tcp_info(tcp_info);
         puller.sender.stands_between(self.ends);
         let mut response = Response::new(CallBody::Pull { puller: puller.clone(), trailers: true });
-        *response.headers_mut() = Hello::response(self.ground.table.instance());
+        *response.headers_mut() = Hello::response(ground.table.instance());
         response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
-        self.accepted.cancel();
+        accepted.cancel();
         // Fails only if the connection is gone; then the link's first read fails too.
         let _ = self.answer.send(response);
-        let far =
-            Far { answers: true, incoming: self.incoming, ahead: self.ahead, connection: self.connection };
-        Link::new(&puller, far, self.ground.metrics)
+        Link::new(&puller, Far { answers: true, incoming: self.incoming, ahead, connection }, ground.metrics)
     }
 
     /// Sends the caller away, with its connection.
     pub fn refuse(self, why: Dismissal) {
         let mut response = Status::from(why).into_http();
         // So that another pod sees that it was one of ours who refused.
-        response.headers_mut().extend(Hello::response(self.ground.table.instance()));
+        response.headers_mut().extend(Hello::response(self.shared.ground.table.instance()));
         let _ = self.answer.send(response);
-        let connection = self.connection;
+        let connection = self.shared.connection;
         // The refusal is on its way before the connection goes: shutting down gracefully lets it out.
         connection.cancel();
     }
@@ -227,12 +226,19 @@ struct CallHandler {
     from: SocketAddr,
     certificate: Certificate,
     arrivals: mpsc::Sender<Arrival>,
+    ends: Ends,
+    shared: Shared,
+}
+
+/// What they share with the link that one of them becomes.
+#[derive(Debug, Clone)]
+struct Shared {
     ground: LinkContext,
     ahead: ReadAhead,
     tcp_info: Option<TcpInfoReader>,
-    ends: Ends,
     connection: CancellationToken,
     accepted: CancellationToken,
+    alarm: Alarm,
 }
 
 impl CallHandler {
@@ -264,12 +270,8 @@ impl CallHandler {
             },
             incoming,
             answer,
-            ahead: self.ahead.clone(),
-            tcp_info: self.tcp_info.clone(),
             ends: Ends { version: program(&parts.headers), ..self.ends.clone() },
-            connection: self.connection.clone(),
-            accepted: self.accepted.clone(),
-            ground: self.ground.clone(),
+            shared: self.shared.clone(),
         };
         if self.arrivals.try_send(Arrival::Call(Box::new(call))).is_err() {
             return self.refuse(Status::unavailable("stopping, or too many calls at once"), "busy");
@@ -281,10 +283,10 @@ impl CallHandler {
     }
 
     fn refuse(&self, status: Status, cause: &'static str) -> Response<CallBody> {
-        self.ground.metrics.calls_refused.count(cause);
-        self.connection.cancel();
+        self.shared.ground.metrics.calls_refused.count(cause);
+        self.shared.connection.cancel();
         let mut response = status.into_http();
-        response.headers_mut().extend(Hello::response(self.ground.table.instance()));
+        response.headers_mut().extend(Hello::response(self.shared.ground.table.instance()));
         response
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Uri};
 use hyper::body::Incoming;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
@@ -13,6 +13,7 @@ use tracing::Span;
 use crate::names::{Instance, NodeName};
 use crate::net::socket::Connection;
 use crate::net::tcp_info::TcpInfoReader;
+use crate::protocol::link::grpc::alarm::Alarm;
 use crate::protocol::link::grpc::body::CallBody;
 use crate::protocol::link::grpc::crew::Crew;
 use crate::protocol::link::grpc::read_ahead::{Bounded, ReadAhead};
@@ -115,6 +116,7 @@ struct Answered {
     dialect: Dialect,
     instance: Option<Instance>,
     agree: oneshot::Sender<Puller>,
+    alarm: Alarm,
     connection: DropGuard,
 }
 
@@ -131,7 +133,7 @@ impl Answered {
     }
 
     fn link(self, peer: Peer, ground: &LinkContext) -> Link {
-        let puller = puller(peer, self.instance, self.dialect, &ground.table);
+        let puller = puller(peer, self.instance, self.dialect, &ground.table, &self.alarm);
         puller.sender.reads_tcp_info(self.tcp_info);
         puller.sender.stands_between(self.ends);
         // Fails only if the body is gone with its connection; then the link's first read fails too.
@@ -157,9 +159,9 @@ where
     let (ahead, tcp_info) = (ReadAhead::default(), io.tcp().and_then(TcpInfoReader::of));
     let ends = ends(&io);
     let broken = |e: hyper::Error| DialError::Broken(cause(&e));
-    let crew = Crew::default();
+    let (crew, alarm) = (Crew::default(), Alarm::new());
     let (mut sender, driver) = hyper::client::conn::http2::Builder::new(crew.clone())
-        .timer(TokioTimer::new())
+        .timer(alarm.clone())
         .initial_stream_window_size(window)
         .initial_connection_window_size(window)
         .max_frame_size(FRAME)
@@ -190,7 +192,7 @@ where
     let (headers, incoming) = response.into_parts();
     let (dialect, instance) = Hello::from_response(&headers.headers);
     let ends = Ends { version: program(&headers.headers), dialled: true, ..ends };
-    Ok(Answered { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, connection })
+    Ok(Answered { headers, incoming, ahead, tcp_info, ends, dialect, instance, agree, alarm, connection })
 }
 
 fn request(authority: &str, headers: HeaderMap, body: CallBody) -> Result<Request<CallBody>, DialError> {
