@@ -36,8 +36,7 @@ impl ConnectionHandler for Callers {
         if let Err(e) = tune_link(&socket, self.shared.ground.congestion.as_deref()) {
             return debug!(error = %e, "connection was gone at once");
         }
-        // Boxed, so that a link does not keep the handshake's memory.
-        let shaking = Box::pin(self.handshakes.accept(socket, from, &slot));
+        let shaking = self.handshakes.accept(socket, from, &slot);
         let shaken = match shaking.instrument(info_span!("handshake", %from)).await {
             Ok(shaken) => shaken,
             Err(unshaken) => {
@@ -63,5 +62,6 @@ impl ConnectionHandler for Callers {
     }
 }
 
-/// Connections at once that have no accepted call yet. Most cost little, as they wait for a byte or for their turn.
-pub(super) const CONNECTIONS: usize = 8192;
+/// Connections at once that have no accepted call yet. Most cost little, as they wait for a byte or for their turn. Whoever
+/// is sent away comes again, and what was done for it is done twice: so a crowd of edges has to fit in here.
+pub(super) const CONNECTIONS: usize = 20_000;

@@ -15,7 +15,6 @@ use crate::cloud::unshaken::Unshaken;
 use crate::names::{Instance, NodeName};
 use crate::net::door::{Door, Limits};
 use crate::net::entrance::Entrance;
-use crate::net::files;
 use crate::net::listen::Listener;
 use crate::net::reload::Reload;
 use crate::net::tls::{Acceptor, HANDSHAKES};
@@ -41,7 +40,7 @@ pub(super) fn spawn(
     let (arrivals, arrived) = mpsc::channel(HANDSHAKES);
     links.spawn(info_span!("calls"), admit_all(arrived, shared.clone()));
     let metrics = &shared.ground.metrics;
-    let door = Door::new(Limits::slots(files::at_most(CONNECTIONS, 4)));
+    let door = Door::new(Limits::slots(CONNECTIONS));
     let (refused, refusals) = (metrics.calls_refused.clone(), metrics.refusals.clone());
     let entrance = Entrance { listener, door, proxies, refused, refusals };
     let handshakes = Acceptor::new(tls, shared.pool.clone(), CONNECTIONS);

@@ -81,7 +81,16 @@ impl<K: Clone + Ord + Hash> Door<K> {
     ///
     /// No slot is free, and no holder has to give way.
     pub fn try_enter(&self, who: &K) -> Result<Slot<K>, NoSlot> {
-        let (slot, mut granted) = self.join(who)?;
+        self.try_enter_within(who, usize::MAX)
+    }
+
+    /// As [`Self::try_enter`], as if the door had `most` slots at the most.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::try_enter`].
+    pub fn try_enter_within(&self, who: &K, most: usize) -> Result<Slot<K>, NoSlot> {
+        let (slot, mut granted) = self.join(who, most)?;
         granted.try_recv().map(|()| slot).map_err(|_| NoSlot::ForAll)
     }
 
@@ -91,7 +100,7 @@ impl<K: Clone + Ord + Hash> Door<K> {
     ///
     /// Too many wait, and most of them are of this source.
     pub async fn enter(&self, who: &K) -> Result<Slot<K>, NoSlot> {
-        let (slot, mut granted) = self.join(who)?;
+        let (slot, mut granted) = self.join(who, usize::MAX)?;
         loop {
             match timeout(SETTLE_EVERY, &mut granted).await {
                 Ok(granted) => return granted.map(|()| slot).map_err(|_| NoSlot::ForAll),
@@ -100,12 +109,12 @@ impl<K: Clone + Ord + Hash> Door<K> {
         }
     }
 
-    fn join(&self, who: &K) -> Result<(Slot<K>, oneshot::Receiver<()>), NoSlot> {
+    fn join(&self, who: &K, most: usize) -> Result<(Slot<K>, oneshot::Receiver<()>), NoSlot> {
         let (granted, receiver) = oneshot::channel();
         let lost = CancellationToken::new();
         let (id, notices) = {
             let mut inside = self.inside();
-            let (id, effects) = inside.shares.enter(who, Instant::now())?;
+            let (id, effects) = inside.shares.enter_within(who, most, Instant::now())?;
             inside.holders.insert(id, HolderSignals { granted: Some(granted), lost: lost.clone() });
             (id, inside.notices(effects))
         };

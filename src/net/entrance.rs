@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tracing::{Instrument, Span, debug, info_span, warn};
 
-use super::door::{Door, Slot, Source};
+use super::door::{Door, NoSlot, Slot, Source};
 use super::files;
 use super::listen::{Accept, Listener};
 use super::proxied::{self, ProxiedError};
@@ -99,8 +99,8 @@ impl<L: Accept> Entrance<L> {
     pub async fn run<H: ConnectionHandler<L::Stream>>(self, handler: Arc<H>, drain: Drain) {
         let Self { listener, door, proxies, refused, refusals } = self;
         let leaving = Door::new(super::door::Limits::slots(files::at_most(LEAVING, 16)));
-        let dispatcher = Dispatcher { handler, door, refused, refusals, leaving, drain: drain.clone() };
         let limit = files::limit();
+        let dispatcher = Dispatcher { handler, door, refused, refusals, leaving, limit, drain: drain.clone() };
         let mut warned: Option<Instant> = None;
         loop {
             let (socket, peer) = tokio::select! {
@@ -134,6 +134,8 @@ struct Dispatcher<H> {
     refusals: Refusals,
     /// Slots for rejected connections that have been sent bytes and are not closed yet.
     leaving: Door,
+    /// Files that this process may have open.
+    limit: u64,
     drain: Drain,
 }
 
@@ -146,7 +148,7 @@ impl<H> Dispatcher<H> {
         if !self.handler.admits(from) {
             return self.reject(socket, from, Rejection::Forbidden);
         }
-        let Ok(slot) = self.door.try_enter(&Source::of(from.ip())) else {
+        let Ok(slot) = self.enter(&socket, from) else {
             return self.reject(socket, from, Rejection::Full);
         };
         let lost = slot.lost();
@@ -165,13 +167,21 @@ impl<H> Dispatcher<H> {
         });
     }
 
+    /// While files are plenty, connections may wait in as many slots as there are; once they are scarce, newcomers take the
+    /// slots of those who hold more than a quarter of all files.
+    fn enter(&self, socket: &impl AsFd, from: SocketAddr) -> Result<Slot, NoSlot> {
+        let scarce = files::are_scarce(socket, self.limit);
+        let most = if scarce { usize::try_from(self.limit / 4).unwrap_or(usize::MAX).max(1) } else { usize::MAX };
+        self.door.try_enter_within(&Source::of(from.ip()), most)
+    }
+
     /// Reads a balancer's header, then dispatches the client that it names. Until then the balancer holds the slot.
     fn read_proxy_header<S>(&self, socket: S, balancer: SocketAddr)
     where
         H: ConnectionHandler<S>,
         S: Connection + AsFd + 'static,
     {
-        let Ok(slot) = self.door.try_enter(&Source::of(balancer.ip())) else {
+        let Ok(slot) = self.enter(&socket, balancer) else {
             return self.reject(socket, balancer, Rejection::Full);
         };
         let (dispatcher, span) = (self.clone(), info_span!("proxied", %balancer));
@@ -235,6 +245,7 @@ impl<H> Clone for Dispatcher<H> {
             refused: self.refused.clone(),
             refusals: self.refusals.clone(),
             leaving: self.leaving.clone(),
+            limit: self.limit,
             drain: self.drain.clone(),
         }
     }
@@ -273,3 +284,37 @@ const MAX_DISCARDED: usize = 64 * 1024;
 
 /// Between two warnings that files run out.
 const WARN_EVERY: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::net::door::Limits;
+    use crate::telemetry::Metrics;
+
+    #[tokio::test]
+    async fn a_crowd_may_wait_while_files_are_plenty_and_gives_way_once_they_are_scarce() {
+        let (socket, metrics) = (File::open("/dev/null").unwrap(), Metrics::edge());
+        let number = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&socket)).unwrap();
+        let waiting = |limit, count| {
+            let door = Door::new(Limits::slots(1000));
+            let dispatcher = Dispatcher {
+                handler: Arc::new(()),
+                leaving: door.clone(),
+                door,
+                refused: metrics.calls_refused.clone(),
+                refusals: metrics.refusals.clone(),
+                limit,
+                drain: Drain::new(),
+            };
+            let from = "192.0.2.1:1".parse().unwrap();
+            let slots: Vec<Slot> = (0..count).map(|_| dispatcher.enter(&socket, from).unwrap()).collect();
+            slots.iter().filter(|slot| !slot.lost().is_cancelled()).count()
+        };
+        assert_eq!(waiting(100 * (number + 1), 50), 50);
+        assert_eq!(waiting(4 * number, 50), 50, "a quarter of all files and no more");
+        let most = usize::try_from(number / 4).unwrap().max(1);
+        assert_eq!(waiting(number, most + 50), most);
+    }
+}

@@ -45,8 +45,21 @@ pub fn at_most(slots: usize, part: u64) -> usize {
 ///
 /// The system gives the lowest free number, so all numbers below are in use.
 pub fn is_of_the_last(file: &impl AsFd, limit: u64) -> bool {
-    let number = u64::try_from(file.as_fd().as_raw_fd()).unwrap_or(0);
-    number >= limit - limit.div_ceil(KEPT_PART).min(KEPT)
+    number(file) >= limit - reserve(limit)
+}
+
+/// Whether so many files are in use that what waits has to take less room: a file that was just opened is of the last
+/// eighth below the reserve.
+pub fn are_scarce(file: &impl AsFd, limit: u64) -> bool {
+    number(file) >= limit - reserve(limit) - limit / 8
+}
+
+fn reserve(limit: u64) -> u64 {
+    limit.div_ceil(KEPT_PART).min(KEPT)
+}
+
+fn number(file: &impl AsFd) -> u64 {
+    u64::try_from(file.as_fd().as_raw_fd()).unwrap_or(0)
 }
 
 /// Files that are kept from new connections: targets, DNS, reloaded files and the log need some.
@@ -73,6 +86,14 @@ mod tests {
         assert!(is_of_the_last(&file, number + 1) && is_of_the_last(&file, 0));
         assert!(!is_of_the_last(&file, number + KEPT + 1) && !is_of_the_last(&file, u64::MAX));
         assert!(is_of_the_last(&file, number + number / (2 * KEPT_PART)), "a part of a low limit");
+    }
+
+    #[test]
+    fn files_are_scarce_before_the_last_are_kept() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        let number = u64::try_from(file.as_raw_fd()).unwrap();
+        assert!(are_scarce(&file, number) && are_scarce(&file, number + number / 4));
+        assert!(!are_scarce(&file, 2 * number + 4) && !are_scarce(&file, u64::MAX));
     }
 
     #[test]

@@ -110,6 +110,15 @@ impl<K: Clone + Ord + Hash> Shares<K> {
     ///
     /// Its source may have no more.
     pub fn enter(&mut self, who: &K, now: Instant) -> Result<(u64, Effects), NoSlot> {
+        self.enter_within(who, usize::MAX, now)
+    }
+
+    /// As [`Self::enter`], as if there were `most` slots at the most.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::enter`].
+    pub fn enter_within(&mut self, who: &K, most: usize, now: Instant) -> Result<(u64, Effects), NoSlot> {
         let Limits { slots, for_one, .. } = self.limits;
         if for_one < slots
             && self.own.get(who).is_some_and(|own| own.held.len() + own.waiting.len() >= for_one)
@@ -121,7 +130,7 @@ impl<K: Clone + Ord + Hash> Shares<K> {
         self.entrants.insert(id, (who.clone(), State::Waits));
         self.waiting += 1;
         self.change(who, |own| own.waiting.insert(id));
-        let mut effects = self.settle(now);
+        let mut effects = self.settle_within(most, now);
         if self.waiting > self.limits.waiting {
             effects.lost = self.longest_waiting().inspect(|lost| self.forget(*lost));
         }
@@ -174,9 +183,13 @@ impl<K: Clone + Ord + Hash> Shares<K> {
 
     /// Grants a slot to a waiting entrant, if one is free or can be taken by now. Call it again while any wait.
     pub fn settle(&mut self, now: Instant) -> Effects {
+        self.settle_within(usize::MAX, now)
+    }
+
+    fn settle_within(&mut self, most: usize, now: Instant) -> Effects {
         let Some((_, _, neediest)) = self.by_need.first().cloned() else { return Effects::default() };
         let mut effects = Effects::default();
-        if self.held >= self.limits.slots {
+        if self.held >= self.limits.slots.min(most) {
             effects.lost = self.gives_way(&neediest, now);
             let Some(lost) = effects.lost else { return effects };
             self.forget(lost);

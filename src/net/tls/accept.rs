@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsAcceptor;
@@ -78,6 +79,14 @@ impl Acceptor {
         let Ok(turn) = self.turns.enter(&Source::of(from.ip())).await else {
             return Err(Unshaken::new("too_many", "too many wait for their TLS handshake"));
         };
+        if socket.ready(Interest::READABLE).await.is_ok_and(|ready| ready.is_read_closed()) {
+            return Err(Unshaken::new("gone", "the client left before its turn"));
+        }
+        // Boxed, so that those who wait above do not take its room, nor a link that comes of it.
+        Box::pin(self.shake(socket, turn)).await
+    }
+
+    async fn shake(&self, socket: TcpStream, turn: Slot) -> Result<Shaken, Unshaken> {
         let until = Instant::now() + TURN;
         // The turn counts as silent only while this side waits for the client: one that waits for us keeps it.
         let socket = Buffered::new(turn.attend(socket), self.pool.clone());
@@ -141,8 +150,9 @@ pub const HANDSHAKES: usize = 1000;
 /// Who has its turn loses it to a waiting one only after this silence.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Time from the connection to the first byte of its handshake.
-const FIRST_BYTE: Duration = Duration::from_secs(3);
+/// Time from the connection to the first byte of its handshake. A crowd's may come late; who is silent gives way to others
+/// much sooner.
+const FIRST_BYTE: Duration = Duration::from_secs(10);
 
 /// Time that a turn lasts.
 const TURN: Duration = Duration::from_secs(10);
@@ -219,6 +229,30 @@ mod tests {
 
     /// The middle of that year.
     const YEAR_2029: u64 = 1_877_000_000;
+
+    #[tokio::test]
+    async fn who_has_left_while_it_waited_costs_no_handshake() {
+        let ca = Authority::new("ca");
+        let limits = Limits { slots: 1, for_one: usize::MAX, waiting: 9, patience: None };
+        let acceptor = Acceptor {
+            tls: server(ca.issue("s", "a.b"), ClientCertificates::Anonymous),
+            turns: Door::new(limits),
+            pool: Pool::new(),
+        };
+        let from: SocketAddr = "192.0.2.1:1".parse().unwrap();
+        let turn = acceptor.turns.try_enter(&Source::of(from.ip())).unwrap();
+        let (mut leaves, served) = pair().await;
+        leaves.write_all(&[22]).await.unwrap();
+        let slot = slot(from);
+        let its_turn = async {
+            drop(leaves);
+            // The runtime hears of this pair no sooner than of that end.
+            pair().await;
+            drop(turn);
+        };
+        let (accepted, ()) = tokio::join!(acceptor.accept(served, from, &slot), its_turn);
+        assert_eq!(accepted.unwrap_err().cause, "gone");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_handshake_gives_way_to_another_source_and_silence_ends_by_itself() {
