@@ -1,16 +1,17 @@
 //! Many edges in one process: each its own link over real gRPC and TLS, its own session table and its own backoff.
 
 use std::collections::BTreeMap;
-use std::io::BufRead;
-use std::net::SocketAddr;
+use std::io::{self, BufRead};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rand::seq::SliceRandom as _;
+use rand::Rng as _;
 use serde::{Deserialize, Serialize};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
@@ -18,7 +19,6 @@ use tokio_rustls::rustls::client::Resumption;
 use tunnel::drain::Drain;
 use tunnel::names::{Instance, NodeName};
 use tunnel::net::backoff::Backoff;
-use tunnel::net::dial::dial;
 use tunnel::net::listen::tune_link;
 use tunnel::net::pool::Pool;
 use tunnel::net::socket::Buffered;
@@ -27,6 +27,7 @@ use tunnel::protocol::grpc::{self, LinkContext};
 use tunnel::protocol::{Event, Hello, Link, SessionLimits, SessionTable, Windows};
 use tunnel::telemetry::Metrics;
 
+use crate::process::Process;
 use crate::role::say;
 use crate::tunnel::TOKEN;
 
@@ -81,6 +82,7 @@ struct Counts {
 struct Edge {
     pods: Arc<[SocketAddr]>,
     node: NodeName,
+    address: Ipv4Addr,
     tls: Arc<ClientConfig>,
     pool: Pool,
     ground: LinkContext,
@@ -110,6 +112,7 @@ impl Edges {
             let edge = Edge {
                 pods: pods.clone(),
                 node: format!("edge{number}").parse().context("a node's name")?,
+                address: Ipv4Addr::from_bits(FIRST_ADDRESS + u32::try_from(number)?),
                 tls: Arc::new(own),
                 pool: pool.clone(),
                 ground: LinkContext { table, metrics, drain: drain.clone(), congestion: None },
@@ -162,11 +165,10 @@ impl Edge {
 
     /// A link, and to which of the pods.
     async fn connect(&self) -> Result<(Link, usize)> {
-        let mut pods = self.pods.to_vec();
-        pods.shuffle(&mut rand::rng());
-        let socket = dial(&pods, PATIENCE).await.context("connecting")?;
-        let at = socket.peer_addr()?;
-        let at = self.pods.iter().position(|pod| *pod == at).context("a pod that is not listed")?;
+        let at = rand::rng().random_range(0..self.pods.len());
+        let pod = self.pods.get(at).context("no pod is listed")?;
+        let socket = timeout(PATIENCE, self.dial(*pod)).await.context("connecting took too long")?;
+        let socket = socket.context("connecting")?;
         tune_link(&socket, None)?;
         let tls = TlsConnector::from(self.tls.clone());
         let name = tls::server_name("localhost")?;
@@ -174,6 +176,15 @@ impl Edge {
         let io = shaken.context("the TLS handshake took too long")?.context("TLS")?;
         let said = Hello::edge_request(&self.node, TOKEN, self.ground.table.instance());
         Ok((grpc::dial(io, "localhost", &self.node, said, &self.ground).await?, at))
+    }
+
+    /// From its own address of loopback, as edges have it that are not behind one NAT.
+    async fn dial(&self, pod: SocketAddr) -> io::Result<TcpStream> {
+        let socket = TcpSocket::new_v4()?;
+        if pod.ip().is_loopback() {
+            socket.bind(SocketAddr::from((self.address, 0)))?;
+        }
+        socket.connect(pod).await
     }
 
     /// Until the link ends, or its pod wants another one in its place: then the link is given back.
@@ -208,6 +219,27 @@ async fn leave(mut old: Link) {
     old.sender.close();
 }
 
+impl State {
+    /// How the edges of several processes are, together.
+    pub(crate) fn of_all(processes: &mut [Process]) -> Result<Self> {
+        let mut all = Self::default();
+        for process in processes {
+            let one: Self = process.ask()?;
+            all.linked += one.linked;
+            all.at.resize(all.at.len().max(one.at.len()), 0);
+            all.at.iter_mut().zip(one.at).for_each(|(sum, part)| *sum += part);
+            all.asked += one.asked;
+            all.dials += one.dials;
+            all.most = all.most.max(one.most);
+            all.early += one.early;
+            for (sum, part) in [(&mut all.failed, one.failed), (&mut all.ended, one.ended)] {
+                part.into_iter().for_each(|(why, times)| *sum.entry(why).or_default() += times);
+            }
+        }
+        Ok(all)
+    }
+}
+
 impl Counts {
     fn state(&self) -> State {
         let copy =
@@ -232,6 +264,8 @@ fn count(causes: &Mutex<BTreeMap<String, u64>>, why: &str) {
 
 /// Between one edge's first dial and the next one's: a node joins now and then, never thousands in a blink.
 const BETWEEN: Duration = Duration::from_millis(1);
+/// That of the first edge: 127.1.0.0.
+const FIRST_ADDRESS: u32 = 0x7f01_0000;
 /// For the last word on a link that another one has replaced.
 const LEAVE: Duration = Duration::from_millis(250);
 /// For each step of connecting, as long as the real edge waits.

@@ -1,4 +1,5 @@
-//! Thousands of idle edges at one pod: its memory and CPU for them, and how soon they are back when it was away.
+//! Thousands of idle edges at one pod: its memory and CPU for them, and how soon all and a half of them are back when it was
+//! away.
 
 use std::io::{ErrorKind, Read as _};
 use std::net::{SocketAddr, TcpStream};
@@ -40,14 +41,16 @@ impl Bench {
         let mut halves = [edges(0, half)?, edges(half, self.edges - half)?];
         until_linked(&mut halves, self.edges)?;
         self.weigh_idle(table, &pod, empty, &mut halves)?;
-        let [mut stay, gone] = halves;
+        back(table, &tunnel, &mut pod, &mut halves, self.edges, 0)?;
+        let [stay, gone] = halves;
         drop(gone);
-        thread::sleep(SETTLE);
-        eprintln!("pod RSS with half the edges gone: {:.1} MiB", mib(pod.rss()?));
-        back(table, &tunnel, &mut pod, &mut stay, half, 0)?;
-        // Long enough for each to begin its pauses anew.
-        thread::sleep(PINGED);
-        back(table, &tunnel, &mut pod, &mut stay, half, SILENT)
+        let mut half_of_them = [stay];
+        for silent in [0, SILENT] {
+            // Long enough for each to begin its pauses anew.
+            thread::sleep(PINGED);
+            back(table, &tunnel, &mut pod, &mut half_of_them, half, silent)?;
+        }
+        Ok(())
     }
 
     /// Memory for each edge, and what their being idle costs.
@@ -103,15 +106,17 @@ fn back(
     table: &mut Table,
     tunnel: &Tunnel,
     pod: &mut Process,
-    edges: &mut Process,
+    edges: &mut [Process],
     count: usize,
     silent: usize,
 ) -> Result<()> {
-    let before: State = edges.ask()?;
+    let cpu = |of: &[Process]| -> Result<Duration> { of.iter().map(Process::cpu).sum() };
+    let before = State::of_all(edges)?;
     pod.kill();
     thread::sleep(AWAY);
-    let away: State = edges.ask()?;
+    let away = State::of_all(edges)?;
     ensure!(away.linked == 0, "{} edges are linked to a pod that is away", away.linked);
+    let theirs = cpu(edges)?;
     *pod = tunnel.pod()?;
     let _crowd = Crowd::start(tunnel.grpc, silent);
     let since = Instant::now();
@@ -119,7 +124,7 @@ fn back(
     while state.linked < count && since.elapsed() < PATIENCE {
         thread::sleep(LOOK);
         let most = state.most;
-        state = edges.ask()?;
+        state = State::of_all(edges)?;
         state.most = state.most.max(most);
         while quarters.len() < 4 && state.linked * 4 >= count * (quarters.len() + 1) {
             quarters.push(since.elapsed().as_secs_f64());
@@ -127,7 +132,8 @@ fn back(
     }
     let took = since.elapsed().as_secs_f64();
     ensure!(state.linked == count, "only {} of {count} edges came back: {:?}", state.linked, state.failed);
-    eprintln!("quarters of the edges were back after, s: {quarters:.2?}; pod CPU {:?}", pod.cpu()?);
+    let (own, theirs) = (pod.cpu()?, cpu(edges)?.saturating_sub(theirs));
+    eprintln!("quarters of the edges were back after, s: {quarters:.2?}; pod CPU {own:?}, all edges' {theirs:?}");
     for (why, times) in &state.failed {
         let new = times - before.failed.get(why).copied().unwrap_or(0);
         eprintln!("{new} dials came to nothing: {why}");
@@ -204,16 +210,16 @@ impl Drop for Crowd {
 pub(super) fn until_linked(halves: &mut [Process], count: usize) -> Result<()> {
     let since = Instant::now();
     loop {
-        let states = halves.iter_mut().map(Process::ask).collect::<Result<Vec<State>>>()?;
-        let linked: usize = states.iter().map(|state| state.linked).sum();
+        let state = State::of_all(halves)?;
+        let linked = state.linked;
         if linked == count {
             eprintln!("{linked} edges linked after {:.1?}", since.elapsed());
-            for (why, times) in states.iter().flat_map(|state| state.failed.iter().chain(&state.ended)) {
+            for (why, times) in state.failed.iter().chain(&state.ended) {
                 eprintln!("{times} times: {why}");
             }
             return Ok(());
         }
-        ensure!(since.elapsed() < PATIENCE, "only {linked} of {count} edges are linked: {states:?}");
+        ensure!(since.elapsed() < PATIENCE, "only {linked} of {count} edges are linked: {state:?}");
         thread::sleep(LOOK);
     }
 }
