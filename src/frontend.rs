@@ -38,6 +38,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tracing::debug;
 
 use crate::names::{NameError, Target};
+use crate::net::tls::Fault;
 use crate::protocol::Refusal;
 use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
@@ -71,6 +72,9 @@ pub enum Denial {
     /// The target got a request, and gave no answer that could be passed on.
     #[error("the target gave no proper answer: {0}")]
     Unanswered(String),
+    /// The target was reached, and the TLS that this process speaks with it came to nothing.
+    #[error("TLS with the target failed: {0}")]
+    TargetTls(Fault),
     /// User and password are missing.
     #[error("this proxy needs a user and a password")]
     Credentials,
@@ -154,6 +158,7 @@ impl Denial {
                 format!("node {node}: {}", in_general(refusal.code))
             }
             Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
             Self::Direct(refusal) | Self::Cloud(refusal) if !trusted => in_general(refusal.code).to_owned(),
             Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
                 format!("{ip} is an address at several nodes")

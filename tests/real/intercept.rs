@@ -505,7 +505,7 @@ const ANSWER: &str = r#"end=$(printf '\r'); while read -r line && [ "$line" != "
 printf 'HTTP/1.0 200 OK\r\n\r\n%s' "${1:-$SOCAT_SOCKADDR}"
 "#;
 /// How a line of the access log tells that its client was caught.
-const FRONT: &str = "front=\"intercept\"";
+pub(crate) const FRONT: &str = "front=\"intercept\"";
 /// What YurtTunnel makes: what is sent to a port, at whichever address, goes to its own front end, where nobody is.
 const CHAINS: &str = "iptables -t nat -N TUNNEL-PORT; iptables -t nat -A OUTPUT -p tcp -j TUNNEL-PORT
     iptables -t nat -N TUNNEL-PORT-9100
