@@ -14,7 +14,7 @@ use crate::apiserver;
 use crate::certificates::Files;
 use crate::network::{APISERVER_AT, Network, POD, address};
 use crate::parts::{have, kept};
-use crate::process::{PATIENCE, Running};
+use crate::process::{PATIENCE, Running, run_command};
 use crate::tunnel::{PROGRAM, not_led_astray};
 use crate::wait::wait_until;
 use node::{Node, Settings};
@@ -92,17 +92,16 @@ impl Cluster {
         self.sh("kubectl wait --for=condition=Ready --timeout=110s pod --all");
     }
 
-    /// Has the certificates issued that its kubelets ask for.
+    /// Has the certificates issued that its kubelets ask for, and waits until they show them.
     pub(crate) fn approve_kubelets(&self) {
-        let theirs = "kubectl get csr --no-headers | grep system:node:node";
+        let theirs = "kubectl get csr --no-headers | grep system:node:node | cut -d ' ' -f 1";
         wait_until("kubelets have their certificates", 3 * PATIENCE, || {
-            self.network.tries(&format!("kubectl certificate approve $({theirs} | cut -d ' ' -f 1)"));
-            let said = self.network.tries(theirs).stdout;
-            let whose = (1..=self.nodes.len()).map(|number| format!("system:node:node{number} "));
-            let issued = |who: &String| {
-                said.lines().any(|line| line.contains(who) && line.ends_with("Approved,Issued"))
-            };
-            whose.into_iter().all(|who| issued(&who))
+            self.network.tries(&format!("kubectl certificate approve $({theirs})"));
+            self.network.edges.iter().all(|node| {
+                let mut curl = node.command("curl");
+                curl.args(["-sk", "-m", "5", "https://127.0.0.1:10250/"]);
+                run_command("curl", &mut curl, None, PATIENCE).status.success()
+            })
         });
     }
 

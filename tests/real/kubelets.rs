@@ -162,7 +162,7 @@ fn each_kubelet_proves_its_node_to_the_client(cluster: &Cluster, ips: &[String; 
     let asks = |node: &str, ip: &str| {
         let at = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
         let to = format!("--connect-to {node}:10250:{at}:10250");
-        cluster.network.tries(&format!("curl -sS -m 30 --cacert ca.crt {to} https://{node}:10250/"))
+        cluster.network.tries(&format!("curl -sS -m 30 --cacert ca.crt {to} https://{node}:10250/pods"))
     };
     for (node, ip) in ["node1", "node2"].into_iter().zip(ips) {
         assert_eq!(asks(node, ip).stdout, "Unauthorized", "{node}");
@@ -177,16 +177,17 @@ fn who_names_nothing_has_a_command_run(cluster: &Cluster, ip: &str) {
     let pod = if ip.contains(':') { "busy-too" } else { "busy" };
     let line = format!(
         "openssl s_client -quiet -noservername -connect {at} -CAfile ca.crt -verify_return_error \
-         -cert kubelet-client.crt -key kubelet-client.key"
+         -cert kubelet-client.crt -key kubelet-client.key | tr -cd '\\n -~'"
     );
     let (mut client, mut says) = cluster.network.runs("raw", &line);
     let head = format!(
         "GET /exec/default/{pod}/main?command=echo&command=untouched&output=1 HTTP/1.0\r\nConnection: Upgrade\r\n\
          Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
-         Sec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n"
+         Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
     );
     says.write_all(head.as_bytes()).unwrap();
-    client.says("untouched");
+    assert!(client.ends(PATIENCE).success());
+    client.said("untouched");
 }
 
 /// Waits until a command is run at the first node.
