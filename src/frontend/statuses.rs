@@ -7,7 +7,7 @@ use http::StatusCode;
 use super::Denial;
 use crate::net::tls::Fault;
 use crate::protocol::{Code, Refusal};
-use crate::registry::NotLocated;
+use crate::registry::{NotFound, NotLocated};
 use crate::route::RouteError;
 
 impl Denial {
@@ -19,6 +19,31 @@ impl Denial {
             _ => INTERNAL_ERROR,
         };
         Bytes::copy_from_slice(&[ALERT, 3, 3, 0, 2, FATAL, description])
+    }
+
+    /// What went wrong. A client that is not `trusted` is shown neither addresses nor times of last contact.
+    pub fn sentence(&self, trusted: bool) -> String {
+        match self {
+            Self::Route(RouteError::Offline { node, .. }) if !trusted => {
+                RouteError::Offline { node: node.clone(), missing: NotFound::default() }.to_string()
+            }
+            Self::Route(RouteError::Refused { node, refusal }) if !trusted => {
+                format!("node {node}: {}", in_general(refusal.code))
+            }
+            Self::Unanswered(_) if !trusted => "the target gave no proper answer".to_owned(),
+            Self::TargetTls(_) if !trusted => "TLS with the target failed".to_owned(),
+            Self::Direct(refusal) | Self::Cloud(refusal) if !trusted => in_general(refusal.code).to_owned(),
+            Self::NotLocated(NotLocated::Ambiguous { ip, .. }) if !trusted => {
+                format!("{ip} is an address at several nodes")
+            }
+            Self::NotLocated(NotLocated::NoService(_) | NotLocated::NoPort { .. }) if !trusted => {
+                "there is no such Service, or it has no such port".to_owned()
+            }
+            Self::NotLocated(NotLocated::NoEndpoint(..)) if !trusted => {
+                "the Service has no ready endpoint".to_owned()
+            }
+            other => other.to_string(),
+        }
     }
 
     /// Status, fixed word and next step for each cause.
@@ -180,7 +205,7 @@ fn not_dialled(refusal: &Refusal, allow: &'static str) -> (StatusCode, &'static 
 }
 
 /// What a code means, without the far end's own text, which may hold addresses.
-pub(super) fn in_general(code: Code) -> &'static str {
+fn in_general(code: Code) -> &'static str {
     match code {
         Code::TargetRefused => "the target refused the connection",
         Code::TargetTimeout => "the target did not answer in time",
