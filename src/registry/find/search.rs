@@ -183,8 +183,9 @@ async fn search(means: SearchContext, wanted: NodeQuery) -> Outcome {
     }
     let said = asking.said;
     let yes = best.ok_or(said)?;
-    let keep = means.siblings.is_home(&wanted.node);
+    let keep = means.siblings.kept()(&wanted.node);
     means.known.learn(&wanted.node, yes.pod.clone(), yes.instance, keep);
+    means.known.claim(&wanted.node, yes.ips.clone());
     Ok(yes)
 }
 
