@@ -100,7 +100,8 @@ impl<L: Accept> Entrance<L> {
         let Self { listener, door, proxies, refused, refusals } = self;
         let leaving = Door::new(super::door::Limits::slots(files::at_most(LEAVING, 16)));
         let limit = files::limit();
-        let dispatcher = Dispatcher { handler, door, refused, refusals, leaving, limit, drain: drain.clone() };
+        let dispatcher =
+            Dispatcher { handler, door, refused, refusals, leaving, limit, drain: drain.clone() };
         let mut warned: Option<Instant> = None;
         loop {
             let (socket, peer) = tokio::select! {
@@ -171,7 +172,8 @@ impl<H> Dispatcher<H> {
     /// slots of those who hold more than a quarter of all files.
     fn enter(&self, socket: &impl AsFd, from: SocketAddr) -> Result<Slot, NoSlot> {
         let scarce = files::are_scarce(socket, self.limit);
-        let most = if scarce { usize::try_from(self.limit / 4).unwrap_or(usize::MAX).max(1) } else { usize::MAX };
+        let most =
+            if scarce { usize::try_from(self.limit / 4).unwrap_or(usize::MAX).max(1) } else { usize::MAX };
         self.door.try_enter_within(&Source::of(from.ip()), most)
     }
 

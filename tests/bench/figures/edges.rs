@@ -133,7 +133,9 @@ fn back(
     let took = since.elapsed().as_secs_f64();
     ensure!(state.linked == count, "only {} of {count} edges came back: {:?}", state.linked, state.failed);
     let (own, theirs) = (pod.cpu()?, cpu(edges)?.saturating_sub(theirs));
-    eprintln!("quarters of the edges were back after, s: {quarters:.2?}; pod CPU {own:?}, all edges' {theirs:?}");
+    eprintln!(
+        "quarters of the edges were back after, s: {quarters:.2?}; pod CPU {own:?}, all edges' {theirs:?}"
+    );
     for (why, times) in &state.failed {
         let new = times - before.failed.get(why).copied().unwrap_or(0);
         eprintln!("{new} dials came to nothing: {why}");
