@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
+#[expect(clippy::disallowed_types, reason = "hyper's timer speaks of it; it is made of tokio's")]
 use std::time::{Duration, Instant};
 
 use hyper::rt::{Sleep, Timer};
@@ -41,6 +42,7 @@ impl Alarm {
     }
 }
 
+#[expect(clippy::disallowed_types, reason = "as above")]
 impl Timer for Alarm {
     fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
         self.snooze(self.timer.sleep(duration))
