@@ -56,8 +56,9 @@ struct Proof {
     evidence: Evidence,
 }
 
-/// Reads the token file; `None`: it cannot be read, which `startup` has noted.
-pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>> {
+/// Reads the token file; `None`: it cannot be read, which `startup` has noted. `certificates`: edges may prove themselves by
+/// those as well.
+pub(super) fn read(file: &Path, certificates: bool, startup: &mut Startup) -> Option<Reload<Tokens>> {
     let (path, first) = (file.to_owned(), AtomicBool::new(true));
     let tokens = Reload::file(file, move |text| {
         let tokens = Tokens::parse(&String::from_utf8_lossy(text));
@@ -66,7 +67,7 @@ pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>>
         }
         if !tokens.is_empty() {
             first.store(false, Relaxed);
-        } else if !first.load(Relaxed) {
+        } else if !first.load(Relaxed) && !is_meant(&tokens, certificates) {
             // An operator who wants to shut out every edge can stop the pod; here it is more likely a slip.
             return Err("it holds no token, which would end every link: leave at least one line".into());
         }
@@ -74,9 +75,16 @@ pub(super) fn read(file: &Path, startup: &mut Startup) -> Option<Reload<Tokens>>
     });
     let tokens = startup.keep(FaultKind::Config, &["mode.cloud.stream.server.tokenfile"], tokens)?;
     if tokens.load().is_empty() {
-        warn!(file = %file.display(), "the token file holds no token: every edge is refused until it has one");
+        let who = if certificates { "every edge without a certificate" } else { "every edge" };
+        warn!(file = %file.display(), "the token file holds no token: {who} is refused until it has one");
     }
     Some(tokens)
+}
+
+/// Whether a file without any token is meant to be so: where edges have certificates, it may hold those alone that are shut
+/// out.
+fn is_meant(tokens: &Tokens, certificates: bool) -> bool {
+    certificates && tokens.shut_some_out()
 }
 
 impl Proven {
@@ -129,14 +137,17 @@ impl Proven {
         }
     }
 
-    /// Checks what the edge has shown. With a certificate for its node that counts alone: whose Node is gone comes in by no
-    /// token. Of tokens what it has joined with counts as well as a line of its own.
+    /// Checks what the edge has shown. A node whose line has no token is shut out, whatever it shows. A certificate for its
+    /// node counts alone: whose Node is gone comes in by no token. Of tokens what it has joined with counts as well as a line of its own.
     ///
     /// # Errors
     ///
     /// The reason, for the log alone.
     pub(super) fn check(&self, Evidence { hello, agent }: &Evidence) -> Result<(), Unproven> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
+        if tokens.shut_out(node) {
+            return Err(Unproven::ShutOut(node.clone()));
+        }
         if let Some(certificates) = self.certificates.as_ref().filter(|_| agent.as_ref() == Some(node)) {
             return match &*certificates.nodes.borrow() {
                 None => Err(Unproven::NodesUnknown),
@@ -187,13 +198,18 @@ impl Proven {
                 _ = OptionFuture::from(joined.as_mut().map(watch::Receiver::changed)), if joined.is_some() => {}
                 Some(Ok(())) = OptionFuture::from(nodes.as_mut().map(watch::Receiver::changed)) => {}
             }
-            let mut revoked: Vec<Proof> = self.lock().values().cloned().collect();
-            revoked.retain(|proof| self.check(&proof.evidence).is_err());
+            let all: Vec<Proof> = self.lock().values().cloned().collect();
+            let revoked =
+                all.into_iter().filter_map(|proof| Some((self.check(&proof.evidence).err()?, proof)));
+            let revoked: Vec<_> = revoked.collect();
             if revoked.is_empty() {
                 continue;
             }
-            let names: Vec<&str> =
-                revoked.iter().take(MOST_NAMED).map(|proof| proof.evidence.hello.node.as_str()).collect();
+            let names: Vec<&str> = revoked
+                .iter()
+                .take(MOST_NAMED)
+                .map(|(_, proof)| proof.evidence.hello.node.as_str())
+                .collect();
             warn!(
                 links = revoked.len(),
                 nodes = names.join(" "),
@@ -209,24 +225,25 @@ impl Proven {
 }
 
 /// Ends links, after their sessions were told why.
-async fn end_all(revoked: Vec<Proof>, table: &SessionTable) {
-    for Proof { sender, evidence } in &revoked {
+async fn end_all(revoked: Vec<(Unproven, Proof)>, table: &SessionTable) {
+    for (why, Proof { sender, evidence }) in &revoked {
         let node = &evidence.hello.node;
-        let why = match evidence.agent {
-            Some(_) => format!("Node {node} was deleted"),
-            None => format!("the token of node {node} was revoked"),
+        let why = match why {
+            Unproven::NoNode(_) => format!("Node {node} was deleted"),
+            Unproven::ShutOut(_) => format!("node {node} was shut out"),
+            _ => format!("the token of node {node} was revoked"),
         };
         table.reset_on(sender, &Refusal::new(Code::NotAllowed, why));
     }
     // A busy process or a slow line may take longer than the least time; a silent peer is not waited for.
     let said = async {
         let says = |sender: &LinkSender| sender.sessions() + sender.waiting() > 0;
-        while revoked.iter().any(|proof| !proof.sender.is_closed() && says(&proof.sender)) {
+        while revoked.iter().any(|(_, proof)| !proof.sender.is_closed() && says(&proof.sender)) {
             sleep(POLL_INTERVAL).await;
         }
     };
     let _ = tokio::join!(sleep(LAST_WORDS), timeout(MOST_LAST_WORDS, said));
-    for proof in revoked {
+    for (_, proof) in revoked {
         proof.sender.close();
     }
 }
@@ -253,3 +270,49 @@ const MOST_LAST_WORDS: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The least time for resets to leave before their link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Dialect;
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    /// What the edge of node1 says, with that token and the certificate of that node.
+    fn evidence(token: &str, agent: Option<&str>) -> Evidence {
+        let hello = Hello {
+            node: node("node1"),
+            token: token.to_owned(),
+            instance: None,
+            dialect: Dialect::Plain,
+            beside: false,
+            ips: Box::default(),
+        };
+        Evidence { hello, agent: agent.map(node) }
+    }
+
+    /// Kubernetes keeps its Node, and kubelet's credential gets it a certificate again.
+    #[test]
+    fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
+        let agents = Agents { ca: "/none".into(), common_name: "c", organization: "o" };
+        let nodes = watch::Sender::new(Some(["node1".to_owned()].into()));
+        let certificates = Some(EdgeCertificates { agents, nodes: nodes.subscribe() });
+        for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
+            let tokens = Reload::fixed(Tokens::parse(text));
+            let certificates = certificates.clone();
+            let proven = Proven { tokens, enrolment: None, certificates, links: Mutex::default() };
+            let judged = proven.check(&evidence("a", Some("node1")));
+            assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
+            assert!(is_in || judged == Err(Unproven::ShutOut(node("node1"))), "{judged:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_only_shuts_nodes_out_is_meant_so_where_edges_have_certificates() {
+        let meant = |text, certificates| is_meant(&Tokens::parse(text), certificates);
+        assert!(meant("node1:\n", true) && !meant("node1:\n", false));
+        assert!(!meant("default:\n", true) && !meant("all gone", true), "that is a slip");
+    }
+}
