@@ -29,18 +29,13 @@ pub(super) struct Proven {
     tokens: Reload<Tokens>,
     /// Who has joined by invitation; `None`: nobody.
     enrolment: Option<Arc<Enrolment>>,
-    /// Whose certificates prove edges; `None`: nobody's.
-    certificates: Option<EdgeCertificates>,
+    /// The Nodes for which edges' certificates count; `None`: no certificate proves an edge.
+    nodes: Option<Nodes>,
     links: Mutex<HashMap<LinkId, Proof>>,
 }
 
-/// Certificates of edges, and the Nodes for which they count.
-#[derive(Debug, Clone)]
-pub(super) struct EdgeCertificates {
-    pub(super) agents: Agents,
-    /// All Nodes of the cluster; `None` until they are known.
-    pub(super) nodes: watch::Receiver<Option<BTreeSet<String>>>,
-}
+/// All Nodes of the cluster; `None` until they are known.
+pub(super) type Nodes = watch::Receiver<Option<BTreeSet<String>>>;
 
 /// What an edge says, and the node of the certificate that it has shown, if any.
 #[derive(Debug, Clone)]
@@ -84,12 +79,12 @@ impl Proven {
     pub(super) fn start(
         tokens: Reload<Tokens>,
         enrolment: Option<Arc<Enrolment>>,
-        certificates: Option<EdgeCertificates>,
+        nodes: Option<Nodes>,
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
-        let proven = Arc::new(Self { tokens, enrolment, certificates, links: Mutex::default() });
+        let proven = Arc::new(Self { tokens, enrolment, nodes, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
         proven
     }
@@ -102,8 +97,8 @@ impl Proven {
     /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
     /// one node's.
     pub(super) fn edge(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
-        let agents = &self.certificates.as_ref()?.agents;
-        agents.node(leaf).map(|node| node?.parse().ok())
+        self.nodes.as_ref()?;
+        Agents::node(leaf).map(|node| node?.parse().ok())
     }
 
     /// What the token file, and the edges that are linked here, say of the addresses of nodes.
@@ -137,8 +132,8 @@ impl Proven {
     /// The reason, for the log alone.
     pub(super) fn check(&self, Evidence { hello, agent }: &Evidence) -> Result<(), Unproven> {
         let (tokens, node) = (self.tokens.load(), &hello.node);
-        if let Some(certificates) = self.certificates.as_ref().filter(|_| agent.as_ref() == Some(node)) {
-            return match &*certificates.nodes.borrow() {
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| agent.as_ref() == Some(node)) {
+            return match &*nodes.borrow() {
                 None => Err(Unproven::NodesUnknown),
                 Some(nodes) if nodes.contains(node.as_str()) => Ok(()),
                 Some(_) => Err(Unproven::NoNode(node.clone())),
@@ -171,7 +166,7 @@ impl Proven {
     /// Until draining begins, ends each link whose token has left the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
-        let mut nodes = self.certificates.as_ref().map(|certificates| certificates.nodes.clone());
+        let mut nodes = self.nodes.clone();
         let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
         let mut known = self.tokens.load();
         loop {
@@ -253,3 +248,57 @@ const MOST_LAST_WORDS: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The least time for resets to leave before their link is closed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Dialect;
+
+    fn node(name: &str) -> NodeName {
+        name.parse().unwrap()
+    }
+
+    /// What the edge of node1 says, with that token and the certificate of that node.
+    fn evidence(token: &str, agent: Option<&str>) -> Evidence {
+        let hello = Hello {
+            node: node("node1"),
+            token: token.to_owned(),
+            instance: None,
+            dialect: Dialect::Plain,
+            beside: false,
+            ips: Box::default(),
+        };
+        Evidence { hello, agent: agent.map(node) }
+    }
+
+    fn proven(nodes: Option<Nodes>) -> Proven {
+        let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
+        Proven { tokens, enrolment: None, nodes, links: Mutex::default() }
+    }
+
+    #[test]
+    fn a_certificate_counts_while_its_node_is_known_to_exist_and_then_no_token_does() {
+        let nodes = watch::Sender::new(None);
+        let proven = proven(Some(nodes.subscribe()));
+        let says = |token: &str, agent: Option<&str>| proven.check(&evidence(token, agent));
+        // kube-apiserver has not answered since the start: who shows a certificate waits, and tokens alone are as ever.
+        for token in ["right", "wrong"] {
+            assert!(matches!(says(token, Some("node1")), Err(Unproven::NodesUnknown)), "{token}");
+        }
+        assert!(says("right", None).is_ok() && says("wrong", None).is_err());
+        nodes.send_replace(Some(["node1".to_owned()].into()));
+        assert!(says("wrong", Some("node1")).is_ok());
+        // Another node's proves nothing, and the token is asked for.
+        assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
+        nodes.send_replace(Some(["node2".to_owned()].into()));
+        assert!(matches!(says("right", Some("node1")), Err(Unproven::NoNode(_))));
+        assert!(says("right", None).is_ok());
+    }
+
+    #[test]
+    fn where_no_certificate_counts_tokens_do() {
+        let proven = proven(None);
+        assert!(proven.check(&evidence("right", Some("node1"))).is_ok());
+        assert!(proven.check(&evidence("wrong", Some("node1"))).is_err());
+    }
+}

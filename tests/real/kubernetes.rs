@@ -74,6 +74,16 @@ impl Kubernetes {
         file
     }
 
+    /// Starts a kube-controller-manager with these controllers; none if it is not built.
+    pub(crate) fn manager(&self, controllers: &str, more: &[&str]) -> Option<Running> {
+        let (mut command, dir) =
+            (Command::new(kept("kubernetes-1.36.3/kube-controller-manager")?), self.place.path());
+        command.arg("--kubeconfig").arg(self.admin()).arg("--cert-dir").arg(dir);
+        command.args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
+        command.args([format!("--controllers={controllers}"), format!("--secure-port={}", free_port())]);
+        Some(Running::start("controller-manager", dir, command.args(more)))
+    }
+
     /// Runs something beside the test.
     pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);

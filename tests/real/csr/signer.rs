@@ -25,8 +25,7 @@ pub(super) struct Signer {
 impl Signer {
     /// One that signs for so long; none if its programs are not built. Nobody approves yet.
     pub(super) fn start(duration: &str) -> Option<Self> {
-        let (manager, kubectl) =
-            (kept("kubernetes-1.36.3/kube-controller-manager")?, kept("kubernetes-1.36.3/kubectl")?);
+        let kubectl = kept("kubernetes-1.36.3/kubectl")?;
         let kubernetes = Kubernetes::start()?;
         let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/csr");
         wait_until("the rights are taken", 3 * PATIENCE, || {
@@ -37,19 +36,14 @@ impl Signer {
         let dir = kubernetes.place().path();
         let (ca, key) = (&kubernetes.place().files.ca, dir.join("ca.key"));
         std::fs::write(&key, kubernetes.place().authority.0.key()).unwrap();
-        let mut command = Command::new(manager);
-        command
-            .arg("--kubeconfig")
-            .arg(kubernetes.admin())
-            .args(["--leader-elect=false", "--bind-address=127.0.0.1"]);
-        command.args([
-            "--controllers=certificatesigningrequest-signing-controller",
-            &format!("--secure-port={}", free_port()),
-            &format!("--cluster-signing-duration={duration}"),
-        ]);
-        command.arg("--cert-dir").arg(dir);
-        command.arg("--cluster-signing-cert-file").arg(ca).arg("--cluster-signing-key-file").arg(key);
-        let manager = Running::start("controller-manager", dir, &mut command);
+        let manager = kubernetes.manager(
+            "certificatesigningrequest-signing-controller",
+            &[
+                &format!("--cluster-signing-duration={duration}"),
+                &format!("--cluster-signing-cert-file={}", ca.display()),
+                &format!("--cluster-signing-key-file={}", key.display()),
+            ],
+        )?;
         Some(Self { approver: None, _manager: manager, kubernetes })
     }
 
