@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -97,41 +97,36 @@ async fn answer(
             let node = |(name, ip): &(&str, &str)| json!({"metadata": {"name": name}, "status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
             let items: Vec<_> = state.nodes.iter().map(node).collect();
             let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items});
-            (StatusCode::OK, list)
+            (200, list)
         }
         (Method::GET, "service") => {
-            (StatusCode::OK, json!({"metadata": {"name": "service"}, "spec": {"clusterIPs": ["10.96.0.20"]}}))
+            (200, json!({"metadata": {"name": "service"}, "spec": {"clusterIPs": ["10.96.0.20"]}}))
         }
         (Method::GET, name) => match state.objects.get(name) {
-            Some(found) => (StatusCode::OK, found.clone()),
-            None => failure(StatusCode::NOT_FOUND),
+            Some(found) => (200, found.clone()),
+            None => failure(404),
         },
         (_, _) => {
             let mut object: Value = serde_json::from_slice(&body).unwrap();
             let name = object["metadata"]["name"].as_str().unwrap().to_owned();
             let before = state.objects.get(&name).map(|found| found["metadata"]["resourceVersion"].clone());
             if before.is_some_and(|before| before != object["metadata"]["resourceVersion"]) {
-                failure(StatusCode::CONFLICT)
+                failure(409)
             } else {
                 state.version += 1;
                 object["metadata"]["resourceVersion"] = state.version.to_string().into();
                 state.objects.insert(name, object.clone());
-                (StatusCode::OK, object)
+                (200, object)
             }
         }
     };
-    let mut response = Response::new(Full::from(said.to_string()));
-    *response.status_mut() = status;
-    Ok(response)
+    Ok(Response::builder().status(status).body(Full::from(said.to_string())).unwrap())
 }
 
-fn failure(status: StatusCode) -> (StatusCode, Value) {
-    let (code, reason) =
-        (status.as_u16(), if status == StatusCode::CONFLICT { "Conflict" } else { "NotFound" });
-    (
-        status,
-        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": reason, "code": code}),
-    )
+fn failure(code: u16) -> (u16, Value) {
+    let reason = if code == 409 { "Conflict" } else { "NotFound" };
+    let said = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": reason, "code": code});
+    (code, said)
 }
 
 fn names(apiserver: &Apiserver, me: &str) -> NodeNames {
