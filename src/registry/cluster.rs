@@ -1,5 +1,7 @@
 //! How this pod reaches kube-apiserver.
 
+mod client;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -53,7 +55,7 @@ impl Cluster {
     pub async fn connect(&self) -> Result<(Client, String), ClusterError> {
         let mut config = self.config().await?;
         (config.read_timeout, config.reset_reader_on_write) = (Some(IDLE_TIMEOUT), true);
-        let client = Client::try_from(config).map_err(|cause| config_error(&cause))?;
+        let client = client::client(config)?;
         let namespace = self.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
         Ok((client, namespace))
     }

@@ -17,16 +17,13 @@ use serde_json::json;
 use tunnel::csr::Profile;
 use tunnel::pki::Request;
 
-use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
 use crate::parts::{free_port, have};
 use crate::process::{PATIENCE, Said, run_command};
 use crate::tunnel::{Cloud, Edge, TestDir};
 use crate::wait::{wait_for, wait_until};
 use kubelet::Kubelet;
 use signer::Signer;
-
-/// The tunnel's pods, as kube-apiserver knows them.
-const PODS: &str = "system:serviceaccount:edge-system:tunnel-cloud";
 
 #[test]
 fn a_pod_has_its_certificates_issued_and_renewed_and_nothing_is_cut() {

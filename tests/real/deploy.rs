@@ -12,14 +12,11 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::kubernetes::{Kubernetes, NAMESPACE, PODS};
 use crate::parts::{free_port, have, kept, loopback, root};
 use crate::process::{PATIENCE, Running, run, run_command};
 use crate::tunnel::{Edge, PROGRAM, TOKEN, TestDir, tunnel};
 use crate::wait::wait_until;
-
-/// As whom the manifests' pods ask Kubernetes.
-const ACCOUNT: &str = "system:serviceaccount:edge-system:tunnel-cloud";
 
 fn deploy(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)
@@ -67,7 +64,7 @@ impl Cluster {
             place.cloud_config(grpc, log_port)
         );
         let file = place.config("cloud", &config);
-        let kubeconfig = self.kubernetes.kubeconfig_as(ACCOUNT);
+        let kubeconfig = self.kubernetes.kubeconfig_as(PODS);
         let mut command = tunnel();
         command.args([
             "--m=cloud",
@@ -187,7 +184,7 @@ fn the_manifests_are_taken_by_kube_apiserver_and_what_they_start_serves() {
 #[test]
 fn a_pod_with_the_manifests_role_publishes_and_may_do_nothing_else() {
     let Some(cluster) = Cluster::with_base() else { return };
-    let may = |verb: &str, what: &str| cluster.lets(&["--as", ACCOUNT], verb, what);
+    let may = |verb: &str, what: &str| cluster.lets(&["--as", PODS], verb, what);
     for (verb, what) in [
         ("get", "configmaps/tunnel-nodes"),
         ("update", "configmaps/tunnel-nodes"),

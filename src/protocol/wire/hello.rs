@@ -290,7 +290,7 @@ const ROLE: HeaderName = HeaderName::from_static("tunnel-role");
 const BESIDE: HeaderName = HeaderName::from_static("tunnel-beside");
 /// Header with the addresses of an edge's node, and how many it may claim.
 const IPS: HeaderName = HeaderName::from_static("tunnel-node-ips");
-const MOST_IPS: usize = 8;
+pub const MOST_IPS: usize = 8;
 /// Header with the version of the program, for people.
 const PROGRAM: HeaderName = HeaderName::from_static("tunnel-version");
 /// What is kept of it.

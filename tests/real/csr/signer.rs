@@ -6,14 +6,12 @@ use std::process::Command;
 use k8s_openapi::api::rbac::v1::ClusterRoleBinding;
 use serde_json::json;
 
-use crate::kubernetes::{Kubernetes, NAMESPACE};
+use crate::apiserver;
+use crate::kubernetes::Kubernetes;
 use crate::parts::{free_port, kept};
 use crate::process::{PATIENCE, Running, run_command};
 use crate::tunnel::tunnel;
 use crate::wait::wait_until;
-
-/// The account of `tunnel approve`.
-const APPROVER: &str = "system:serviceaccount:edge-system:tunnel-approver";
 
 pub(super) struct Signer {
     // Fields drop in order: those who ask kube-apiserver before it.
@@ -25,7 +23,8 @@ pub(super) struct Signer {
 impl Signer {
     /// One that signs for so long; none if its programs are not built. Nobody approves yet.
     pub(super) fn start(duration: &str) -> Option<Self> {
-        let kubectl = kept("kubernetes-1.36.3/kubectl")?;
+        let (manager, kubectl) =
+            (kept("kubernetes-1.36.3/kube-controller-manager")?, kept("kubernetes-1.36.3/kubectl")?);
         let kubernetes = Kubernetes::start()?;
         let rights = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/csr");
         wait_until("the rights are taken", 3 * PATIENCE, || {
@@ -33,28 +32,17 @@ impl Signer {
             command.arg("--kubeconfig").arg(kubernetes.admin()).args(["apply", "-k"]).arg(&rights);
             run_command("kubectl", &mut command, None, PATIENCE).status.success()
         });
-        let dir = kubernetes.place().path();
-        let (ca, key) = (&kubernetes.place().files.ca, dir.join("ca.key"));
-        std::fs::write(&key, kubernetes.place().authority.0.key()).unwrap();
-        let manager = kubernetes.manager(
-            "certificatesigningrequest-signing-controller",
-            &[
-                &format!("--cluster-signing-duration={duration}"),
-                &format!("--cluster-signing-cert-file={}", ca.display()),
-                &format!("--cluster-signing-key-file={}", key.display()),
-            ],
-        )?;
+        let place = kubernetes.place();
+        let mut command = apiserver::signer(Command::new(manager), place, free_port(), duration);
+        let manager = Running::start("controller-manager", place.path(), &mut command);
         Some(Self { approver: None, _manager: manager, kubernetes })
     }
 
     /// Starts `tunnel approve`, and waits until it sees requests.
     pub(super) fn approve(&mut self) {
-        let (account, health) = (self.kubernetes.kubeconfig_as(APPROVER), free_port());
-        let mut command = tunnel();
-        command.arg("approve").arg(format!("--k={}", account.display()));
-        command
-            .args([&format!("--account={NAMESPACE}:tunnel-cloud"), &format!("--health=127.0.0.1:{health}")]);
-        let mut approver = Running::start("approver", self.kubernetes.place().path(), &mut command);
+        let (place, health) = (self.kubernetes.place(), free_port());
+        let mut command = apiserver::approver(tunnel(), place, health);
+        let mut approver = Running::start("approver", place.path(), &mut command);
         approver.answers_only(health, "/readyz", "ok\n");
         self.approver = Some(approver);
     }

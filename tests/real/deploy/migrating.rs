@@ -123,7 +123,7 @@ fn known(desk: &Desk<'_>) -> Vec<(Value, Value, Value)> {
 #[test]
 fn the_page_leads_from_yurttunnel_to_this_program_and_back() {
     let Some(cluster) = Cluster::new() else { return };
-    let Some(_manager) = cluster.kubernetes.manager("namespace-controller,endpoints-controller", &[]) else {
+    let Some(_manager) = cluster.kubernetes.manager("namespace-controller,endpoints-controller") else {
         return;
     };
     let desk = Desk::new(&cluster);

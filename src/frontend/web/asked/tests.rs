@@ -24,7 +24,10 @@ impl Site {
     fn new() -> Self {
         let registry = Registry::new(Metrics::edge());
         let edge4 = LinkSender::new(LinkId(1), Peer::Edge("edge4".parse().unwrap()), None, Dialect::NEWEST);
-        registry.insert(Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into() }, false);
+        registry.insert(
+            Linked { sender: edge4, instance: None, from: ([10, 0, 0, 4], 1).into(), ips: Arc::default() },
+            false,
+        );
         let addresses = AddressBook::new(
             vec![
                 (network("10.0.0.9").unwrap(), "edge9".parse().unwrap()),
