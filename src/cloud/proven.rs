@@ -29,18 +29,13 @@ pub(super) struct Proven {
     tokens: Reload<Tokens>,
     /// Who has joined by invitation; `None`: nobody.
     enrolment: Option<Arc<Enrolment>>,
-    /// Whose certificates prove edges; `None`: nobody's.
-    certificates: Option<EdgeCertificates>,
+    /// The Nodes for which edges' certificates count; `None`: no certificate proves an edge.
+    nodes: Option<Nodes>,
     links: Mutex<HashMap<LinkId, Proof>>,
 }
 
-/// Certificates of edges, and the Nodes for which they count.
-#[derive(Debug, Clone)]
-pub(super) struct EdgeCertificates {
-    pub(super) agents: Agents,
-    /// All Nodes of the cluster; `None` until they are known.
-    pub(super) nodes: watch::Receiver<Option<BTreeSet<String>>>,
-}
+/// All Nodes of the cluster; `None` until they are known.
+pub(super) type Nodes = watch::Receiver<Option<BTreeSet<String>>>;
 
 /// What an edge says, and the node of the certificate that it has shown, if any.
 #[derive(Debug, Clone)]
@@ -92,12 +87,12 @@ impl Proven {
     pub(super) fn start(
         tokens: Reload<Tokens>,
         enrolment: Option<Arc<Enrolment>>,
-        certificates: Option<EdgeCertificates>,
+        nodes: Option<Nodes>,
         table: Arc<SessionTable>,
         drain: &Drain,
     ) -> Arc<Self> {
         drain.spawn(info_span!("tokens"), tokens.clone().watch(drain.clone()));
-        let proven = Arc::new(Self { tokens, enrolment, certificates, links: Mutex::default() });
+        let proven = Arc::new(Self { tokens, enrolment, nodes, links: Mutex::default() });
         drain.spawn(info_span!("tokens"), proven.clone().follow(table, drain.clone()));
         proven
     }
@@ -110,8 +105,8 @@ impl Proven {
     /// The node of an edge's certificate, which a handshake has believed; `None`: it is not an edge's, inner `None`: it is no
     /// one node's.
     pub(super) fn edge(&self, leaf: &[u8]) -> Option<Option<NodeName>> {
-        let agents = &self.certificates.as_ref()?.agents;
-        agents.node(leaf).map(|node| node?.parse().ok())
+        self.nodes.as_ref()?;
+        Agents::node(leaf).map(|node| node?.parse().ok())
     }
 
     /// What the token file, and the edges that are linked here, say of the addresses of nodes.
@@ -148,8 +143,8 @@ impl Proven {
         if tokens.shut_out(node) {
             return Err(Unproven::ShutOut(node.clone()));
         }
-        if let Some(certificates) = self.certificates.as_ref().filter(|_| agent.as_ref() == Some(node)) {
-            return match &*certificates.nodes.borrow() {
+        if let Some(nodes) = self.nodes.as_ref().filter(|_| agent.as_ref() == Some(node)) {
+            return match &*nodes.borrow() {
                 None => Err(Unproven::NodesUnknown),
                 Some(nodes) if nodes.contains(node.as_str()) => Ok(()),
                 Some(_) => Err(Unproven::NoNode(node.clone())),
@@ -182,7 +177,7 @@ impl Proven {
     /// Until draining begins, ends each link whose token has left the file.
     async fn follow(self: Arc<Self>, table: Arc<SessionTable>, drain: Drain) {
         let mut changes = self.tokens.changes();
-        let mut nodes = self.certificates.as_ref().map(|certificates| certificates.nodes.clone());
+        let mut nodes = self.nodes.clone();
         let mut joined = self.enrolment.as_ref().map(|enrolment| enrolment.changes());
         let mut known = self.tokens.load();
         loop {
@@ -293,16 +288,44 @@ mod tests {
         Evidence { hello, agent: agent.map(node) }
     }
 
+    fn proven(nodes: Option<Nodes>) -> Proven {
+        let tokens = Reload::fixed(Tokens::parse("node1:right\n"));
+        Proven { tokens, enrolment: None, nodes, links: Mutex::default() }
+    }
+
+    #[test]
+    fn a_certificate_counts_while_its_node_is_known_to_exist_and_then_no_token_does() {
+        let nodes = watch::Sender::new(None);
+        let proven = proven(Some(nodes.subscribe()));
+        let says = |token: &str, agent: Option<&str>| proven.check(&evidence(token, agent));
+        // kube-apiserver has not answered since the start: who shows a certificate waits, and tokens alone are as ever.
+        for token in ["right", "wrong"] {
+            assert!(matches!(says(token, Some("node1")), Err(Unproven::NodesUnknown)), "{token}");
+        }
+        assert!(says("right", None).is_ok() && says("wrong", None).is_err());
+        nodes.send_replace(Some(["node1".to_owned()].into()));
+        assert!(says("wrong", Some("node1")).is_ok());
+        // Another node's proves nothing, and the token is asked for.
+        assert!(says("wrong", Some("node2")).is_err() && says("right", Some("node2")).is_ok());
+        nodes.send_replace(Some(["node2".to_owned()].into()));
+        assert!(matches!(says("right", Some("node1")), Err(Unproven::NoNode(_))));
+        assert!(says("right", None).is_ok());
+    }
+
+    #[test]
+    fn where_no_certificate_counts_tokens_do() {
+        let proven = proven(None);
+        assert!(proven.check(&evidence("right", Some("node1"))).is_ok());
+        assert!(proven.check(&evidence("wrong", Some("node1"))).is_err());
+    }
+
     /// Kubernetes keeps its Node, and kubelet's credential gets it a certificate again.
     #[test]
     fn a_node_whose_line_has_no_token_is_shut_out_whatever_it_shows() {
-        let agents = Agents { ca: "/none".into(), common_name: "c", organization: "o" };
         let nodes = watch::Sender::new(Some(["node1".to_owned()].into()));
-        let certificates = Some(EdgeCertificates { agents, nodes: nodes.subscribe() });
         for (text, is_in) in [("node2:a", true), ("default:a", true), ("Node1:\ndefault:a", false)] {
             let tokens = Reload::fixed(Tokens::parse(text));
-            let certificates = certificates.clone();
-            let proven = Proven { tokens, enrolment: None, certificates, links: Mutex::default() };
+            let proven = Proven { tokens, ..proven(Some(nodes.subscribe())) };
             let judged = proven.check(&evidence("a", Some("node1")));
             assert_eq!(judged.is_ok(), is_in, "{text}: {judged:?}");
             assert!(is_in || judged == Err(Unproven::ShutOut(node("node1"))), "{judged:?}");

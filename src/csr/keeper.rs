@@ -9,14 +9,13 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use k8s_openapi::api::core::v1::Service;
-use kube::Api;
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::error::{CsrError, within};
+use super::error::CsrError;
+use super::reach::Found;
 use super::request::signed;
-use super::{Apiserver, Profile, names, node, renewal};
+use super::{Profile, Reach, names, renewal};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::net::reload::look_now;
@@ -45,9 +44,9 @@ pub struct Keeper {
 pub enum Names {
     /// These.
     Fixed(BTreeSet<String>),
-    /// Those of Services of our namespace, these, and loopback's. They are looked up once a minute, and with a new one
-    /// the certificate is asked for anew.
-    Of(Vec<String>, BTreeSet<String>),
+    /// Those by which the ports are reached, which are looked up once a minute; with a new one the certificate is asked for
+    /// anew.
+    Of(Reach),
 }
 
 impl Keeper {
@@ -138,28 +137,12 @@ impl Keeper {
     }
 
     async fn wanted(&self) -> Result<BTreeSet<String>, CsrError> {
-        let (services, more) = match &self.names {
+        let reach = match &self.names {
             Names::Fixed(fixed) => return Ok(names::canonical(fixed.clone())),
-            Names::Of(services, more) => (services, more),
+            Names::Of(reach) => reach,
         };
-        let mut all = more.clone();
-        all.extend(names::LOOPBACK.map(str::to_owned));
-        if services.is_empty() {
-            return Ok(names::canonical(all));
-        }
-        let (client, namespace) = self.cluster.connect().await?;
-        let api: Api<Service> = Api::namespaced(client.clone(), &namespace);
-        let mut nodes = None;
-        for name in services {
-            let found = within(api.get_opt(name)).await?;
-            let service = found.ok_or_else(|| CsrError::NoService(name.clone(), namespace.clone()))?;
-            if names::is_node_port(&service) && nodes.is_none() {
-                let apiserver = Apiserver::new(self.cluster.hosts().await?);
-                nodes = Some(node::reached(client.clone(), &apiserver).await?);
-            }
-            names::of_service(&service, nodes.as_ref().unwrap_or(&BTreeSet::new()), &mut all);
-        }
-        Ok(names::canonical(all))
+        let Found { names, missing } = reach.look_up(&self.cluster).await?;
+        missing.map_or(Ok(names), |(name, namespace)| Err(CsrError::NoService(name, namespace)))
     }
 
     /// Makes a key, has a certificate for it signed, and puts both into the file.

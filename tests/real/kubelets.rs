@@ -15,6 +15,7 @@ use crate::network::{OTHER_POD, POD, address};
 use crate::parts::{have, kept};
 use crate::process::{PATIENCE, Running};
 use crate::prometheus::{prometheus, query, targets};
+use crate::tunnel::TOKEN;
 use crate::wait::wait_until;
 
 #[test]
@@ -102,7 +103,7 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
     let Some(metrics) = MetricsServer::built() else { return };
     cluster.approve_kubelets();
     let (network, ips) = (&cluster.network, [address(1), "fd77:2::2".to_owned()]);
-    let pod = cluster.pod(POD);
+    let mut pod = cluster.pod(POD);
     let mut other = cluster.pod(OTHER_POD);
     // A node without an edge, as those of the cloud are, is dialled as if there were no tunnel; one at the edge is not reached.
     network.edges[1].sh("nft flush chain inet shut input");
@@ -111,10 +112,8 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
     let lost = network.tries("timeout 3 kubectl exec busy -- true; timeout 3 kubectl exec busy-too -- true");
     assert_eq!(lost.status.code(), Some(124), "{lost:?}");
     let _edges = [network.edge_of(1, &[OTHER_POD, POD], ""), network.edge(2, POD, "")];
-    for (set, ip) in ["nodes4", "nodes6"].into_iter().zip(&ips) {
-        wait_until(&format!("{ip} is caught"), PATIENCE, || {
-            network.tries(&format!("nft list set inet tunnel {set}")).stdout.contains(ip)
-        });
+    for ip in &ips {
+        is_caught(&cluster, ip, true);
     }
     assert!(!pod.log().contains(FRONT), "{}", pod.log());
     let metrics = metrics.by_address(&cluster);
@@ -150,11 +149,34 @@ fn kubectl_metrics_server_and_prometheus_reach_kubelets_by_their_addresses_and_n
         assert!(pod.log().lines().any(|line| of(&line)), "{node}: {}", pod.log());
     }
 
+    who_claims_anothers_address_gets_nothing(&cluster, &mut pod);
     let mut talk = Talk::begin(&cluster);
     talk.survives_a_cut_line(&cluster);
     other.kill();
     talk.goes_on("orphaned");
     talk.ends();
+}
+
+/// An address that two Nodes have is nobody's, until somebody says whose it is who is believed more.
+fn who_claims_anothers_address_gets_nothing(cluster: &Cluster, pod: &mut Running) {
+    let (ip, place) = (address(1), &cluster.network.place);
+    cluster.apply("thief", &json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "thief"}}));
+    let status = json!({"status": {"addresses": [{"type": "InternalIP", "address": ip}]}});
+    cluster.sh(&format!("kubectl patch node thief --subresource=status --type=merge -p '{status}'"));
+    is_caught(cluster, &ip, false);
+    pod.says_of(&ip, "is not caught for");
+    std::fs::write(place.path().join("token"), format!("default:{TOKEN}\nnode1:{TOKEN} ip={ip}\n")).unwrap();
+    pod.hang_up();
+    is_caught(cluster, &ip, true);
+    is_reached(cluster);
+}
+
+fn is_caught(cluster: &Cluster, ip: &str, caught: bool) {
+    let set = if ip.contains(':') { "nodes6" } else { "nodes4" };
+    wait_until(&format!("{ip} is caught: {caught}"), PATIENCE, || {
+        let said = cluster.network.tries(&format!("nft list set inet tunnel {set}"));
+        said.status.success() && said.stdout.contains(ip) == caught
+    });
 }
 
 /// TLS is between client and kubelet: the name in the certificate is the one of the node that was meant.

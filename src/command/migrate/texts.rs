@@ -46,7 +46,7 @@ cert = "/etc/tunnel/certs/cloud.crt"
 key = "/etc/tunnel/certs/cloud.key"
 client_ca = "/etc/tunnel/certs/client-ca.crt"
 names = ["kube-apiserver-kubelet-client", "system:serviceaccount:*"]
-
+{SHOWN}
 [mode.cloud.http]
 listen_ip = "{insecure_bind}"
 addr = {{ "{insecure}" = "host" }}
@@ -106,11 +106,6 @@ token_file = "/etc/tunnel/token/token"
 
 [mode.edge.allow]
 targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
-
-# What targets with TLS are shown, the kubelet among them; YurtTunnel's server had its own for that.
-[mode.edge.https]
-cert = "/etc/tunnel/certs/apiserver-kubelet-client.crt"
-key = "/etc/tunnel/certs/apiserver-kubelet-client.key"
 "#,
         remarks = lines(&remarks),
     ))
@@ -153,9 +148,11 @@ fn services(old: &Old) -> impl Iterator<Item = Remark> {
                 "deploy/kustomize/yurttunnel has it; one of your own needs the annotation tunnel.cloud.io/ports: managed"
             }
             "x-tunnel-server-svc" => "deploy/kustomize/yurttunnel has it, as a NodePort: give it your type",
-            _ => "no Service of YurtTunnel 1.3 that is known here",
+            _ => "no Service that any YurtTunnel is known to have",
         };
-        Remark { verdict: Verdict::Changed, what: format!("Service {name} ({kind})"), why: why.to_owned() }
+        let known = ["x-tunnel-server-internal-svc", "x-tunnel-server-svc"].contains(&name.as_str());
+        let verdict = if known { Verdict::Changed } else { Verdict::Unknown };
+        Remark { verdict, what: format!("Service {name} ({kind})"), why: why.to_owned() }
     })
 }
 
@@ -164,6 +161,7 @@ fn lines(remarks: &[Remark]) -> String {
         Verdict::Kept => "kept",
         Verdict::Changed => "changed",
         Verdict::Gone => "gone",
+        Verdict::Unknown => "unknown",
     };
     // What stands there is somebody else's, and must not end a comment.
     let line = |Remark { verdict, what, why }: &Remark| {
@@ -181,6 +179,16 @@ fn missing(program: &str, kind: &str) -> String {
 
 /// Where YurtTunnel is.
 const NAMESPACE: &str = "kube-system";
+
+const SHOWN: &str = r#"# What kubelets are shown, which YurtTunnel's server had for itself: take these lines and [mode.cloud.csr] in once somebody
+# approves it (deploy/kustomize/yurttunnel/csr).
+# target_cert = "/var/lib/tunnel/pki/proxy-client.pem"
+# Who has signed kubelets' certificates; or target_insecure = true, as it was there.
+# target_ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+# [mode.cloud.csr]
+# profiles = ["proxy-client"]
+"#;
 
 const NAMES: &str = "[mode.cloud.node_names]\n";
 
