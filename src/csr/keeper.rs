@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -19,6 +19,7 @@ use super::{Profile, Reach, names, renewal};
 use crate::drain::Drain;
 use crate::net::backoff::Backoff;
 use crate::net::reload::look_now;
+use crate::net::tls::{Ends, date};
 use crate::pki;
 use crate::registry::Cluster;
 use held::Held;
@@ -152,21 +153,37 @@ impl Keeper {
         let request = pki::Request::new(profile.common_name(), profile.organization(), &names)?;
         let (client, _) = self.cluster.connect().await?;
         let signed = signed(client, profile, self.lifetime, request.pem()).await?;
-        let (issued, file) = (request.signed(&signed)?, self.file.clone());
+        self.take_up(request, &signed, wanted).await
+    }
+
+    /// Puts what was signed into the file, unless it is over: that would be asked for anew without end, and what there is may
+    /// last longer.
+    async fn take_up(
+        &mut self,
+        request: pki::Request,
+        signed: &str,
+        wanted: BTreeSet<String>,
+    ) -> Result<(), CsrError> {
+        let (issued, file) = (request.signed(signed)?, self.file.clone());
+        let now = UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
+        if let Some(Ends { first, .. }) = Ends::of(signed.as_bytes()).filter(|ends| ends.first <= now) {
+            return Err(CsrError::Over { until: date(first), now: date(now) });
+        }
         let written = tokio::task::spawn_blocking(move || issued.write_together(&file)).await;
         // The task only ends early with the process.
         written.unwrap_or(Ok(()))?;
         self.asked = Some(wanted);
-        info!(profile = profile.name(), file = %self.file.display(), "a certificate was issued");
+        info!(profile = self.profile.name(), file = %self.file.display(), "a certificate was issued");
         look_now();
         Ok(())
     }
 }
 
-/// How long to wait after a failure. Who has denied a request will do so again until somebody has changed something.
+/// How long to wait after a failure. Who has denied a request will do so again until somebody has changed something, and a
+/// clock stays wrong.
 fn pause(cause: &CsrError, backoff: &mut Backoff) -> Duration {
     match cause {
-        CsrError::Denied { .. } | CsrError::Failed { .. } => {
+        CsrError::Denied { .. } | CsrError::Failed { .. } | CsrError::Over { .. } => {
             AFTER_DENIAL.mul_f64(0.5 + rand::random::<f64>() / 2.0)
         }
         _ => backoff.pause(rand::random()),
@@ -197,6 +214,32 @@ const AFTER_DENIAL: Duration = Duration::from_secs(300);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Else a machine whose clock is ahead would ask every two seconds, and keep nothing.
+    #[tokio::test]
+    async fn what_is_over_when_it_is_signed_is_not_kept_and_the_next_is_asked_for_minutes_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("agent.pem");
+        let cluster = Cluster { kubeconfig: None, namespace: None };
+        let names = Names::Fixed(BTreeSet::new());
+        let mut keeper = Keeper::new(cluster, Profile::Agent, file.clone(), names, None);
+        let signer = rcgen::KeyPair::generate().unwrap();
+        let signer = rcgen::Issuer::new(rcgen::CertificateParams::default(), signer);
+        let mut sign = async |end: i32| {
+            let request = pki::Request::new("c", "o", &["node1"]).unwrap();
+            let mut asked = rcgen::CertificateSigningRequestParams::from_pem(request.pem()).unwrap();
+            asked.params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+            asked.params.not_after = rcgen::date_time_ymd(end, 1, 1);
+            let signed = asked.signed_by(&signer).unwrap().pem();
+            keeper.take_up(request, &signed, BTreeSet::new()).await
+        };
+        let over = sign(2021).await.unwrap_err();
+        assert!(!file.exists() && over.to_string().contains("clock"), "{over}");
+        assert!(pause(&over, &mut Backoff::new()) >= Duration::from_secs(120));
+        sign(4000).await.unwrap();
+        sign(2021).await.unwrap_err();
+        assert!(Held::read(&file).await.is_some(), "the one that lasts longer stays");
+    }
 
     #[test]
     fn a_directory_is_made_for_its_owner_alone_and_one_that_cannot_be_is_told_with_a_remedy() {

@@ -114,6 +114,25 @@ fn the_pods_settings_that_are_printed_load_and_each_old_setting_has_its_line() {
 }
 
 #[test]
+fn nothing_of_the_old_objects_becomes_settings_that_nobody_has_written() {
+    for namespace in [
+        r#"x\"\n[mode.cloud.tcp]\n\"0.0.0.0:22\" = \"0.0.0.0:22\"\n#"#,
+        "Kube System",
+        "",
+        "a".repeat(64).as_str(),
+    ] {
+        let place = format!("name: yurt-tunnel-server-cfg, namespace: \"{namespace}\"");
+        let old = OLD.replace("name: yurt-tunnel-server-cfg, namespace: kube-system", &place);
+        let text = migrated(&old, false).unwrap();
+        let (settings, _) = Cloud::read(&text, &in_a_cluster()).unwrap();
+        assert!(settings.tcp.is_empty(), "{text}");
+        assert_eq!(settings.ports.unwrap().namespace, "kube-system");
+        assert_eq!(settings.node_names.unwrap().namespace, "kube-system");
+        assert!(remarks(&text).iter().any(|line| line.contains("it is no namespace's name")), "{text}");
+    }
+}
+
+#[test]
 fn the_edges_settings_that_are_printed_load() {
     let text = migrated(OLD, true).unwrap();
     let (_, warnings) = EdgeSettings::read(&text, &in_a_cluster()).unwrap();

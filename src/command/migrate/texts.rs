@@ -19,7 +19,7 @@ pub(super) fn cloud(old: &Old) -> Result<String, String> {
     let (server, of_flags) = flags::server(flags);
     let remarks = of_objects(old, &server, of_flags);
     let Server { bind, insecure_bind, agents, secure, insecure, meta, names } = server;
-    let namespace = old.ports.as_ref().map_or("kube-system", |(namespace, _)| namespace);
+    let namespace = namespace(old).unwrap_or(NAMESPACE);
     let names = if names { format!("\n{NAMES}namespace = \"{namespace}\"\n") } else { String::new() };
     let (grpc, metrics) = (SocketAddr::new(bind, agents), SocketAddr::new(bind, meta));
     Ok(format!(
@@ -111,9 +111,22 @@ targets = ["127.0.0.0/8:*", "[::1]:*", "own:*"]
     ))
 }
 
+/// Where the ConfigMap of ports is; `None`: there is none, or what stands there is no namespace's name.
+fn namespace(old: &Old) -> Option<&str> {
+    let (namespace, _) = old.ports.as_ref()?;
+    let sound = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    let is_label = (1..=63).contains(&namespace.len()) && namespace.bytes().all(sound);
+    (is_label && !namespace.starts_with('-') && !namespace.ends_with('-')).then_some(namespace)
+}
+
 /// What became of the ports that the ConfigMap names.
 fn ports(old: &Old, own: &BTreeSet<u16>) -> Vec<Remark> {
-    let Some((_, data)) = &old.ports else { return Vec::new() };
+    let Some((found, data)) = &old.ports else { return Vec::new() };
+    let odd = namespace(old).is_none().then(|| Remark {
+        verdict: Verdict::Gone,
+        what: format!("namespace {found:?} of yurt-tunnel-server-cfg"),
+        why: format!("it is no namespace's name; {NAMESPACE} stands in its place"),
+    });
     let (_, wrong) = ProxyPorts::parse(data, own);
     let kept = data.iter().filter(|(key, _)| READ.contains(&key.as_str())).map(|(key, value)| Remark {
         verdict: Verdict::Kept,
@@ -125,7 +138,7 @@ fn ports(old: &Old, own: &BTreeSet<u16>) -> Vec<Remark> {
         what: format!("{}: {:?}", wrong.key, wrong.found),
         why: wrong.remedy.to_owned(),
     });
-    kept.chain(wrong).collect()
+    odd.into_iter().chain(kept).chain(wrong).collect()
 }
 
 fn services(old: &Old) -> impl Iterator<Item = Remark> {
@@ -163,6 +176,9 @@ fn missing(program: &str, kind: &str) -> String {
         kind = kind.to_lowercase()
     )
 }
+
+/// Where YurtTunnel is.
+const NAMESPACE: &str = "kube-system";
 
 const SHOWN: &str = r#"# What kubelets are shown, which YurtTunnel's server had for itself: take these lines and [mode.cloud.csr] in once somebody
 # approves it (deploy/kustomize/yurttunnel/csr).
