@@ -8,11 +8,11 @@ use super::{Cluster, container, deploy};
 use crate::process::{PATIENCE, run_command};
 use crate::wait::wait_until;
 
-/// Applies a folder of `deploy`.
-fn applied(cluster: &Cluster, folder: &str) {
+/// Applies a folder of `deploy`, whose objects are in that namespace.
+fn applied(cluster: &Cluster, folder: &str, namespace: &str) {
     let folder = deploy(folder);
     wait_until("all objects are taken", 3 * PATIENCE, || {
-        cluster.asks(&["apply", "-k", folder.to_str().unwrap()]).0
+        cluster.asks(&["-n", namespace, "apply", "-k", folder.to_str().unwrap()]).0
     });
 }
 
@@ -34,7 +34,7 @@ fn who_asks_for_certificates_and_who_approves_them_may_do_that_and_nothing_else(
     let Some(cluster) = Cluster::new() else { return };
     for (folder, namespace) in [("kustomize/csr", "edge-system"), ("kustomize/yurttunnel/csr", "kube-system")]
     {
-        applied(&cluster, folder);
+        applied(&cluster, folder, namespace);
         let approval = format!("{CSRS}:approval");
         let approver = [
             ("list", CSRS),
@@ -61,8 +61,8 @@ fn who_asks_for_certificates_and_who_approves_them_may_do_that_and_nothing_else(
         can(&cluster, namespace, "tunnel-cloud", &none, false);
     }
     let of_kubernetes = ["services/kubernetes", "endpointslices.discovery.k8s.io/kubernetes"];
-    for (namespace, account) in [("edge-system", "tunnel-approver"), ("kube-system", "tunnel-cloud")] {
-        let who = format!("--as=system:serviceaccount:{namespace}:{account}");
+    for account in ["tunnel-approver", "tunnel-cloud"] {
+        let who = format!("--as=system:serviceaccount:kube-system:{account}");
         for what in of_kubernetes {
             assert!(cluster.lets(&["-n", "default", &who], "get", what), "{account}: {what}");
         }
