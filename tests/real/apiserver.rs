@@ -54,14 +54,20 @@ pub(crate) fn etcd(mut command: Command, place: &Path, url: &str, peers: u16) ->
 }
 
 /// Puts the flags of a kube-controller-manager that does nothing but sign certificates, each for so long, behind a command.
-pub(crate) fn signer(mut command: Command, place: &TestDir, port: u16, duration: &str) -> Command {
+pub(crate) fn signer(command: Command, place: &TestDir, port: u16, duration: &str) -> Command {
     let (ca, key) = (&place.files.ca, place.path().join("ca.key"));
     std::fs::write(&key, place.authority.0.key()).unwrap();
-    command.arg("--kubeconfig").arg(place.path().join("admin"));
-    command.args(["--leader-elect=false", "--bind-address=127.0.0.1", &format!("--secure-port={port}")]);
-    command.arg("--controllers=certificatesigningrequest-signing-controller");
-    command.arg(format!("--cluster-signing-duration={duration}")).arg("--cert-dir").arg(place.path());
+    let mut command = manager(command, place, port, "certificatesigningrequest-signing-controller");
+    command.arg(format!("--cluster-signing-duration={duration}"));
     command.arg("--cluster-signing-cert-file").arg(ca).arg("--cluster-signing-key-file").arg(key);
+    command
+}
+
+/// Puts the flags of a kube-controller-manager that has these controllers alone behind a command.
+pub(crate) fn manager(mut command: Command, place: &TestDir, port: u16, controllers: &str) -> Command {
+    command.arg("--kubeconfig").arg(place.path().join("admin")).arg("--cert-dir").arg(place.path());
+    command.args(["--leader-elect=false", "--bind-address=127.0.0.1", &format!("--secure-port={port}")]);
+    command.arg(format!("--controllers={controllers}"));
     command
 }
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::apiserver;
 use crate::certificates::Files;
-use crate::network::{APISERVER_AT, Network, POD, address};
+use crate::network::{Network, POD, address};
 use crate::parts::{have, kept};
 use crate::process::{PATIENCE, Running, run_command};
 use crate::tunnel::{PROGRAM, not_led_astray};
@@ -203,7 +203,7 @@ fn start_apiserver(network: &Network, program: &Path, way: Way) -> Running {
         ("kubelet1", "system:node:node1", "system:nodes"),
         ("kubelet2", "system:node:node2", "system:nodes"),
     ];
-    let at = format!("{APISERVER_AT}:6443").parse().unwrap();
+    let at = format!("{POD}:6443").parse().unwrap();
     let mut command = apiserver::apiserver(network.cloud.command(program), place, ETCD, at, &users);
     command.args(["--authorization-mode", "Node,RBAC"]);
     // Nobody here makes tokens for pods.

@@ -69,6 +69,13 @@ impl Kubernetes {
         acts_as(&self.place, account)
     }
 
+    /// Starts a kube-controller-manager with these controllers; none if it is not built.
+    pub(crate) fn manager(&self, controllers: &str) -> Option<Running> {
+        let command = Command::new(kept("kubernetes-1.36.3/kube-controller-manager")?);
+        let mut command = crate::apiserver::manager(command, &self.place, free_port(), controllers);
+        Some(Running::start("controller-manager", self.place.path(), &mut command))
+    }
+
     /// Runs something beside the test.
     pub(crate) fn beside(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);

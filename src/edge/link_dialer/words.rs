@@ -23,10 +23,15 @@ pub(super) fn no_connection(error: &DialError) -> String {
     format!("{error}{remedy}")
 }
 
-/// The whole sentence; `name` is what the cloud's certificate has to carry.
-pub(super) fn no_tls(error: &io::Error, at: &Target, name: &str) -> String {
+/// Stands before the cause where a certificate was shown.
+pub(super) const SHOWN: &str = "the certificate of mode.edge.csr was shown, which counts only where agent_ca of the cloud's \
+                                mode.cloud.csr has its authority; if the connection broke by it, the next try is with the token \
+                                alone";
+
+/// The whole sentence; `name` is what the cloud's certificate has to carry, `shows` whether a certificate was shown.
+pub(super) fn no_tls(error: &io::Error, at: &Target, name: &str, shows: bool) -> String {
     let fault = Fault::of(error);
-    let remedy = remedy(&fault);
+    let remedy = if shows && matches!(fault, Fault::Disbelieves(_)) { "" } else { remedy(&fault) };
     let then = if remedy.is_empty() { "" } else { "; " };
     format!("TLS with the cloud as {name:?} failed, at {at}: {fault}{then}{remedy}")
 }

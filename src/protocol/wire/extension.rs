@@ -11,9 +11,8 @@ use crate::names::{Instance, NodeName, SessionId};
 use crate::protocol::wire::codec::StreamMsg;
 use crate::protocol::wire::codec::proto::Control;
 use crate::protocol::wire::frame::{
-    Category, Code, Conflict, Found, Frame, FrameKind, Load, Refusal, SessionFrame,
+    Category, Code, Conflict, Found, Frame, FrameKind, Load, MOST_IPS, Refusal, SessionFrame,
 };
-use crate::protocol::wire::hello::MOST_IPS;
 use crate::protocol::wire::opener::Opener;
 use crate::protocol::wire::peer::Peer;
 use crate::telemetry::printable;

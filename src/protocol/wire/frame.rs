@@ -295,3 +295,6 @@ impl Category {
             .find(|c| c.name() == name)
     }
 }
+
+/// Addresses that an edge may claim for its node.
+pub const MOST_IPS: usize = 8;
